@@ -21,18 +21,27 @@ LONGEST: Final = 4_000
 HIDDEN: Final = "***"
 
 _SHORTEST_SECRET: Final = 6  # a shorter one would be found in words that are no secrets
+_SURE_SECRET: Final = 12  # characters from which on one is hidden within words, too
 _MOST_SECRETS: Final = 1_000
 
 _BREAKS: Final = re.compile(r"[^\S ]+")
 # Texts come from peers: no pattern may look at the rest of a long one again for each of its characters.
 _SCHEME: Final = r"[a-z][a-z0-9+.-]{0,30}://"
-_IN_URL: Final = re.compile(rf"({_SCHEME}[^\s:@/\"'<>]*):[^\s\"'<>]{{1,{LONGEST}}}@", re.IGNORECASE)
+_PORT: Final = r"\d{1,5}(?:[\s\"'<>,;)/]|\Z)"
+_IN_URL: Final = re.compile(
+    rf"({_SCHEME}[^\s:@/\"'<>]*):(?:[^\s\"'<>]{{1,{LONGEST}}}|(?!{_PORT})[^\r\n@<>]{{1,100}})@", re.IGNORECASE
+)
 _TOKEN_IN_URL: Final = re.compile(rf"\b((?!postgres|amqp){_SCHEME})[^\s:@/\"'<>]+@", re.IGNORECASE)
+_NAME: Final = r"(?:password|passwd|pwd|passphrase|secret|token|api[_-]?key|access[_-]?key)"
+_QUOTED: Final = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
+_HIDDEN_YET: Final = r"[\"']?\*\*\*"
 _IN_DSN: Final = re.compile(
-    r"((?:password|passwd|passphrase|secret|token|api[_-]?key|access[_-]?key)\s*=\s*)"
-    r"(?!\*\*\*)('[^']*'|\"[^\"]*\"|[^\s&;,\"']+)",
+    rf"({_NAME}\s*=\s*)(?!{_HIDDEN_YET})({_QUOTED}|[^\s&;,\"']+)"  # password=x
+    rf"|({_NAME}[\"']\s*:\s*)(?!{_HIDDEN_YET})({_QUOTED}|[^\s,}}\"']+)"  # "password": "x"
+    rf"|({_NAME}:\s+)(?!{_HIDDEN_YET})({_QUOTED}|[^\s,;\"']+)(?=\s*(?:[,;)\]}}\r\n]|\Z))",  # password: x
     re.IGNORECASE,
 )
+_IN_HEADER: Final = re.compile(r"\b(Bearer|Basic) (?!realm=)[\w.~+/=-]{8,}")
 
 _secrets: dict[str, None] = {}
 
@@ -50,21 +59,23 @@ def redacted(text: str) -> str:
     """Return the text with *** in the places of secrets."""
     if _secrets:
         text = _known(tuple(_secrets)).sub(HIDDEN, text)
-    if "=" in text:
-        text = _IN_DSN.sub(rf"\1{HIDDEN}", text)
+    if "=" in text or ":" in text:
+        text = _IN_DSN.sub(_without_value, text)
     if "://" in text:
         text = _TOKEN_IN_URL.sub(rf"\1{HIDDEN}@", _IN_URL.sub(rf"\1:{HIDDEN}@", text))
-    return text
+    return _IN_HEADER.sub(rf"\1 {HIDDEN}", text)
 
 
 def has_password(text: str) -> bool:
     """Tell whether a URL in this text has a password, or `secret=` and the like a value; a user alone is no secret."""
-    return bool(_IN_URL.search(text) or _IN_DSN.search(text))
+    return bool(_IN_URL.search(text) or _IN_DSN.search(text) or _IN_HEADER.search(text))
 
 
 def shown(text: str, longest: int = LONGEST) -> str:
-    """Return one line of this text, without secrets."""
-    return printable(redacted(text[: 2 * longest]), longest)
+    """Return one line of this text, without secrets; of a secret at the end of what is looked at, no part either."""
+    looked_at = longest + LONGEST
+    line = redacted(text[:looked_at])
+    return printable(line if len(text) <= looked_at else line[:-LONGEST], longest)
 
 
 def keep_secret(values: Iterable[str]) -> None:
@@ -98,6 +109,14 @@ def _parts(value: str) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _known(secrets: tuple[str, ...]) -> re.Pattern[str]:
-    """Longest first: one may be a part of another."""
-    found = "|".join(re.escape(secret) for secret in sorted(secrets, key=len, reverse=True))
-    return re.compile(rf"(?<!\w)(?:{found})(?!\w)")
+    """Longest first: one may be a part of another. A short one may be a part of a word that is no secret."""
+    return re.compile("|".join(map(_form, sorted(secrets, key=len, reverse=True))))
+
+
+def _form(secret: str) -> str:
+    form = re.escape(secret)
+    return form if len(secret) >= _SURE_SECRET else rf"(?<!\w){form}(?!\w)"
+
+
+def _without_value(found: re.Match[str]) -> str:
+    return f"{found[1] or found[3] or found[5]}{HIDDEN}"

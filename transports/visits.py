@@ -76,7 +76,7 @@ class Visits:
         self._addresses[visit.address] += 1
         if visit.address and self._addresses[visit.address] > self._per_address:
             strangers, known = self._at(visit.address, self._strangers), self._at(visit.address, self._known)
-            leaving = _oldest(strangers, but=visit) or _oldest(filter(_is_idle, known)) or visit
+            leaving = _oldest(strangers, but=visit) or _oldest_idle(known) or visit
             return GivesWay(leaving, "there are too many connections from its address (connections_per_address)")
         if len(self._strangers) > self._most_strangers:
             counts = Counter(each.address for each in self._strangers)
@@ -92,7 +92,7 @@ class Visits:
             return None
         leaving = None
         if len(self._known) >= self._most_known:
-            leaving = GivesWay(_oldest(filter(_is_idle, self._known)) or visit, "there are too many connections")
+            leaving = GivesWay(_oldest_idle(self._known) or visit, "there are too many connections")
         if leaving is None or leaving.visit is not visit:
             del self._strangers[visit]
             self._known[visit] = None
@@ -110,18 +110,17 @@ class Visits:
 
     def least(self) -> Visit | None:
         """Return the visit whose end does the least harm: a stranger's, then an idle one."""
-        return _oldest(self._strangers) or _oldest(filter(_is_idle, self._known))
+        return _oldest(self._strangers) or _oldest_idle(self._known)
 
     @staticmethod
     def _at(address: str, visits: Iterable[Visit]) -> list[Visit]:
         return [visit for visit in visits if visit.address == address]
 
 
-def _is_idle(visit: Visit) -> bool:
-    return visit.is_idle
-
-
 def _oldest(visits: Iterable[Visit], but: Visit | None = None) -> Visit | None:
-    """Return the oldest idle visit, or else the oldest."""
-    others = [visit for visit in visits if visit is not but]
-    return next(filter(_is_idle, others), others[0] if others else None)
+    """Return the oldest visit, idle or not: half a request would else keep a silent place for ever."""
+    return next((visit for visit in visits if visit is not but), None)
+
+
+def _oldest_idle(visits: Iterable[Visit]) -> Visit | None:
+    return next((visit for visit in visits if visit.is_idle), None)

@@ -20,6 +20,7 @@ from durable.errors import InvalidMessage
 from durable.messages import validation as screening
 from durable.messages.digest import bodies_differ, conflicts, message_digest, terms_digest
 from durable.messages.ordering import OrderingRules
+from durable.messages.scope import listener_of
 from durable.outcomes import DUPLICATE, LONGEST_REASON, OTHER_BODY, STORED, Outcome, Rejected
 from durable.settings import Limits
 from durable.storage import inbox
@@ -205,7 +206,7 @@ class ArrivalStore:
     def _quarantine(self, conn: Connection, schema: str, unfit: Unfit) -> None:
         envelope_id = unfit.envelope.id if unfit.envelope else "no id"
         log.error("quarantined at %s: %s: %s", unfit.endpoint, envelope_id, unfit.reason)
-        self._counters.of(Subject.ENDPOINT, unfit.endpoint).add(Event.QUARANTINED)
+        self._counters.of(Subject.ENDPOINT, listener_of(unfit.endpoint)).add(Event.QUARANTINED)
         inbox.quarantine(conn, schema, self._node, unfit)
 
     def _unacceptable(self, envelope: Envelope) -> str | None:

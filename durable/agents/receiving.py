@@ -182,6 +182,6 @@ class ReceivingAgent:
 
     def _count(self, endpoint: str, outcomes: Sequence[Outcome]) -> None:
         kinds = Counter(map(type, outcomes))
-        counters = self._counters.of(Subject.ENDPOINT, endpoint)
+        counters = self._counters.of(Subject.ENDPOINT, listener_of(endpoint))
         counters.add(Event.RECEIVED, kinds[Stored])
         counters.add(Event.DUPLICATE, kinds[Duplicate])

@@ -391,7 +391,7 @@ def move(archiver: Archiver, lake: Lake, wish: Wish) -> None:
         archiver.run(of, local_rows=1_000, wish=wish)
 
 
-def test_erasure_is_missing_in_a_lake_that_is_used_again_after_it(
+def test_erasure_is_missing_in_an_earlier_lake_when_used_again(
     filled: Archiver, conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
     old = filled.lake
@@ -405,7 +405,7 @@ def test_erasure_is_missing_in_a_lake_that_is_used_again_after_it(
     assert (in_files(filled), states(filled), is_whole(filled)) == ([], [State.DONE], True)
 
 
-def test_erasure_that_only_the_earlier_lake_remembers_is_named_after_a_move(
+def test_erasure_of_the_earlier_lake_alone_is_named_after_a_move(
     filled: Archiver, conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
     conn.execute("CREATE TABLE kept AS SELECT * FROM durable.envelope_history")

@@ -66,6 +66,24 @@ def test_an_error_and_a_reason_are_printable() -> None:
         ("postgresql://app@db/x", "postgresql://app@db/x"),
         ("https://ghp_token@host/x", "https://***@host/x"),
         ("tcp://127.0.0.1:2301", "tcp://127.0.0.1:2301"),
+        ("postgresql://u:pa ss@h/db", "postgresql://u:***@h/db"),
+        ("postgresql://u:abc'def@h/db", "postgresql://u:***@h/db"),
+        ('amqp://u:a"b@h/', "amqp://u:***@h/"),
+        ("postgresql://u:p@ss:w/o@rd@h/db", "postgresql://u:***@h/db"),
+        ("tcp://h:2301 refused name@x", "tcp://h:2301 refused name@x"),
+        ("amqp://h:5672, amqp://u:pw@h", "amqp://h:5672, amqp://u:***@h"),
+        (r"host=h password='a\'b c' user=x", "host=h password=*** user=x"),
+        ("Password=Foo;Pwd=bar;", "Password=***;Pwd=***;"),
+        ("password: hunter2x", "password: ***"),
+        ("{'password': 'hunter2x', 'port': 5432}", "{'password': ***, 'port': 5432}"),
+        ('{"http_secret": "a \\" b"}', '{"http_secret": ***}'),
+        ('{"secret":17}', '{"secret":***}'),
+        ("Authorization: Bearer zzzz.zz-zz", "Authorization: Bearer ***"),
+        ("authorization=Basic dXNlcjpwdw==", "authorization=Basic ***"),
+        ('Bearer realm="durable"', 'Bearer realm="durable"'),
+        ("show a secret, as a bearer token", "show a secret, as a bearer token"),
+        ("shared_secret: it has at least 16 characters", "shared_secret: it has at least 16 characters"),
+        ('password authentication failed for user "x"', 'password authentication failed for user "x"'),
     ],
 )
 def test_secret_is_replaced_by_its_form(text: str, expected: str) -> None:
@@ -73,7 +91,23 @@ def test_secret_is_replaced_by_its_form(text: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["x", "x.", "x=", "x://", "x://x:", "x://@", "password", "password ", "password=", "password='", "token = "]
+    "part",
+    [
+        "x",
+        "x.",
+        "x=",
+        "x://",
+        "x://x:",
+        "x://@",
+        "password",
+        "password ",
+        "password=",
+        "password='",
+        "token = ",
+        "password:",
+        "'password': '",
+        "Bearer ",
+    ],
 )
 def test_long_text_of_a_peer_is_read_in_one_pass(part: str) -> None:
     """A pattern that begins again at each character would not come to its end."""
@@ -86,6 +120,19 @@ def test_a_known_secret_is_replaced_everywhere() -> None:
     keep_secret(["redaction-9@x y", "postgresql://app:redaction%2D8@db/x"])
     said = "redaction-9@x y, redaction-9%40x%20y, redaction%2D8, redaction-8"
     assert redacted(said) == "***, ***, ***, ***"
+
+
+@pytest.mark.parametrize("before", range(0, 60, 7))
+def test_a_secret_is_shown_in_no_part_where_a_text_is_cut(before: int) -> None:
+    keep_secret(["canary-0123456789"])
+    said = shown("-" * before + "canary-0123456789 " * LONGEST)
+    assert "canary"[:4] not in said
+    assert shown("-" * before + "canary-0123456789 " * 20, 100).count("***") > 5
+
+
+def test_a_long_secret_is_hidden_within_words() -> None:
+    keep_secret(["hunter-0123456789", "hunter-9"])
+    assert redacted("xhunter-0123456789_ xhunter-9_ hunter-9") == "x***_ xhunter-9_ ***"
 
 
 def test_password_equal_to_a_name_or_short_replaces_no_words() -> None:

@@ -24,7 +24,7 @@ joined by line feeds:
 
 So a request is judged before its body is read, and the body by its digest. The host is not signed, so that proxies may
 change it; a proxy that changes the path breaks the signature. A request that somebody records and repeats within the
-five minutes brings what is known already: its envelopes are duplicates.
+five minutes brings what is known already: its envelopes are duplicates, and whoever repeats it proves nothing.
 
 The answer to a signed request is signed in turn, whatever it says, so that nobody else can answer for a peer:
 

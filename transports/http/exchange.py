@@ -31,6 +31,7 @@ from durable.transports.http import auth as http_auth
 from durable.transports.http import local as http_local
 from durable.transports.http.answers import proved_with
 from durable.transports.http.problems import CLOSE
+from durable.transports.http.replays import Signatures
 from durable.transports.http.room import Room, Share
 from durable.transports.visits import CLIENT, Client
 
@@ -67,6 +68,11 @@ class Door:
     def strangers(self) -> Room:
         """Room for bodies whose senders are not known yet."""
         return Room(self.settings.buffer_bytes // _PART_OF_STRANGERS, displaces=True)
+
+    @cached_property
+    def signatures(self) -> Signatures:
+        """Signatures of the last requests."""
+        return Signatures()
 
     def open(self) -> Receiver:
         """The receiver; raises HTTPException (503) while there is none."""
@@ -117,10 +123,11 @@ async def admitted(
         body = await _read(request, door.settings, announced, most_bytes, share)
         if caller.signature is not None and not caller.signature.is_for(body):
             raise _unauthenticated("the signature is for another body: it was changed on the way")
-        if client is not None and not is_known:
-            client.prove()
+        is_proof = caller.signature is None or door.signatures.is_first(caller.signature.digest)
+        if client is not None and not is_known and is_proof:
             if not share.move(door.room):
                 raise _no_room()
+            client.prove()
         yield Entry(body, caller.peer)
 
 

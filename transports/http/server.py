@@ -266,9 +266,10 @@ class Connection(H11Protocol):
         reason = self._strict.refusal or "this is no request of HTTP/1.1"
         self._keeper.count(self._visit, reason)
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            refusal = problem(400, reason, CLOSE)
+            status = self._strict.status
+            refusal = problem(status, reason, CLOSE)
             for event in (
-                h11.Response(status_code=400, headers=refusal.raw_headers, reason=b"Bad Request"),
+                h11.Response(status_code=status, headers=refusal.raw_headers, reason=status.phrase.encode()),
                 h11.Data(data=bytes(refusal.body)),
                 h11.EndOfMessage(),
             ):

@@ -3,6 +3,7 @@
     Transfer-Encoding beside Content-Length, or in HTTP/1.0      two lengths of one body
     a line that ends without CR, a CR alone, a folded header     two heads in one, or one in two
     trailers, or such a line at the end of chunks                the same, behind the body
+    a head that is too long                                      h11 counts only heads that arrive in part
 
 Where a proxy and a server read a request differently, the end of one is the beginning of another that nobody has
 authenticated. So each of these is refused, and the connection ends with it.
@@ -11,6 +12,7 @@ authenticated. So each of these is refused, and the connection ends with it.
 from __future__ import annotations
 
 import re
+from http import HTTPStatus
 from typing import Any, Final
 
 import h11
@@ -20,11 +22,13 @@ _LOOSE: Final = re.compile(rb"(?<!\r)\n|\r(?!\n|\Z)|\n[ \t]")
 
 
 class StrictConnection(h11.Connection):
-    """Server's end of an h11 connection that refuses ambiguous requests. `refusal` says why, once it has done so."""
+    """Server's end of an h11 connection that refuses ambiguous requests; `refusal` and `status` say why."""
 
     def __init__(self, max_head_bytes: int) -> None:
         super().__init__(h11.SERVER, max_head_bytes)
+        self._max_head_bytes = max_head_bytes
         self.refusal = ""
+        self.status = HTTPStatus.BAD_REQUEST
         self._is_chunked = False
 
     def next_event(self) -> Any:
@@ -32,8 +36,8 @@ class StrictConnection(h11.Connection):
         arrived = b""
         if self.their_state is h11.IDLE or (self._is_chunked and self.their_state is h11.SEND_BODY):
             arrived = self.trailing_data[0]
-        if self.their_state is h11.IDLE and _LOOSE.search(_head(arrived)):
-            raise self._refused("a line of the head is folded, or does not end with CR LF")
+        if self.their_state is h11.IDLE:
+            self._check_head(_head(arrived))
         event = super().next_event()
         match event:
             case h11.Request():
@@ -43,6 +47,13 @@ class StrictConnection(h11.Connection):
             case _:
                 pass
         return event
+
+    def _check_head(self, head: bytes) -> None:
+        if len(head) > self._max_head_bytes:
+            self.status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            raise self._refused(f"a head has at most {self._max_head_bytes} bytes here")
+        if _LOOSE.search(head):
+            raise self._refused("a line of the head is folded, or does not end with CR LF")
 
     def _check_framing(self, request: h11.Request) -> None:
         names = {name for name, _ in request.headers}

@@ -30,7 +30,7 @@ from durable.transports.base import Sender
 from durable.transports.frames import Frame, Hello, Welcome
 from durable.transports.http.auth import sign, unsigned
 from durable.transports.http.transport import HttpTransport
-from durable.transports.http.wire import BATCH
+from durable.transports.http.wire import BATCH, encode_batch
 from durable.transports.tcp.transport import TcpTransport
 from durable.transports.wire import MAGIC, Decoder, encode
 from tests.support.http_shop import Sold
@@ -351,6 +351,23 @@ async def test_bodies_of_strangers_keep_no_peer_out(tables: Tables, tmp_path: Pa
         assert await peer.send([envelope("web.sold", note)]) == [STORED]
         async with node.sender("http") as newcomer:
             assert await newcomer.send([envelope("web.sold", note)]) == [STORED]
+
+
+async def test_repeated_request_proves_nothing(tables: Tables, tmp_path: Path, crowd: Crowd) -> None:
+    settings = {"buffer_bytes": 4 * MIB, "stranger_connections": 1_000}
+    async with fortress(tables, tmp_path, "http", **settings) as node, node.sender("http") as peer:
+        body = encode_batch([envelope("web.sold", b'{"number": 1, "note": "%s"}' % (b"x" * (MIB - 2_000)))])
+        said = unsigned(body, to="shop", timestamp=int(time.time()), nonce="0" * 16)
+        signature = str(sign(SECRET, said, "POST", b"/batches", len(body)))
+        recorded = request("/batches", body, content_type=BATCH, authorization=signature)
+        for _ in range(6):  # one after the other: their bodies displace each other
+            await crowd.come(node.addresses["http"], 1, recorded)
+            await eventually(lambda: _has_answer(crowd.sockets[-1]))
+        for one in crowd.sockets:
+            await asyncio.get_running_loop().sock_sendall(one, recorded[:-1])
+        note = b'{"number": 1, "note": "%s"}' % (b"x" * (MIB // 2))
+        assert await peer.send([envelope("web.sold", note)]) == [STORED]
+        assert await peer.send([envelope("web.sold", note)]) == [STORED]
 
 
 def _has_answer(one: socket.socket) -> bool:

@@ -35,13 +35,13 @@ def test_address_with_the_most_strangers_gives_way() -> None:
     assert leaving.visit is crowd
 
 
-def test_idle_stranger_gives_way_before_one_with_a_request_under_way() -> None:
+def test_oldest_stranger_gives_way_with_half_a_request_under_way() -> None:
     rooms = visits()
-    first, second, _ = arrived(rooms, "a", "a", "a")
+    first, *_ = arrived(rooms, "a", "a", "a")
     first.is_idle = False
     leaving = rooms.arrive(Visit("a"))
     assert leaving is not None
-    assert leaving.visit is second
+    assert leaving.visit is first
 
 
 def test_known_visit_does_not_count_among_strangers() -> None:

@@ -165,6 +165,7 @@ async def test_impostor_on_the_port_of_a_peer_loses_no_message(
     async with there, bus:
         await eventually(lambda: handled == [17], within=30, what="the delivery")
         await eventually(lambda: orders.count("outgoing_envelopes") == 0, within=20, what="the deletion")
+        assert there.statistics().tallies[Subject.ENDPOINT]["billing"].counts[Event.RECEIVED] == 1
 
 
 async def test_answer_changed_on_the_way_loses_no_message(orders: Tables) -> None:

@@ -135,7 +135,7 @@ def test_server_of_another_name_is_not_believed(peer: str, is_believed: bool) ->
     if is_believed:
         assert isinstance(a.hear(challenge), Reply)
         return
-    with pytest.raises(ConnectionFailed, match="the peer is billing, and not invoices"):
+    with pytest.raises(ConnectionFailed, match="peer billing answers in the place of invoices"):
         a.hear(challenge)
 
 
