@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=$1
-few=5
+few=10
 failed=.pytest_cache/v/cache/lastfailed
 
 rm -f "$failed"

@@ -159,7 +159,7 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             Column("day", Date, primary_key=True),
             Column("row_count", BigInteger, nullable=False),
             _defaulted("archived_at", _TIME),
-            Column("is_lost", Boolean, primary_key=True),
+            Column("is_lost", Boolean, primary_key=True, server_default=FetchedValue()),
             schema=schema,
         ),
         Table(

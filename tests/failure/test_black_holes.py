@@ -49,7 +49,7 @@ QUICK: dict[str, Any] = {
     "statement_timeout": 1.0,
     "unit_of_work_timeout": 1.0,
     "handler_timeout": 1.0,
-    "connect_timeout": 1.0,
+    "connect_timeout": 2.0,
     "pool_timeout": 5.0,
     "heartbeat_interval": 0.2,
     "heartbeat_stale": 3.0,

@@ -351,7 +351,19 @@ class Calls:
             assert "durable_" in (await client.get("/metrics")).text
 
 
-DECLARES = {"configure", "every", "handles", "listen", "meter", "on_error", "route", "subscribe", "trace", "use"}
+DECLARES = {
+    "configure",
+    "every",
+    "handles",
+    "keys_from",
+    "listen",
+    "meter",
+    "on_error",
+    "route",
+    "subscribe",
+    "trace",
+    "use",
+}
 NO_CALLS = {"application", "running_on"}
 CALLS = sorted(name for name in vars(Calls) if not name.startswith("_"))
 
