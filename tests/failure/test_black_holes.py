@@ -49,7 +49,7 @@ QUICK: dict[str, Any] = {
     "statement_timeout": 1.0,
     "unit_of_work_timeout": 1.0,
     "handler_timeout": 1.0,
-    "connect_timeout": 2.0,
+    "connect_timeout": 1.0,
     "pool_timeout": 5.0,
     "heartbeat_interval": 0.2,
     "heartbeat_stale": 3.0,
@@ -131,7 +131,7 @@ async def test_dead_pooled_connection_is_replaced_without_an_error(
     monkeypatch.setattr(engines, "_CHECKED_AFTER", 0.0)
     async with proxied(database_url, driver) as (proxy, url):
         database = Database(load_settings(database_url=url, **QUICK))
-        await asyncio.gather(*(database.transaction(answer) for _ in range(3)))
+        await asyncio.gather(*(database.transaction_with_retry(answer) for _ in range(3)))
         before = proxy.connections
         proxy.strand() if fault == "stranded" else proxy.cut()
         async with asyncio.timeout(BOUND):
@@ -143,7 +143,7 @@ async def test_dead_pooled_connection_is_replaced_without_an_error(
 async def test_stranded_pools_are_closed(database_url: str, driver: str) -> None:
     async with proxied(database_url, driver) as (proxy, url):
         database = Database(load_settings(database_url=url, **QUICK))
-        await asyncio.gather(*(database.transaction(answer) for _ in range(3)))
+        await asyncio.gather(*(database.transaction_with_retry(answer) for _ in range(3)))
         proxy.strand()
         async with asyncio.timeout(BOUND):
             await database.close()
