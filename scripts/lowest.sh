@@ -10,5 +10,5 @@ pinned() { grep -E "^($1)==" requirements/dev.txt; }
 mapfile -t tools < <(pinned 'attrs|fastapi|hypothesis|openapi-spec-validator|opentelemetry-sdk|psutil|pytest.*|testcontainers|trustme')
 .venv/bin/uv pip install --quiet --python "$python" --resolution lowest-direct \
     --editable '.[binary,embedded,http,rabbitmq,metrics,tracing]' "${tools[@]}"
-"$python" -m pytest --quiet -n auto -p no:cacheprovider tests/unit tests/contract/test_bus.py \
+"$python" -m pytest --quiet -n auto -p no:cacheprovider tests/unit tests/contract/bus \
     --ignore tests/unit/docs --ignore tests/unit/pipeline

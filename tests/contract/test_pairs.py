@@ -13,7 +13,8 @@ import pytest
 from durable import Bus, CircuitBreaker, Context, Keys, Outgoing, Retry, RetryLater, SendNext
 from durable.embedded import Embedded
 from durable.recovery import membership
-from tests.contract.test_bus import InMemory, OnPostgres, OrderPlaced, OrderShipped, Sending, World
+from tests.contract.bus.orders import OrderPlaced, OrderShipped, Sending
+from tests.contract.bus.worlds import InMemory, OnPostgres, World
 from tests.support.tables import Tables, shared_tables
 
 COUNT = 3

@@ -1,4 +1,4 @@
-"""The bus in memory, in what it has beyond the real one; that it behaves like it is tested in contract/test_bus.py."""
+"""The bus in memory, in what it has beyond the real one; that it behaves like it is tested in contract/bus."""
 
 from __future__ import annotations
 
