@@ -11,7 +11,7 @@ Every argument of a log line of durable and every text of a DurableError goes th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Final
 from urllib.parse import quote, unquote
@@ -27,10 +27,10 @@ _MOST_SECRETS: Final = 1_000
 _BREAKS: Final = re.compile(r"[^\S ]+")
 # Texts come from peers: no pattern may look at the rest of a long one again for each of its characters.
 _SCHEME: Final = r"[a-z][a-z0-9+.-]{0,30}://"
-_PORT: Final = r"\d{1,5}(?:[\s\"'<>,;)/]|\Z)"
-_IN_URL: Final = re.compile(
-    rf"({_SCHEME}[^\s:@/\"'<>]*):(?:[^\s\"'<>]{{1,{LONGEST}}}|(?!{_PORT})[^\r\n@<>]{{1,100}})@", re.IGNORECASE
-)
+_BEFORE_PASSWORD: Final = re.compile(rf"{_SCHEME}[^\s:@/\"'<>]*:", re.IGNORECASE)
+_IN_URL: Final = re.compile(rf"[^\s\"'<>]{{1,{LONGEST}}}")
+_PORT: Final = re.compile(r"\d{1,5}(?:[\s\"'<>,;)/]|\Z)")
+_ODD_PASSWORD: Final = re.compile(r"[^\r\n@<>]{1,100}@")  # it has a space or a quote
 _TOKEN_IN_URL: Final = re.compile(rf"\b((?!postgres|amqp){_SCHEME})[^\s:@/\"'<>]+@", re.IGNORECASE)
 _NAME: Final = r"(?:password|passwd|pwd|passphrase|secret|token|api[_-]?key|access[_-]?key)"
 _QUOTED: Final = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
@@ -62,13 +62,13 @@ def redacted(text: str) -> str:
     if "=" in text or ":" in text:
         text = _IN_DSN.sub(_without_value, text)
     if "://" in text:
-        text = _TOKEN_IN_URL.sub(rf"\1{HIDDEN}@", _IN_URL.sub(rf"\1:{HIDDEN}@", text))
+        text = _TOKEN_IN_URL.sub(rf"\1{HIDDEN}@", _without_passwords(text))
     return _IN_HEADER.sub(rf"\1 {HIDDEN}", text)
 
 
 def has_password(text: str) -> bool:
     """Tell whether a URL in this text has a password, or `secret=` and the like a value; a user alone is no secret."""
-    return bool(_IN_URL.search(text) or _IN_DSN.search(text) or _IN_HEADER.search(text))
+    return bool(any(_passwords(text)) or _IN_DSN.search(text) or _IN_HEADER.search(text))
 
 
 def shown(text: str, longest: int = LONGEST) -> str:
@@ -116,6 +116,29 @@ def _known(secrets: tuple[str, ...]) -> re.Pattern[str]:
 def _form(secret: str) -> str:
     form = re.escape(secret)
     return form if len(secret) >= _SURE_SECRET else rf"(?<!\w){form}(?!\w)"
+
+
+def _passwords(text: str) -> Iterator[slice]:
+    """Find the passwords in URLs, by hand: a pattern would look at a long text again for each of its beginnings."""
+    at = 0
+    while "@" in text and (found := _BEFORE_PASSWORD.search(text, at)):
+        begin = at = found.end()
+        end = -1
+        if rest := _IN_URL.match(text, begin):
+            end = text.rfind("@", begin + 1, rest.end())
+        if end < 0 and not _PORT.match(text, begin) and (odd := _ODD_PASSWORD.match(text, begin)):
+            end = odd.end() - 1
+        if end > begin:
+            yield slice(begin, end)
+            at = end
+
+
+def _without_passwords(text: str) -> str:
+    shown, at = [], 0
+    for password in _passwords(text):
+        shown += [text[at : password.start], HIDDEN]
+        at = password.stop
+    return "".join([*shown, text[at:]])
 
 
 def _without_value(found: re.Match[str]) -> str:
