@@ -35,10 +35,10 @@ test: setup ## Run every test, after the quick checks (JOBS=n workers, each with
 	@scripts/java.sh
 	.venv/bin/ruff check
 	.venv/bin/lint-imports
-	scripts/test.sh $(or $(JOBS),2)
+	scripts/test.sh $(JOBS)
 
 quick: setup ## Run the unit and contract tests, which need no server but the embedded Postgres
-	.venv/bin/pytest -q -n $(or $(JOBS),4) -k "not rabbitmq" tests/unit tests/contract
+	.venv/bin/pytest -q -n $(or $(JOBS),4) --dist worksteal -k "not rabbitmq" tests/unit tests/contract
 
 fuzz: setup ## Fuzz everything that reads what others write; failing inputs are kept in .fuzz (MINUTES=n, TARGETS="wire ...")
 	.venv/bin/python -m tests.fuzz hunt $(or $(MINUTES),10) $(TARGETS)

@@ -5,9 +5,13 @@
 # can take longer than a bound. A broken guarantee fails in both runs, and what passed only alone is named.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-jobs=$1
 few=10
 failed=.pytest_cache/v/cache/lastfailed
+
+# Most tests wait for servers most of the time: two workers a core, each with its servers and a JVM of some 2 GiB.
+jobs=${1:-$((2 * $(getconf _NPROCESSORS_ONLN)))}
+room=$(awk '/^MemAvailable/ { print int($2 / (3 * 1024 * 1024)) }' /proc/meminfo 2>/dev/null || echo 4)
+[ -n "${1:-}" ] || [ "$room" -ge "$jobs" ] || jobs=$((room > 1 ? room : 1))
 
 rm -f "$failed"
 status=0
