@@ -22,6 +22,7 @@ from tests.support.servers import EMBEDDED, TEMPLATE, AnyBroker, Names, older_se
 
 # A machine that is busy makes no example wrong.
 settings.register_profile("unhurried", deadline=None)
+settings.register_profile("quick", deadline=None, max_examples=15)
 settings.load_profile("unhurried")
 
 

@@ -153,8 +153,9 @@ def findings(folder: str, *checks: Check, pattern: str = "*.py") -> list[str]:
     return [
         f"{path.relative_to(ROOT)}:{found.line}: {found.rule}: {found.text!r}"
         for path in paths
+        for tree in [ast.parse(path.read_text())]
         for check in checks
-        for found in check(ast.parse(path.read_text()))
+        for found in check(tree)
     ]
 
 
