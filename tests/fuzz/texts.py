@@ -207,11 +207,9 @@ def check_setting(given: tuple[str, str]) -> str:
 
 _DIGEST = b"0" * 64
 _AUTHORIZATIONS = [
-    b"Durable-HMAC-SHA256 to=billing, from=orders, key=2026-11, timestamp=1767225600, nonce=0123456789abcdef, body="
-    + _DIGEST
-    + b", signature="
-    + _DIGEST,
-    b"Durable-HMAC-SHA256 to=billing, timestamp=1767225600, nonce=0123456789abcdef, body="
+    b"Durable-HMAC-SHA256 to=billing, at=http://127.0.0.1:8002, from=orders, key=2026-11, timestamp=1767225600, "
+    b"nonce=0123456789abcdef, body=" + _DIGEST + b", signature=" + _DIGEST,
+    b"Durable-HMAC-SHA256 to=billing, at=https://[::1], timestamp=1767225600, nonce=0123456789abcdef, body="
     + _DIGEST
     + b", signature="
     + _DIGEST,

@@ -1,18 +1,19 @@
 """Authentication by a shared secret: a signature of the request and of its answer, or the secret itself.
 
-    Authorization: Durable-HMAC-SHA256 to=billing, from=orders, key=2026-11, timestamp=1767225600, nonce=K7gN...,
-        body=e3b0c442..., signature=9f86d081...
+    Authorization: Durable-HMAC-SHA256 to=billing, at=http://127.0.0.1:8002, from=orders, key=2026-11,
+        timestamp=1767225600, nonce=K7gN..., body=e3b0c442..., signature=9f86d081...
     Authorization: Bearer SECRET
 
-`to` is the name of the service that is asked, so that nobody can repeat the request at another. `from` and `key` name
-the sender and the id of its secret, where it has one of its own; they are left out where all know one. `body` is the
-SHA-256 of the body, in hexadecimal. The signature is the HMAC-SHA-256, in hexadecimal, of these lines
-joined by line feeds:
+`to` is the name of the service that is asked, and `at` the origin that its client has connected to, so that nobody
+can repeat the request elsewhere, or pass it on from a port that he has taken. `from` and `key` name the sender and the
+id of its secret, where it has one of its own; they are left out where all know one. `body` is the SHA-256 of the body,
+in hexadecimal. The signature is the HMAC-SHA-256, in hexadecimal, of these lines joined by line feeds:
 
     Durable-HMAC-SHA256
     the method
     the path and query, byte for byte as the client wrote them in the request line
     to
+    at
     from, or nothing
     key, or nothing
     the timestamp, in seconds since 1970
@@ -22,9 +23,10 @@ joined by line feeds:
     name:value of each header that says something of a message, sorted, the names in lower case:
         Idempotency-Key, Durable-..., ce-...
 
-So a request is judged before its body is read, and the body by its digest. The host is not signed, so that proxies may
-change it; a proxy that changes the path breaks the signature. A request that somebody records and repeats within the
-five minutes brings what is known already: its envelopes are duplicates, and whoever repeats it proves nothing.
+So a request is judged before its body is read, and the body by its digest. The header Host is not signed, so that
+proxies may change it, and `at` is judged where nothing else proves the address (durable.transports.http.local); a
+proxy that changes the path breaks the signature. A request that somebody records and repeats within the five minutes
+brings what is known already: its envelopes are duplicates, and whoever repeats it proves nothing.
 
 The answer to a signed request is signed in turn, whatever it says, so that nobody else can answer for a peer:
 
@@ -57,9 +59,10 @@ ANSWERED: Final = "Authentication-Info"
 Headers = Iterable[tuple[bytes, bytes]]
 
 _NAME: Final = "[A-Za-z0-9._-]"
+_ORIGIN: Final = r"https?://[A-Za-z0-9._:\[\]-]{1,300}"
 _ANSWER: Final = re.compile(rf"service=({_NAME}{{1,200}}), ?signature=([0-9a-f]{{64}})")
 _PARAMETERS: Final = re.compile(
-    rf"to=({_NAME}{{0,200}}), ?(?:from=({_NAME}{{1,200}}), ?key=({_NAME}{{1,100}}), ?)?"
+    rf"to=({_NAME}{{0,200}}), ?at=({_ORIGIN}), ?(?:from=({_NAME}{{1,200}}), ?key=({_NAME}{{1,100}}), ?)?"
     r"timestamp=([0-9]{1,15}), ?nonce=([A-Za-z0-9_-]{16,100}), ?body=([0-9a-f]{64}), ?signature=([0-9a-f]{64})"
 )
 
@@ -78,6 +81,7 @@ class Signature:
     """
 
     to: str
+    at: str
     sender: str
     key: str
     timestamp: int
@@ -87,9 +91,9 @@ class Signature:
 
     def __str__(self) -> str:
         """The value of Authorization."""
-        who = f"to={self.to}, from={self.sender}, key={self.key}" if self.key else f"to={self.to}"
+        whose = f"from={self.sender}, key={self.key}, " if self.key else ""
         when = f"timestamp={self.timestamp}, nonce={self.nonce}"
-        return f"{SCHEME} {who}, {when}, body={self.body}, signature={self.digest}"
+        return f"{SCHEME} to={self.to}, at={self.at}, {whose}{when}, body={self.body}, signature={self.digest}"
 
     def is_timely(self, now: float, skew_seconds: float) -> bool:
         """Tell whether the signature was made at most so long before or after `now`."""
@@ -117,8 +121,8 @@ def parse(header: str) -> Bearer | Signature | None:
     found = _PARAMETERS.fullmatch(parameters.strip()) if scheme.lower() == SCHEME.lower() else None
     if not found:
         return None
-    to, sender, key, timestamp, nonce, body, digest = found.groups(default="")
-    return Signature(to, sender, key, int(timestamp), nonce, body, digest)
+    to, at, sender, key, timestamp, nonce, body, digest = found.groups(default="")
+    return Signature(to, at, sender, key, int(timestamp), nonce, body, digest)
 
 
 def bearer(secret: str) -> str:
@@ -131,9 +135,11 @@ def sign(secret: str, said: Signature, method: str, target: bytes, length: int, 
     return replace(said, digest=_digest(secret, _lines(said, method, target, length, headers)))
 
 
-def unsigned(body: bytes, *, to: str, timestamp: int, nonce: str, sender: str = "", key: str = "") -> Signature:
+def unsigned(
+    body: bytes, *, to: str, at: str, timestamp: int, nonce: str, sender: str = "", key: str = ""
+) -> Signature:
     """Return what a signature says, before it is one. `sender` is said only together with the key of its secret."""
-    return Signature(to, sender if key else "", key, timestamp, nonce, sha256(body).hexdigest(), "")
+    return Signature(to, at, sender if key else "", key, timestamp, nonce, sha256(body).hexdigest(), "")
 
 
 def sign_answer(secret: str, signature: Signature, service: str, status: int, body: bytes) -> str:
@@ -155,7 +161,7 @@ def answering(shown: str, secret: str, signature: Signature, status: int, body: 
 def _lines(said: Signature, method: str, target: bytes, length: int | None, headers: Headers) -> bytes:
     size = "" if length is None else str(length)
     before = [SCHEME.encode(), method.encode(), target]
-    lines = [said.to, said.sender, said.key, str(said.timestamp), said.nonce, size, said.body]
+    lines = [said.to, said.at, said.sender, said.key, str(said.timestamp), said.nonce, size, said.body]
     return b"\n".join([*before, *(line.encode() for line in lines), *sorted(_of_message(headers))])
 
 

@@ -79,13 +79,15 @@ class Endpoint:
     """Endpoint for requests of one kind, and their common headers."""
 
     url: httpx.URL
+    origin: str
     headers: list[tuple[bytes, bytes]]
 
     @classmethod
     def at(cls, uri: str, content_type: str | None = None) -> Endpoint:
         url = httpx.URL(uri)
         headers = [(b"host", url.netloc), (b"user-agent", _USER_AGENT), (b"accept-encoding", b"identity")]
-        return cls(url, [*headers, (b"content-type", content_type.encode())] if content_type else headers)
+        headers += [(b"content-type", content_type.encode())] if content_type else []
+        return cls(url, f"{url.scheme}://{url.netloc.decode()}", headers)
 
 
 @dataclass(slots=True, eq=False)
@@ -191,7 +193,13 @@ class HttpClient:
         if known is None or self._shows_secret:
             return None
         said = http_auth.unsigned(
-            body, to=self._to, sender=self._service, key=known.key, timestamp=int(time.time()), nonce=uuid4().hex
+            body,
+            to=self._to,
+            at=endpoint.origin,
+            sender=self._service,
+            key=known.key,
+            timestamp=int(time.time()),
+            nonce=uuid4().hex,
         )
         return http_auth.sign(known.secret, said, "POST", endpoint.url.raw_path, len(body))
 

@@ -229,6 +229,12 @@ def _signer(request: Request, door: Door, signature: http_auth.Signature, announ
         raise HTTPException(
             421, f"this is the service {door.service}, and the request was signed for {signature.to or 'nobody'}"
         )
+    if http_local.is_elsewhere(request.scope, signature.at):
+        raise HTTPException(
+            421,
+            f"this is another address of this machine, and the request was signed for {signature.at}: whoever listens"
+            " there has passed it on; write the address of the service itself, or use https",
+        )
     return known[0].peer
 
 

@@ -32,6 +32,7 @@ _OF_PROXIES: Final = frozenset(
         b"fly-client-ip",
     }
 )
+_HTTP_PORT: Final = 80
 _OF_PROXIES_PREFIX: Final = b"x-forwarded"
 _OF_BROWSERS: Final = frozenset({b"origin", b"sec-fetch-site"})
 
@@ -39,6 +40,24 @@ _OF_BROWSERS: Final = frozenset({b"origin", b"sec-fetch-site"})
 def is_local(scope: Mapping[str, Any]) -> bool:
     """True when both ends of the connection are this machine."""
     return all(scope.get(end) and is_loopback(str(scope[end][0])) for end in ("server", "client"))
+
+
+def is_elsewhere(scope: Mapping[str, Any], origin: str) -> bool:
+    """Tell whether this connection of one machine with itself goes to another address or port than its client has
+    signed.
+
+    Plain requests alone are judged: over https the certificate says who is there. What proxies say is not looked at,
+    as everybody can say it.
+    """
+    host, port = scope.get("server") or ("", None)
+    try:
+        parts = urlsplit(origin)
+        signed_port = parts.port or _HTTP_PORT
+    except ValueError:
+        return True
+    if parts.scheme != "http" or port is None or not is_loopback(str(host)) or not is_loopback(parts.hostname or ""):
+        return False
+    return parts.hostname not in ("localhost", host) or signed_port != port
 
 
 def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> str:

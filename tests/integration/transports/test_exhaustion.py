@@ -343,7 +343,7 @@ async def test_bodies_of_strangers_keep_no_peer_out(tables: Tables, tmp_path: Pa
     settings = {"buffer_bytes": 4 * MIB, "http_connections": 5}
     async with fortress(tables, tmp_path, "http", **settings) as node, node.sender("http") as peer:
         assert await peer.send([envelope("web.sold", b'{"number": 1}')]) == [STORED]
-        said = unsigned(bytes(MIB), to="shop", timestamp=int(time.time()), nonce="0" * 16)
+        said = unsigned(bytes(MIB), to="shop", at="https://shop", timestamp=int(time.time()), nonce="0" * 16)
         recorded = str(sign(SECRET, said, "POST", b"/batches", MIB))
         head = request("/batches", length=MIB, content_type=BATCH, authorization=recorded)
         await crowd.come(node.addresses["http"], STRANGERS, head + bytes(MIB // 4))
@@ -357,7 +357,7 @@ async def test_repeated_request_proves_nothing(tables: Tables, tmp_path: Path, c
     settings = {"buffer_bytes": 4 * MIB, "stranger_connections": 1_000}
     async with fortress(tables, tmp_path, "http", **settings) as node, node.sender("http") as peer:
         body = encode_batch([envelope("web.sold", b'{"number": 1, "note": "%s"}' % (b"x" * (MIB - 2_000)))])
-        said = unsigned(body, to="shop", timestamp=int(time.time()), nonce="0" * 16)
+        said = unsigned(body, to="shop", at="https://shop", timestamp=int(time.time()), nonce="0" * 16)
         signature = str(sign(SECRET, said, "POST", b"/batches", len(body)))
         recorded = request("/batches", body, content_type=BATCH, authorization=signature)
         for _ in range(6):  # one after the other: their bodies displace each other

@@ -113,7 +113,7 @@ async def hasty_house() -> AsyncIterator[House]:
 
 def signed(body: bytes, target: str = "/in/batches", secret: str = SECRET, age: int = 0) -> str:
     timestamp = int(time.time()) - age
-    said = unsigned(body, to="billing", timestamp=timestamp, nonce=secrets.token_hex(8))
+    said = unsigned(body, to="billing", at="https://billing", timestamp=timestamp, nonce=secrets.token_hex(8))
     return str(sign(secret, said, "POST", target.encode(), len(body)))
 
 

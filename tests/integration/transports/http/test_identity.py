@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -102,7 +102,7 @@ def the_request_itself(asked: bytes, status: int, body: bytes) -> dict[str, str]
 
 def recorded(asked: bytes, status: int, body: bytes) -> dict[str, str]:
     """The peer's own answer to another request of this sender."""
-    said = http_auth.unsigned(b"before", to="billing", timestamp=1, nonce="0123456789abcdef")
+    said = http_auth.unsigned(b"before", to="billing", at="https://billing", timestamp=1, nonce="0123456789abcdef")
     before = http_auth.sign(SECRET, said, "POST", b"/batches", 6)
     return {"authentication_info": http_auth.sign_answer(SECRET, before, "billing", status, body)}
 
@@ -364,15 +364,22 @@ async def test_peers_message_under_a_taken_id_is_kept(orders: Tables, billing: T
 # Peers ------------------------------------------------------------------------------------------------------------
 
 
-async def batch_to(
-    url: str, *envelopes: Envelope, to: str = "billing", sender: str = "", key: str = "", secret: str = SECRET
-) -> RawResponse:
+async def batch_to(url: str, *envelopes: Envelope, **signed: str) -> RawResponse:
     """The answer to a batch that is signed like this."""
-    body, target = encode_batch(envelopes), f"{urlsplit(url).path}/batches"
-    said = http_auth.unsigned(body, to=to, timestamp=int(time.time()), nonce=uuid4().hex, sender=sender, key=key)
-    shown = http_auth.sign(secret, said, "POST", target.encode(), len(body))
     async with RawHttpClient(url) as client:
-        return await client.ask(request(target, body, content_type=BATCH, authorization=str(shown)))
+        return await client.ask(signed_batch(url, *envelopes, **signed))
+
+
+def signed_batch(
+    url: str, *envelopes: Envelope, to: str = "billing", sender: str = "", key: str = "", secret: str = SECRET
+) -> bytes:
+    """A request with these envelopes, for this address."""
+    body, target = encode_batch(envelopes), f"{urlsplit(url).path}/batches"
+    now, parts = int(time.time()), urlsplit(url)
+    at = f"{parts.scheme}://{parts.netloc}"
+    said = http_auth.unsigned(body, to=to, at=at, timestamp=now, nonce=uuid4().hex, sender=sender, key=key)
+    shown = http_auth.sign(secret, said, "POST", target.encode(), len(body))
+    return request(target, body, content_type=BATCH, authorization=str(shown))
 
 
 def placed(number: int = 17, **changes: Any) -> Envelope:
@@ -382,8 +389,9 @@ def placed(number: int = 17, **changes: Any) -> Envelope:
 
 async def test_recorded_request_is_refused_by_another_service(orders: Tables, billing: Tables) -> None:
     async with FakeHttpServer(lambda _: asyncio.sleep(0)) as wire:
-        bus = Bus("orders", orders.url, peers=billing_at(wire.uri), send_timeout=timedelta(seconds=1), **QUICK)
-        bus.route(Placed, to=wire.uri)
+        at = wire.uri
+        bus = Bus("orders", orders.url, peers=billing_at(at), send_timeout=timedelta(seconds=1), **QUICK)
+        bus.route(Placed, to=at)
         async with bus:
             async with bus.unit_of_work():
                 bus.send(Placed(17))
@@ -402,10 +410,75 @@ async def test_recorded_request_is_refused_by_another_service(orders: Tables, bi
             421, "this is the service shipping, and the request was signed for billing"
         )  # fmt: skip
         assert billing.count("received_ids") == billing.count("dead_letters") == 0
-    async with listening(service("billing")) as url, RawHttpClient(url) as client:
+    async with listening(service("billing")) as url, RawHttpClient(url) as mallory:
+        assert (await mallory.ask(recorded)).status == 421, "another address of this machine"
+        assert billing.count("received_ids") == 0
+    async with listening(service("billing"), at) as url, RawHttpClient(url) as client:
         assert (await client.ask(recorded)).status == 200
         assert (await client.ask(recorded)).status == 200
         assert billing.count("received_ids") == 1
+
+
+async def test_recorded_request_is_refused_by_another_endpoint_of_the_service(billing: Tables) -> None:
+    bus = taking_placed(billing, peers={"orders": SECRET})
+    bus.listen("http://127.0.0.2:0", name="partners")
+    async with listening(bus) as url:
+        assert bus.runtime.node is not None
+        at, here = url.partition("//")[2], signed_batch(url, placed(), sender="orders", key="1")
+        [other] = [each.address for each in bus.runtime.node.listeners if at not in each.address]
+        for address, status in ((other, 421), (url, 200), (url, 200), (other, 421)):
+            async with RawHttpClient(address) as client:
+                assert (await client.ask(here)).status == status
+        assert billing.count("received_ids") == 1
+
+
+@pytest.mark.parametrize("known", ["shared secret", "secrets of peers"])
+async def test_impostor_passing_requests_on_to_another_service_gets_none(
+    orders: Tables, billing: Tables, known: str
+) -> None:
+    """It knows no secret, and listens on the port of a peer that is down. The other service knows the secret."""
+    handled: list[int] = []
+    settings: dict[str, Any] = {"shared_secret": SECRET} if known == "shared secret" else {"peers": {"orders": SECRET}}
+    there = Bus("shop", billing.url, **settings, **QUICK)
+
+    @there.handles(Placed)
+    async def take(placed: Placed) -> None:
+        handled.append(placed.number)
+
+    async with listening(there) as url, passing_on(url) as (taken, heard):
+        bus = Bus("orders", orders.url, **settings, **QUICK)
+        bus.route(Placed, to=taken)
+        async with bus:
+            async with bus.unit_of_work():
+                bus.send(Placed(17))
+            await eventually(lambda: orders.count("circuits") == 1, within=20, what="the latch")
+            assert heard
+        assert orders.count("outgoing_envelopes") == 1
+        assert handled == billing.dead_letters() == []
+
+
+@asynccontextmanager
+async def passing_on(url: str) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A listener that passes on all that it hears, and the answers back; its address, and what it has heard."""
+    parts, heard = urlsplit(url), list[bytes]()
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, said: list[bytes]) -> None:
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                said.append(data)
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, forth = await asyncio.open_connection(parts.hostname, parts.port)
+        await asyncio.gather(pipe(reader, forth, heard), pipe(back, writer, []))
+
+    server = await asyncio.start_server(pass_on, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", heard
+    finally:
+        server.close()
 
 
 async def nobody(placed: Placed) -> None: ...

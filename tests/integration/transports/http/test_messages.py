@@ -254,7 +254,7 @@ class TestASignature:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         pairs = [(name.encode(), value.encode()) for name, value in named.items()]
         now = int(datetime.now(UTC).timestamp())
-        said = http_auth.unsigned(body, to="shop", timestamp=now, nonce=uuid.uuid4().hex)
+        said = http_auth.unsigned(body, to="shop", at="https://shop", timestamp=now, nonce=uuid.uuid4().hex)
         shown = http_auth.sign(SECRET, said, "POST", SOLD.encode(), len(body), pairs)
         return {**named, "authorization": str(shown)}
 

@@ -330,7 +330,7 @@ async def test_app_behind_a_prefix_stripping_proxy_uses_its_root_path(
     receiver: MemoryReceiver,
 ) -> None:
     app = transport(shared_secret=SECRET).app("shop-in", lambda: receiver)
-    said = http_auth.unsigned(b"", to="billing", timestamp=int(time.time()), nonce="n" * 16)
+    said = http_auth.unsigned(b"", to="billing", at="https://billing", timestamp=int(time.time()), nonce="n" * 16)
     signed = http_auth.sign(SECRET, said, "POST", b"/api/ping", 0)
     async with served(app, root_path="/api") as root, RawHttpClient(root) as client:
         assert (await client.ask(request("/ping", authorization=str(signed)))).status == 204

@@ -30,7 +30,9 @@ DIGEST = "0" * 64
 
 
 def signed(secret: str = SECRET, target: bytes = b"/batches?a=1", body: bytes = b"body") -> Signature:
-    said = unsigned(body, to="billing", timestamp=NOW, nonce=NONCE, sender="orders", key="2026-11")
+    said = unsigned(
+        body, to="billing", at="http://127.0.0.1:8002", timestamp=NOW, nonce=NONCE, sender="orders", key="2026-11"
+    )
     credentials = parse(str(sign(secret, said, "POST", target, len(body))))
     assert isinstance(credentials, Signature)
     return credentials
@@ -38,7 +40,7 @@ def signed(secret: str = SECRET, target: bytes = b"/batches?a=1", body: bytes = 
 
 def test_signature_covers_the_documented_lines() -> None:
     hashed = hashlib.sha256(b"body").hexdigest()
-    who = ("billing", "orders", "2026-11")
+    who = ("billing", "http://127.0.0.1:8002", "orders", "2026-11")
     lines = ["Durable-HMAC-SHA256", "POST", "/batches?a=1", *who, "1767225600", "0123456789abcdef", "4", hashed]
     expected = hmac.digest(SECRET.encode(), "\n".join(lines).encode(), "sha256").hex()
     assert signed() == Signature(*who, NOW, NONCE, hashed, expected)
@@ -71,6 +73,7 @@ CHANGES = [
     {"nonce": NONCE + "0"},
     {"body": "0" * 64},
     {"to": "shipping"},
+    {"at": "http://127.0.0.1:8003"},
     {"sender": "shop"},
     {"key": "1"},
 ]
@@ -110,6 +113,7 @@ def test_signature_covers_the_headers_of_the_message() -> None:
         "POST",
         "/messages",
         "billing",
+        "http://127.0.0.1:8002",
         "",
         "",
         "1767225600",
@@ -120,7 +124,7 @@ def test_signature_covers_the_headers_of_the_message() -> None:
         "durable-source:till",
         "idempotency-key:order-17",
     ]
-    said = unsigned(b"body", to="billing", timestamp=NOW, nonce=NONCE)
+    said = unsigned(b"body", to="billing", at="http://127.0.0.1:8002", timestamp=NOW, nonce=NONCE)
     shown = sign(SECRET, said, "POST", b"/messages", 4, HEADERS)
     credentials = parse(str(shown))
     assert isinstance(credentials, Signature)
