@@ -92,6 +92,7 @@ class Consumers:
             if isinstance(content, Envelope):
                 try:
                     peer = self._verifier.peer(about, message.body)
+                    self._verifier.check_way(content, about, message.delivery, origin.queue)
                 except InvalidMessage as error:
                     content = Unmappable(message.body, str(error), metadata(message.delivery, about, origin))
             self._arrived(Delivery(content, about, message.delivery, origin, channel, peer))

@@ -10,7 +10,9 @@ broker, and its body. KEY is `*` for a shared secret. `app_id` is what a publish
     signed                      the peer with this secret; none if the signature does not fit
     unsigned                    refused, unless the address says ?unsigned=yes: then a message without a name
 
-A recorded message that is published again is a duplicate; later, it is older than duplicates are remembered.
+The destination is signed, and must be the way that the message has come: the queue, or the exchange and the routing
+key that the broker tells. So a recorded message that is published again is a duplicate, or a dead letter where it does
+not belong; later, it is older than duplicates are remembered.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ from typing import Any, Final
 import msgspec
 from pamqp.commands import Basic
 
-from durable.errors import InvalidMessage
+from durable.envelope import Envelope
+from durable.errors import InvalidMessage, InvalidSetting
 from durable.settings import Settings
 from durable.transports import peers
+from durable.transports.rabbitmq.address import ExchangeAddress, QueueAddress, parse
 from durable.transports.rabbitmq.message import OF_THE_BROKER
 
 SIGNATURE: Final = "durable-signature"
@@ -76,12 +80,35 @@ class Verifier:
             "the signature does not fit: another secret, an unknown name, or the message was changed on the way"
         )
 
+    def check_way(self, envelope: Envelope, about: Basic.Properties, delivery: Basic.Deliver, queue: str) -> None:
+        """Raise InvalidMessage for an envelope that is signed for another way than it has come."""
+        is_signed = peers.has_secrets(self.settings) and SIGNATURE in (about.headers or {})
+        if is_signed and not _leads(envelope, delivery, queue):
+            raise InvalidMessage(
+                f"the message is signed for {envelope.destination}, and came through {queue}: a copy, or moved by a"
+                " broker; let its sender send it here"
+            )
+
     def _signers(self, shown: str) -> list[peers.Shown]:
         parts = shown.rsplit(" ", 2)
         if len(parts) != 3:
             return []
         service, key, _ = parts
         return peers.signing(self.settings, service, "" if key == _SHARED else key)
+
+
+def _leads(envelope: Envelope, delivery: Basic.Deliver, queue: str) -> bool:
+    """Tell whether the destination is the way of a delivery. Each service has names of its own for the brokers."""
+    try:
+        match parse(envelope.destination):
+            case QueueAddress(queue=name):
+                return name == queue
+            case ExchangeAddress(exchange=exchange, routing_key=key):
+                return (exchange, key) == (delivery.exchange, delivery.routing_key)
+            case _:
+                return False
+    except InvalidSetting:
+        return False
 
 
 def _digest(secret: str, service: str, key: str, about: Basic.Properties, body: bytes) -> str:

@@ -185,7 +185,7 @@ class TestAHeader:
         [
             ({"idempotency-key": ""}, "Idempotency-Key must be one text"),
             ({"idempotency-key": "k" * 201}, "Idempotency-Key must be one text"),
-            ({"idempotency-key": "k" * 20_000}, "Idempotency-Key must be one text"),
+            ({"idempotency-key": "k" * 12_000}, "Idempotency-Key must be one text"),
             ({"idempotency-key": '"unfinished'}, "Idempotency-Key must be one text"),
             ({"idempotency-key": "café".encode()}, "Idempotency-Key must be one text"),
             ({"durable-deliver-by": "2030-01-31T12:00:00"}, "Expected `datetime` with a timezone"),
@@ -330,7 +330,7 @@ class TestAConnection:
         async with nothing_stored(shop):
             answer = await shop.raw(request % (SOLD.encode(), length, head, body))
 
-        assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 422 ")), answer
+        assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 422 ", b"HTTP/1.1 431 ")), answer
 
     async def test_connection_closed_within_the_body_stores_nothing(self, shop: HttpShop) -> None:
         address = urlsplit(shop.url)

@@ -67,21 +67,25 @@ async def send(shop: RabbitShop, *batch: Envelope, service: str = "orders", **ow
     """Send as another service does, by the sending end of durable."""
     settings = load_settings(amqp_url=shop.bus.settings.amqp_url, **own)
     transport = RabbitTransport(settings, service=service, messages=dict)
-    async with transport.sender(f"rabbitmq://default/queue/{shop.queue}") as sender:
-        assert await sender.send(batch) == [STORED] * len(batch)
+    async with transport.sender(at(shop)) as sender:
+        assert await sender.send([replace(each, destination=at(shop)) for each in batch]) == [STORED] * len(batch)
+
+
+def at(shop: RabbitShop) -> str:
+    return f"rabbitmq://default/queue/{shop.queue}"
 
 
 def shop_at(shop: RabbitShop, secrets: dict[str, str] | str = SECRET) -> dict[str, Any]:
     secrets = {"1": secrets} if isinstance(secrets, str) else secrets
-    return {"shop": {"secrets": secrets, "at": [f"rabbitmq://default/queue/{shop.queue}"]}}
+    return {"shop": {"secrets": secrets, "at": [at(shop)]}}
 
 
 def known(shop: RabbitShop) -> set[str]:
     return set(shop.tables.rows("SELECT endpoint FROM durable.received_ids"))
 
 
-def signed(sold: Envelope) -> tuple[Basic.Properties, bytes]:
-    about = properties(sold)
+def signed(shop: RabbitShop, sold: Envelope, destination: str = "") -> tuple[Basic.Properties, bytes]:
+    about = properties(replace(sold, destination=destination or at(shop)))
     Signer("orders", Credentials(SECRET, "1", "shop")).sign(about, sold.body)
     return about, sold.body
 
@@ -172,18 +176,59 @@ FORGED = [
 async def test_forged_message_is_a_dead_letter_with_a_reason(opened: Open) -> None:
     async with opened(peers=PEERS) as shop:
         for forge in FORGED:
-            about, body = signed(sold(17))
+            about, body = signed(shop, sold(17))
             forge(about)
             await publish(shop, about, body)
-        about, _ = signed(sold(17))
+        about, _ = signed(shop, sold(17))
         await publish(shop, about, b'{"number":66}')
         letters = await shop.letters(len(FORGED) + 1)
         for forge, (_, reason, body, _) in zip(FORGED, letters, strict=False):
             expected = "is not signed" if forge in (unsigned, no_text) else "the signature does not fit"
             assert (forge.__name__, expected in reason, body) == (forge.__name__, True, b'{"number":17}')
         assert "the signature does not fit" in letters[-1][1]
-        await publish(shop, *signed(sold(18)))
+        await publish(shop, *signed(shop, sold(18)))
         await shop.has_seen(18)
+
+
+async def test_message_signed_for_another_way_is_a_dead_letter(opened: Open) -> None:
+    async with opened(peers=PEERS) as shop:
+        elsewhere = [
+            "rabbitmq://default/queue/billing",
+            "rabbitmq://default/topic",
+            f"rabbitmq://default/exchange/other/{shop.queue}",
+            "rabbitmq://default/topic/orders",
+            "rabbitmq:",
+            "http://127.0.0.1:8001",
+            "local",
+        ]
+        for destination in elsewhere:
+            await publish(shop, *signed(shop, sold(17), destination))
+        letters = await shop.letters(len(elsewhere))
+        for destination, (_, reason, body, _) in zip(elsewhere, letters, strict=True):
+            assert f"is signed for {destination}, and came through {shop.queue}" in reason
+            assert body == b'{"number":17}'
+        await publish(shop, *signed(shop, sold(18), f"rabbitmq://another/queue/{shop.queue}"))
+        await shop.has_seen(18)
+
+
+async def test_signed_message_of_a_topic_is_taken_from_its_queue_alone(
+    database: Tables, broker: AnyBroker, queue_name: Names
+) -> None:
+    exchange, queue = queue_name("exchange"), f"shop-{TYPE}"
+    queue_name.also(queue)
+    own: dict[str, Any] = {"peers": {"orders": SECRET}, "amqp_exchange": exchange}
+    topic = f"rabbitmq://default/exchange/{exchange}/orders-{TYPE}"  # as routes to rabbitmq://default/topic resolve it
+    listen = "rabbitmq://default/topic/orders"
+    async with rabbit_shop(database, queue, broker.url, listen=listen, **own) as shop:
+        envelope = sold(1, source="orders", destination=topic)
+        transport = RabbitTransport(load_settings(amqp_url=broker.url, **own), service="orders", messages=dict)
+        async with transport.sender(topic) as sender:
+            assert await sender.send([envelope]) == [STORED]
+        await shop.has_seen(1)
+        await publish(shop, *signed(shop, replace(envelope, id=uuid4()), topic))
+        [(_, reason, _, _)] = await shop.letters()
+        assert f"is signed for {topic}, and came through {queue}" in reason
+        assert known(shop) == {"shop<-orders"}
 
 
 async def test_unsigned_message_is_refused_unless_its_queue_is_open(opened: Open) -> None:
@@ -194,7 +239,7 @@ async def test_unsigned_message_is_refused_unless_its_queue_is_open(opened: Open
         assert shop.seen == []
     async with opened("?unsigned=yes", peers=PEERS) as shop:
         await shop.sell(2)
-        about, body = signed(sold(3))
+        about, body = signed(shop, sold(3))
         with_another_id(about)
         await publish(shop, about, body)
         await send(shop, sold(4), peers=shop_at(shop))
