@@ -197,8 +197,8 @@ class Lake:
         if not self.exists(table):
             return None
         with _readable(self.url):
-            made = self.opened(table).metadata().created_time
-        return None if made is None else datetime.fromtimestamp(made / 1_000, UTC)
+            made = self.opened(table).metadata().created_time  # in milliseconds; other writers may leave it out
+        return datetime.fromtimestamp(made / 1_000, UTC) if made else None
 
     def archived_at(self, table: LakeTable) -> datetime | None:
         """Return the time when rows were last committed; None if never. Rows of long before are in the table."""
