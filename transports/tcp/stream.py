@@ -106,8 +106,13 @@ class FrameStream:
         return names_in(tls.getpeercert() or {}) if tls is not None else []
 
     @property
-    def binding(self) -> bytes:
-        """Digest of the peer's certificate."""
+    def ends(self) -> tuple[Any, Any]:
+        """Addresses of this end and of the other, as the socket has them."""
+        return self._writer.get_extra_info("sockname"), self._writer.get_extra_info("peername")
+
+    @property
+    def certificate(self) -> bytes:
+        """Digest of the peer's certificate, which was checked; empty where it showed none."""
         tls = self._writer.get_extra_info("ssl_object")
         return digest_of(tls.getpeercert(binary_form=True)) if tls is not None else b""
 
