@@ -225,7 +225,7 @@ async def test_proxy_without_tls_is_named_as_a_cause_at_both_ends(caplog: pytest
     await listener.serve(receiver)
     async with ChaosProxy(listener.address) as proxy:
         async with TcpTransport(settings, "orders", 1).sender(proxy.uri) as sender:
-            with pytest.raises(ConnectionFailed, match="something between the two .* changes its address; use TLS"):
+            with pytest.raises(ConnectionFailed, match=r"something between the two .* changes its address; use TLS"):
                 await sender.send([envelope()])
         await eventually(lambda: listener.statistics()["dropped"] == 1, within=20, what="the refusal")
     await listener.close()
