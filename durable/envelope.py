@@ -129,5 +129,7 @@ def derived_id(parent: UUID, name: str) -> UUID:
 
 
 def unix_ms(envelope_id: UUID) -> int | None:
-    """The time inside a UUIDv7, in milliseconds; None for ids of other kinds."""
+    """The time inside a UUIDv7, in milliseconds; None for ids of other kinds, also of other variants: DATED in
+    durable.storage.sql.columns is the same rule.
+    """
     return envelope_id.int >> 80 if envelope_id.version == 7 else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from urllib.parse import SplitResult, urlsplit
 
 from durable.errors import InvalidSetting
+from durable.redaction import printable
 
 
 def split(uri: str, hint: str) -> SplitResult:
@@ -14,7 +15,9 @@ def split(uri: str, hint: str) -> SplitResult:
     than the one that was written; no database can hold a lone surrogate.
     """
     if not uri.isprintable():
-        raise InvalidSetting(f"{uri}: an address has printable characters only; percent-encode the others; {hint}")
+        raise InvalidSetting(
+            f"{printable(uri)}: an address has printable characters only; percent-encode the others; {hint}"
+        )
     try:
         return urlsplit(uri)
     except ValueError as error:

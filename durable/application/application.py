@@ -18,6 +18,7 @@ from durable.messages import codec, upcasting
 from durable.messages.registry import class_of, content_type_of, is_encrypted, registered
 from durable.messages.routing import LOCAL, Routes
 from durable.outbox.envelope_factory import EnvelopeFactory
+from durable.redaction import printable
 from durable.settings import suggestion
 from durable.storage.leases import Burials
 from durable.storage.placements import Declared
@@ -192,7 +193,9 @@ class Transports:
         """The transport of this URI; raises InvalidSetting for a scheme that none understands."""
         scheme, separator, rest = uri.partition("://")
         if "@" in rest.partition("/")[0]:  # before any other error, for each of them shows the address
-            raise InvalidSetting(f"{scheme}://...: an address has no user and no password; secrets belong in settings")
+            raise InvalidSetting(
+                f"{printable(scheme)}://...: an address has no user and no password; secrets belong in settings"
+            )
         if scheme not in self._by_scheme and scheme in self._optional:
             made = self._optional[scheme]()
             self._by_scheme = dict.fromkeys(made.schemes, made) | self._by_scheme
@@ -200,7 +203,9 @@ class Transports:
         if transport is None or not separator:
             names = {**self._by_scheme, **self._optional}
             known = ", ".join(f"{name}://" for name in names)
-            raise InvalidSetting(f"{uri}: no transport has this scheme{suggestion(scheme, names)}; known: {known}")
+            raise InvalidSetting(
+                f"{printable(uri)}: no transport has this scheme{suggestion(scheme, names)}; known: {known}"
+            )
         transport.check(uri)
         return transport
 

@@ -221,9 +221,7 @@ class KeyRing:
             try:
                 keys = self._source()
                 if not isinstance(keys, Keys):
-                    raise InvalidSetting(
-                        f"keys_from: the function returned {type(keys).__name__}; return durable.encryption.Keys"
-                    )
+                    raise InvalidSetting(f"keys_from: the function returned {type(keys).__name__}; return durable.Keys")
                 ciphers = {key_id: _cipher(key_id, key, before) for key_id, key in keys.keys.items()}
             except Exception as error:  # the application's, or of a file
                 self._fail(error)
@@ -236,7 +234,10 @@ class KeyRing:
     def _fail(self, error: Exception) -> None:
         text = said(error)
         if text != self.trouble:
-            log.error("the encryption keys cannot be read, those of before are used: %s", text)
+            if self._loaded is None:
+                log.error("the encryption keys cannot be read: %s", text)
+            else:
+                log.error("the encryption keys cannot be read, those of before are used: %s", text)
         self.trouble = text
 
     def _now(self) -> _Loaded:

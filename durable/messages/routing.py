@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from durable.errors import RoutingError
 from durable.messages.ordering import OrderingRules
 from durable.messages.upcasting import newer_types
+from durable.redaction import printable
 
 LOCAL = "local"
 """The destination of a message whose handler is in the same service: its own inbox, without any transport."""
@@ -30,7 +31,9 @@ class Routes:
     def route(self, message_type: str, to: str) -> None:
         known = self._commands.setdefault(message_type, to)
         if known != to:
-            raise RoutingError(f"{message_type} is a command with the route {known}; it cannot also go to {to}")
+            raise RoutingError(
+                f"{message_type} is a command with the route {known}; it cannot also go to {printable(to)}"
+            )
 
     def subscribe(self, message_type: str, to: str) -> None:
         subscribers = self._subscribers.setdefault(message_type, [])

@@ -126,9 +126,7 @@ def refuse_forgotten(chosen: DataFrame, dedupe_window: timedelta) -> None:
     """Raise InvalidSetting when duplicates of these messages would not be recognised any more under the same ids."""
     from pyspark.sql import functions as F
 
-    made = F.conv(F.hex(F.substring("id", 1, 6)), 16, 10).cast("bigint")
-    is_v7 = F.substring(F.hex("id"), 13, 1) == "7"
-    made = F.when(is_v7, made).otherwise(F.unix_millis("sent_at"))
+    made = F.coalesce(unix_ms("id"), F.unix_millis("sent_at"))
     oldest = F.unix_millis(F.current_timestamp()) - int(dedupe_window.total_seconds() * 1_000)
     with spark_errors():
         forgotten = chosen.where(made < oldest).count()
@@ -137,6 +135,15 @@ def refuse_forgotten(chosen: DataFrame, dedupe_window: timedelta) -> None:
             f"same_ids: {forgotten:,} of these messages are older than dedupe_window ({dedupe_window}), and nobody "
             "could tell whether they were received; choose later ones, or replay them under new ids"
         )
+
+
+def unix_ms(column: str) -> Column:
+    """The time inside a UUIDv7, as durable.envelope.unix_ms reads it; NULL for ids of other kinds."""
+    from pyspark.sql import functions as F
+
+    made = F.conv(F.hex(F.substring(column, 1, 6)), 16, 10).cast("bigint")
+    version, variant = (F.substring(F.hex(column), place, 1) for place in (13, 17))
+    return F.when((version == "7") & variant.isin("8", "9", "A", "B"), made)
 
 
 def _order(rows: DataFrame, order_by: Sequence[str]) -> Column:

@@ -18,6 +18,7 @@ from durable.transports.http.transport import HttpTransport
 from durable.transports.memory import MemoryTransport
 from durable.transports.rabbitmq.transport import RabbitTransport
 from durable.transports.tcp.transport import TcpTransport
+from tests.support.tls import Pem
 
 LinkOver = Callable[[str], AbstractAsyncContextManager[Link]]
 """Makes the link of a transport that is given by name."""
@@ -47,6 +48,11 @@ def tcp(settings: Settings) -> Transport:
     return TcpTransport(settings, "billing", 2)
 
 
+def secured(**own: object) -> Callable[[Settings], Transport]:
+    """TCP with these settings besides those of the link."""
+    return lambda settings: TcpTransport(settings.model_copy(update=own), "billing", 2)
+
+
 def http(settings: Settings) -> Transport:
     return HttpTransport(settings, service="billing", messages=dict)
 
@@ -72,13 +78,27 @@ async def tcp_link(settings: Settings = PATIENT) -> AsyncIterator[Wire]:
 
 @asynccontextmanager
 async def tls_link(**own: object) -> AsyncIterator[Wire]:
-    """TCP with these settings of TLS or secrets, for the sender and the listener alike."""
-
-    def secured(settings: Settings) -> Transport:
-        return TcpTransport(settings.model_copy(update=own), "billing", 2)
-
-    async with Wire(secured, "tcp://127.0.0.1:0") as link, ChaosProxy(link.listener.address) as proxy:
+    """TCP with these settings of TLS, for the sender and the listener alike."""
+    async with (
+        Wire(secured(**own), "tcp://127.0.0.1:0") as link,
+        ChaosProxy(link.listener.address) as proxy,
+    ):
         link.through(proxy, proxy.uri)
+        yield link
+
+
+@asynccontextmanager
+async def secret_link(pem: Pem) -> AsyncIterator[Wire]:
+    """TCP with a certificate at the listener, and a secret that both ends know. Without TLS the proxy, which gives the
+    connection other addresses, would be taken for an impostor."""
+    secret = {"shared_secret": SecretStr("correct horse battery")}
+    sending = secured(tls_ca=pem.ca, **secret)
+    listening = secured(tls_certificate=pem.certificate, tls_key=pem.key, **secret)
+    async with (
+        Wire(sending, "tcp://127.0.0.1:0", listening=listening) as link,
+        ChaosProxy(link.listener.address) as proxy,
+    ):
+        link.through(proxy, f"{proxy.uri}?tls=1")
         yield link
 
 

@@ -8,7 +8,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
 
 from durable.errors import ConnectionFailed, PeerTimeout
 from durable.outcomes import BUSY, DUPLICATE, STORED, Rejected
@@ -30,7 +29,7 @@ from durable.transports.tcp import listener as tcp_listener
 from durable.transports.tcp.conversation import Answered, ClientSide, Ponged, Reply, Stray
 from durable.transports.tcp.stream import LINGER_SECONDS
 from durable.transports.tcp.transport import TcpTransport
-from tests.contract.links import Wire, tcp_link, tls_link, unix_link
+from tests.contract.links import Wire, secret_link, tcp_link, tls_link, unix_link
 from tests.support.tls import issue
 
 
@@ -56,8 +55,8 @@ class TestTcpWithSecret(DirectContract):
     impossible_uris = ("tcp://127.0.0.1:2301?tls=",)
 
     @pytest.fixture
-    async def link(self) -> AsyncIterator[Link]:
-        async with tls_link(shared_secret=SecretStr("correct horse battery")) as link:
+    async def link(self, tmp_path: Path) -> AsyncIterator[Link]:
+        async with secret_link(issue(tmp_path)) as link:
             yield link
 
 

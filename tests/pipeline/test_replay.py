@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from durable import Bus, Context, message
+from durable.envelope import unix_ms
 from durable.errors import InvalidSetting
 from durable.pipeline import choosing, replay
 from durable.pipeline.archive import archive
@@ -417,3 +418,13 @@ def test_replay_of_history_without_bodies_names_the_setting_history_bodies(
     archived(spark, lake, database_url)
     ended = agent("pipeline", "replay", "--name", "x", "--all", "--lake", lake.url, "--database", database_url)
     assert (ended.code, "history_bodies" in ended.err) == (2, True)
+
+
+def test_spark_reads_the_time_of_an_id_as_python_does(spark: SparkSession) -> None:
+    kinds = [(version, variant) for version in range(16) for variant in range(16)]
+    ids = [UUID(int=(0x0180_0000_0001 << 80) | version << 76 | variant << 60) for version, variant in kinds]
+    frame = spark.createDataFrame(
+        [(place, bytearray(each.bytes)) for place, each in enumerate(ids)], "place int, id binary"
+    )
+    read = {row.place: row.ms for row in frame.select("place", replay.unix_ms("id").alias("ms")).collect()}
+    assert [read[place] for place in range(len(ids))] == [unix_ms(each) for each in ids]

@@ -11,9 +11,9 @@ A proxy that adds none of these looks like a program: without a secret there mus
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from durable.transports.plaintext import is_loopback
 
@@ -34,6 +34,7 @@ _OF_PROXIES: Final = frozenset(
 )
 _HTTP_PORT: Final = 80
 _OF_PROXIES_PREFIX: Final = b"x-forwarded"
+_HOST: Final = re.compile(r"(?:\[(?P<ipv6>[0-9a-fA-F:.]+)\]|(?P<name>[a-zA-Z0-9.-]+))(?::[0-9]{0,5})?")
 _OF_BROWSERS: Final = frozenset({b"origin", b"sec-fetch-site"})
 
 
@@ -77,9 +78,6 @@ def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def _names_this_machine(host: str) -> bool:
-    try:
-        parts = urlsplit(f"//{host}")
-        parts.port  # noqa: B018  it is parsed, and may fail, only when read
-    except ValueError:
-        return False
-    return parts.netloc == host and "@" not in host and is_loopback(parts.hostname or "")
+    """Tell whether this is a name of this machine, with or without a port; urlsplit takes `[::1]evil` for `::1`."""
+    found = _HOST.fullmatch(host)
+    return found is not None and is_loopback((found["ipv6"] or found["name"]).lower())

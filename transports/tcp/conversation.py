@@ -56,7 +56,7 @@ from durable.transports.frames import (
     Refused,
     Welcome,
 )
-from durable.transports.tcp.proofs import ClientProof, ServerProof
+from durable.transports.tcp.proofs import WRONG_PROOF, ClientProof, ServerProof
 from durable.transports.wire import encode
 
 MAX_PINGS: Final = 16
@@ -376,7 +376,7 @@ class ServerSide:
         hello, challenge = self._challenged
         known = self._proof.proven(hello, challenge, proof)
         if known is None:
-            return _turn_away("the proof of the secret is wrong")
+            return _turn_away(WRONG_PROOF)
         self.proven = known.peer
         return self._welcome(hello, room)
 

@@ -16,7 +16,7 @@ from durable.transports import peers
 from durable.transports.frames import Hello
 from durable.transports.tcp.address import Address
 from durable.transports.tcp.credentials import Users
-from durable.transports.tcp.proofs import NONCE_BYTES, ClientProof, Known, ServerProof, shared_key
+from durable.transports.tcp.proofs import NONCE_BYTES, ClientProof, Known, ServerProof, binding_of, shared_key
 from durable.transports.tcp.stream import FrameStream
 from durable.transports.tcp.unix import UnixAddress
 from durable.transports.tls import MISSING_CERTIFICATE, Context, Tls
@@ -33,25 +33,31 @@ class Entrance:
     users: Users | None = None
     shown: peers.Credentials | None = None
 
-    def for_listener(self) -> tuple[Context | None, ServerProof | None]:
-        """Return the demands on the next accepted connection."""
-        context = self.tls.for_listeners() if self.tls is not None else None
-        is_known_otherwise = self.users is not None or (context is not None and context.asks_certificates)
-        if is_known_otherwise or not peers.has_secrets(self.settings):
-            return context, None
-        binding = context.binding if context is not None else b""
-        return context, ServerProof(self._secret_of, random.token_bytes(NONCE_BYTES), binding)
+    def for_listener(self) -> Context | None:
+        """Return the TLS of the next accepted connection."""
+        return self.tls.for_listeners() if self.tls is not None else None
 
     def for_sender(self) -> Context | None:
         return self.tls.for_senders() if self.tls is not None else None
 
-    def proof_of_sender(self, binding: bytes) -> ClientProof | None:
-        """Return the proof to offer. `binding` is the digest of the listener's certificate, when one was checked."""
+    def proof_of_listener(self, stream: FrameStream, context: Context | None) -> ServerProof | None:
+        """Return the proof to demand on an accepted connection."""
+        is_known_otherwise = self.users is not None or (context is not None and context.asks_certificates)
+        if is_known_otherwise or not peers.has_secrets(self.settings):
+            return None
+        here, there = stream.ends
+        binding = context.binding if context is not None else binding_of(client=there, server=here)
+        return ServerProof(self._secret_of, random.token_bytes(NONCE_BYTES), binding)
+
+    def proof_of_sender(self, stream: FrameStream) -> ClientProof | None:
+        """Return the proof to offer on an opened connection, whose certificate was checked if there is TLS."""
         if self.shown is None:
             return None
         secret, key, peer = _bytes(self.shown.secret), self.shown.key, self.shown.peer
         nonce = random.token_bytes(NONCE_BYTES)
-        return ClientProof(secret, key or shared_key(secret), nonce, binding, peer, is_needed=not binding)
+        here, there = stream.ends
+        binding = stream.certificate or binding_of(client=here, server=there)
+        return ClientProof(secret, key or shared_key(secret), nonce, binding, peer, is_needed=not stream.certificate)
 
     def refusal_of_user(self, stream: FrameStream) -> str:
         """Return the reason to refuse the user at the other end; empty where it may be there."""

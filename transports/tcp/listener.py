@@ -39,6 +39,7 @@ from durable.transports.tcp.address import SCHEMES, Address
 from durable.transports.tcp.budget import Budget
 from durable.transports.tcp.conversation import Deliver, Leave, Probe, Reply, ServerSide, ServerState, TurnAway
 from durable.transports.tcp.entrance import Entrance
+from durable.transports.tcp.proofs import NO_PROOF
 from durable.transports.tcp.stream import LINGER_SECONDS, SMALL_FRAME_BYTES, FrameStream, translated
 from durable.transports.tcp.unix import READ_BYTES, Bound
 from durable.transports.tls import Context
@@ -136,7 +137,8 @@ class TcpListener:
             return
         visit.cut = stream.abort
         stream.pause()
-        context, proof = self._entrance.for_listener()
+        context = self._entrance.for_listener()
+        proof = self._entrance.proof_of_listener(stream, context)
         side = ServerSide(self._service, self._node(), self._settings.max_frame_bytes, proof)
 
         def prove() -> bool:
@@ -287,6 +289,8 @@ class _Connection:
                 self._side.proven = await self._admission.admit(self._stream)
                 while self._side.is_greeting:
                     if not await self._hear_more(tasks):
+                        if self._side.state is ServerState.AWAITING_PROOF:
+                            raise ConnectionFailed(NO_PROOF)
                         return
         while await self._hear_more(tasks):
             pass

@@ -124,7 +124,7 @@ class TcpSender:
                 if refusal := self._entrance.refusal_of_user(stream):
                     stream.abort()
                     raise ConnectionFailed(refusal)
-                proof = self._entrance.proof_of_sender(stream.binding)
+                proof = self._entrance.proof_of_sender(stream)
                 side = ClientSide(self._service, self._node(), self._settings.max_frame_bytes, proof)
                 connection = _Connection(stream, side, self._settings, str(self._address))
                 await connection.greet()

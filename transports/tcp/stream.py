@@ -79,8 +79,11 @@ class FrameStream:
     async def secure(self, context: Context) -> None:
         """Go through the TLS handshake as the server. The caller sets the deadline.
 
-        Raises ConnectionFailed when the peer speaks no TLS, or shows no certificate that is trusted.
+        Raises ConnectionFailed when the peer speaks no TLS, or shows no certificate that is trusted, and when the
+        connection is closed meanwhile, by either end.
         """
+        if self._writer.transport.is_closing():  # asyncio would begin, and wait for a peer that is not there
+            raise ConnectionFailed("TLS handshake: the connection was closed before it")
         reader = asyncio.StreamReader(limit=READ_BYTES // 4)  # TLS holds as much again
         protocol = asyncio.StreamReaderProtocol(reader)
         self._is_lost = True
@@ -88,7 +91,8 @@ class FrameStream:
             transport = await self._loop.start_tls(
                 self._writer.transport, protocol, context.tls, server_side=True, ssl_shutdown_timeout=LINGER_SECONDS
             )
-        assert transport is not None
+        if transport is None:  # aborted: asyncio returns no transport then, and raises nothing
+            raise ConnectionFailed("TLS handshake: the connection was closed in the middle of it")
         self._is_lost = False
         protocol.connection_made(transport)
         self._plain = self._writer  # a writer that is collected closes its transport
@@ -106,8 +110,13 @@ class FrameStream:
         return names_in(tls.getpeercert() or {}) if tls is not None else []
 
     @property
-    def binding(self) -> bytes:
-        """Digest of the peer's certificate."""
+    def ends(self) -> tuple[Any, Any]:
+        """Addresses of this end and of the other, as the socket has them."""
+        return self._writer.get_extra_info("sockname"), self._writer.get_extra_info("peername")
+
+    @property
+    def certificate(self) -> bytes:
+        """Digest of the peer's certificate, which was checked; empty where it showed none."""
         tls = self._writer.get_extra_info("ssl_object")
         return digest_of(tls.getpeercert(binary_form=True)) if tls is not None else b""
 

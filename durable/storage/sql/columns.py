@@ -37,11 +37,11 @@ LETTER: Final = (
     "body, sent_at, deliver_by, attempts, interruptions, exception_type, reason, traceback, fingerprint, node_id, "
     "message_digest, replayable, epoch, replay_count, ordering_key, fair_key"
 )
-_VERSION: Final = "(get_byte(uuid_send(id), 6) >> 4)"
-DATED: Final = f"{_VERSION} = 7"
+# The version as durable.envelope reads it: an id of another variant than RFC 9562's has none.
+_VERSION: Final = "CASE WHEN get_byte(uuid_send(id), 8) >> 6 = 2 THEN get_byte(uuid_send(id), 6) >> 4 ELSE 0 END"
+DATED: Final = f"({_VERSION} = 7)"
 """An id that carries its day lies in received_ids, any other in undated_ids: so none fills the default partition."""
-GENERATED: Final = f"{_VERSION} IN (7, 8)"
-
+GENERATED: Final = f"({_VERSION} IN (7, 8))"
 
 REMEMBERED: Final = "id, endpoint, message_digest, sent_at, CAST(NULL AS bigint)"
 """What is remembered of a message that did not come in bulk, besides its terms."""

@@ -40,6 +40,7 @@ from tests.support.tables import Tables
 from tests.support.tls import Pem, issue
 
 SECRET = "correct horse battery"
+TLS = "tcp over TLS"
 STRANGERS = 20
 MANY = 200
 LONG = timedelta(minutes=5)  # no deadline ends an attack: the newcomers must find room by themselves
@@ -57,7 +58,7 @@ class Fortress:
     def addresses(self) -> dict[str, str]:
         node = self.bus.runtime.node
         assert node is not None
-        return {urlsplit(each.address).scheme: each.address for each in node.listeners}
+        return {_scheme(each.address): each.address for each in node.listeners}
 
     def dropped(self) -> int:
         node = self.bus.runtime.node
@@ -67,9 +68,9 @@ class Fortress:
     def sender(self, scheme: str) -> Sender:
         settings = load_settings(shared_secret=SECRET, tls_ca=self.pem.ca, send_timeout=timedelta(seconds=20))
         if scheme == "tcp":
-            return TcpTransport(load_settings(send_timeout=timedelta(seconds=20)), "till", 1).sender(
-                self.addresses["tcp"]
-            )
+            settings = load_settings(send_timeout=timedelta(seconds=20))
+        if scheme in ("tcp", TLS):
+            return TcpTransport(settings, "till", 1).sender(self.addresses[scheme])
         return HttpTransport(settings, service="till", messages=dict).sender(self.addresses[scheme])
 
     async def is_open_to_peers(self, scheme: str) -> None:
@@ -88,7 +89,7 @@ async def fortress(tables: Tables, folder: Path, *schemes: str, **settings: Any)
         secured = {}
     bus = Bus("shop", tables.url, poll_interval=timedelta(milliseconds=30), **{**secured, **given, **settings})
     for scheme in schemes:
-        bus.listen(f"{scheme}://127.0.0.1:0")
+        bus.listen("tcp://127.0.0.1:0?tls=1" if scheme == TLS else f"{scheme}://127.0.0.1:0")
 
     @bus.handles(Sold)
     async def sell(sold: Sold) -> None:
@@ -96,6 +97,10 @@ async def fortress(tables: Tables, folder: Path, *schemes: str, **settings: Any)
 
     async with bus:
         yield Fortress(bus, tables, pem)
+
+
+def _scheme(address: str) -> str:
+    return TLS if address.endswith("?tls=1") else urlsplit(address).scheme
 
 
 class Crowd:
@@ -144,10 +149,13 @@ async def crowd() -> AsyncIterator[Crowd]:
 
 
 LIVE = request("/health/live", method="GET")
+HALF_A_HELLO = bytes.fromhex("16030100ca010000c60303")
 UNSIGNED = request("/batches", b"x" * 100, content_type="application/json")
 ATTACKS: Sequence[tuple[str, str, bytes]] = [
     ("silent TLS handshakes", "https", b""),
-    ("half a TLS hello", "https", bytes.fromhex("16030100ca010000c60303")),
+    ("half a TLS hello", "https", HALF_A_HELLO),
+    ("silent TLS handshakes over TCP", TLS, b""),
+    ("half a TLS hello over TCP", TLS, HALF_A_HELLO),
     ("silent HTTP connections", "http", b""),
     ("keep-alive connections that ask for the health", "http", LIVE),
     ("keep-alive connections without a secret", "http", UNSIGNED),
@@ -174,6 +182,7 @@ async def test_crowd_of_strangers_keeps_no_peer_out(
             assert node.dropped() >= 2 * (MANY - STRANGERS)
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) < 20, "a line for each second, not for each connection"
+    assert not [record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR]
 
 
 @pytest.mark.parametrize("scheme", ["http", "tcp"])

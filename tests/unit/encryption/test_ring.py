@@ -6,6 +6,7 @@ import base64
 import json
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
+import durable
 from durable import InvalidSetting, Keys, message
 from durable.encryption.decoding import decode
 from durable.encryption.ring import KeyRing
@@ -214,11 +216,14 @@ async def test_keys_of_before_are_used_while_the_source_fails(caplog: pytest.Log
 
 
 @pytest.mark.parametrize("wrong", [OSError("no vault"), {"a": A}, None], ids=["error", "dict", "None"])
-def test_source_without_any_keys_is_an_error(wrong: Any) -> None:
+def test_source_without_any_keys_is_an_error(wrong: Any, caplog: pytest.LogCaptureFixture) -> None:
     source = Counted(wrong)
     source.error = wrong if isinstance(wrong, Exception) else None
-    with pytest.raises(InvalidSetting, match="the encryption keys cannot be read"):
+    with pytest.raises(InvalidSetting, match="the encryption keys cannot be read") as refused:
         KeyRing(source).load()
+    assert "those of before" not in caplog.text
+    for name in re.findall(r"return durable\.(\w+)", str(refused.value)):
+        assert hasattr(durable, name), "the name in the error can be imported"
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

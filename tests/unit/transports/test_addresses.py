@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from uuid import UUID
 
 import msgspec
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from durable import Bus, message
-from durable.errors import InvalidSetting
+from durable.errors import DurableError, InvalidSetting
 from durable.pipeline import replay
 from durable.pipeline.publishable import whole
 from durable.pipeline.screens import Limits, flaw
@@ -87,3 +91,40 @@ def test_well_formed_destination_is_routed_by_the_bus(bus: Bus, uri: str) -> Non
 @pytest.mark.parametrize("uri", UNRESOLVED[1:])
 def test_topic_can_be_published_to_in_its_resolved_form(bus: Bus, uri: str) -> None:
     check_destination(bus.runtime.transports().resolve(uri, "addresses.sent"))
+
+
+SCHEMES = ("tcp", "unix", "http", "https", "rabbitmq", "memory", "local", "lines", "9p", "")
+PARTS = st.one_of(
+    st.text(st.characters(), max_size=12),
+    st.sampled_from(["\n", "\r\n", "\ud800", "\x1b[2J", "\u202e", "\x00", "\t", "\u2028", *SOUND, *MALFORMED]),
+)
+TEXTS = st.builds("".join, st.lists(PARTS, max_size=4))
+ADDRESSES = st.one_of(TEXTS, st.builds("{}://{}".format, st.sampled_from(SCHEMES), TEXTS))
+
+
+def error_of(use: Callable[[], object]) -> str:
+    """The text of the error that this raises; empty when it raises none."""
+    try:
+        use()
+    except DurableError as error:
+        return str(error)
+    return ""
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(uri=ADDRESSES)
+@example("tcp://127.0.0.1:1\n")
+@example("tcp://\ud800")
+@example("lines\n://x")
+@example("tcp://127.0.0.1:1\nERROR forged")
+def test_error_that_shows_an_address_is_one_printable_line(bus: Bus, uri: str) -> None:
+    transports = bus.runtime.transports()
+    for use in (
+        check_destination,
+        transports.of,
+        lambda each: transports.resolve(each, "addresses.sent"),
+        lambda each: bus.route(Sent, to=each),
+        lambda each: bus.subscribe(Sent, to=each),
+        lambda each: Bus("shop", database="postgresql://127.0.0.1:1/none").listen(each),
+    ):
+        assert error_of(partial(use, uri)).isprintable()

@@ -237,6 +237,9 @@ FROM_STRANGERS = [
     {"host": "127.0.0.1.rebound.example"},
     {"host": "127.0.0.1@rebound.example"},
     {"host": "localhost:80:80"},
+    {"host": "[::1]evil.example"},
+    {"host": "[::1].rebound.example:80"},
+    {"host": "127.0.0.1:8001.rebound.example"},
     {"host": ""},
     {"host": "10.0.0.7"},
 ]

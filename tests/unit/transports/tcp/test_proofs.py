@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from durable.errors import ConnectionFailed, ProtocolViolation
 from durable.transports.frames import MAX_ENVELOPES, Batch, Challenge, Frame, Hello, Ping, Proof, Refused, Welcome
 from durable.transports.tcp.conversation import ClientSide, ClientState, Reply, ServerSide, ServerState, TurnAway
-from durable.transports.tcp.proofs import NONCE_BYTES, ClientProof, Known, ServerProof, shared_key
+from durable.transports.tcp.proofs import NONCE_BYTES, ClientProof, Known, ServerProof, binding_of, shared_key
 
 LIMIT = 1 << 20
 SECRET = b"correct horse battery"
@@ -110,6 +111,33 @@ def test_a_proof_for_one_certificate_does_not_fit_another() -> None:
     challenge = reply(b.hear(a.greet(), 5))
     with pytest.raises(ConnectionFailed, match="does not know the secret"):
         a.hear(challenge)
+
+
+CLIENT, SERVER = ("127.0.0.1", 40001), ("127.0.0.1", 2301)
+
+
+@pytest.mark.parametrize(
+    ("from_", "to"),
+    [
+        (CLIENT, ("127.0.0.1", 2302)),
+        (CLIENT, ("127.0.0.2", 2301)),
+        (CLIENT, ("::1", 2301, 0, 0)),
+        (("127.0.0.1", 40002), SERVER),
+        (("127.0.0.2", 40001), SERVER),
+        (SERVER, CLIENT),
+    ],
+)
+def test_proof_for_one_connection_does_not_fit_another(from_: Any, to: Any) -> None:
+    a = client(client_proof(binding=binding_of(CLIENT, SERVER)))
+    b = server(server_proof(binding=binding_of(from_, to)))
+    with pytest.raises(ConnectionFailed, match="or something between the two"):
+        a.hear(reply(b.hear(a.greet(), 5)))
+
+
+@pytest.mark.parametrize("mapped", ["::ffff:127.0.0.1", "::ffff:7f00:1", "::ffff:127.0.0.1%lo"])
+def test_binding_is_the_same_for_an_address_of_ipv4_within_ipv6(mapped: str) -> None:
+    as_ipv6 = [(mapped, port, 0, 0) for _, port in (CLIENT, SERVER)]
+    assert binding_of(CLIENT, SERVER) == binding_of(*as_ipv6) == binding_of(CLIENT, as_ipv6[1])
 
 
 @pytest.mark.parametrize("name", ["service", "node", "max_frame_bytes", "versions"])
