@@ -90,6 +90,8 @@ CREATE TABLE "{schema}".received_ids (
     terms bigint NOT NULL DEFAULT 0,
     received_at timestamptz NOT NULL DEFAULT now(),
     carried bigint,
+    due_at timestamptz,
+    expired timestamptz,
     PRIMARY KEY (id, endpoint)
 ) PARTITION BY RANGE (id);
 CREATE TABLE "{schema}".received_ids_default PARTITION OF "{schema}".received_ids DEFAULT;
@@ -104,6 +106,8 @@ CREATE TABLE "{schema}".undated_ids (
     sent_at timestamptz NOT NULL,
     given_up boolean NOT NULL DEFAULT false,
     carried bigint,
+    due_at timestamptz,
+    expired timestamptz,
     PRIMARY KEY (id, endpoint)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05);
 CREATE INDEX undated_ids_by_age ON "{schema}".undated_ids (received_at);
