@@ -14,10 +14,10 @@ from sqlalchemy import Connection
 
 from durable.envelope import LeasedEnvelope, NodeId
 from durable.storage import inbox, outbox
-from durable.storage.isolation import batch, quarantining
+from durable.storage.isolation import batch, quarantining, readable
 from durable.storage.leases import Burials
 from durable.storage.outbox import Expiry
-from durable.storage.rows import UNCOUNTED, Letter, leased
+from durable.storage.rows import UNCOUNTED, Letter
 from durable.storage.sql.recovery import INCOMING, READ_CLOCK, Recovery
 
 _BEFORE_HANDLED = "expired before it was handled"
@@ -38,7 +38,7 @@ def bury(
     """Make dead letters of unowned rows whose deliver_by has passed. Returns how many."""
     params = {"node": node, "batch_size": batch_size} | burials.parameters()
     refused = quarantining(conn, schema, table, node, "claim")
-    claimed = [leased(row) for row in batch(conn, schema, table.claim_late, params, refused)]
+    claimed = readable(conn, schema, table, node, batch(conn, schema, table.claim_late, params, refused))
     if table is INCOMING:
         letter = Letter.because(_BEFORE_HANDLED, _KIND)
         for lease in claimed:

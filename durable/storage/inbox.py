@@ -18,7 +18,7 @@ from durable.messages.ordering import FREE, QueueKeys
 from durable.messages.repeats import Known
 from durable.storage import circuits
 from durable.storage.circuits import CircuitKind
-from durable.storage.isolation import batch, isolated, quarantining, refusals_named
+from durable.storage.isolation import batch, isolated, quarantining, readable, refusals_named
 from durable.storage.leases import fence
 from durable.storage.rows import (
     ONCE,
@@ -26,7 +26,6 @@ from durable.storage.rows import (
     Letter,
     Tried,
     envelope_columns,
-    leased,
     queueing_columns,
     storable,
 )
@@ -126,7 +125,8 @@ def claim(
     params = {"message_type": message_type, "batch_size": batch_size, "node": node, "is_trial": is_trial}
     params |= {"handler": handler or message_type}
     refused = quarantining(conn, schema, INCOMING, node, "claim")
-    return [leased(row) for row in batch(conn, schema, statements.CLAIM_INCOMING, params, refused)]
+    claimed = batch(conn, schema, statements.CLAIM_INCOMING, params, refused)
+    return readable(conn, schema, INCOMING, node, claimed)
 
 
 def finish_handled(
