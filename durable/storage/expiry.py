@@ -43,6 +43,7 @@ def bury(
         letter = Letter.because(_BEFORE_HANDLED, _KIND)
         for lease in claimed:
             inbox.dead_letter(conn, schema, node, lease, letter, UNCOUNTED, keep_body=keep_body)
+        inbox.note_expired(conn, schema, claimed)
     else:
         letter = Letter.because(_BEFORE_SENT, _KIND)
         outbox.dead_letter(conn, schema, node, [(lease, letter) for lease in claimed], keep_body=keep_body)
@@ -62,7 +63,11 @@ def bury_incoming(
     """Make a dead letter of it, if its deliver_by has passed by the database's clock, or passes within this time."""
     if not lease.envelope.is_late(_now(conn) + within):
         return False
-    return inbox.dead_letter(conn, schema, node, lease, Letter.because(reason, _KIND), UNCOUNTED, keep_body=keep_body)
+    letter = Letter.because(reason, _KIND)
+    buried = inbox.dead_letter(conn, schema, node, lease, letter, UNCOUNTED, keep_body=keep_body)
+    if buried:
+        inbox.note_expired(conn, schema, [lease])
+    return buried
 
 
 def bury_outgoing(

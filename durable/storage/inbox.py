@@ -97,6 +97,18 @@ def live_longer(conn: Connection, schema: str, duplicates: Sequence[Arrival]) ->
     )
 
 
+def note_expired(conn: Connection, schema: str, expired: Sequence[LeasedEnvelope]) -> None:
+    """Note the deadlines of messages that became dead letters by them."""
+    conn.execute(
+        statements.NOTE_EXPIRED.within(schema),
+        {
+            "id": [lease.envelope.id for lease in expired],
+            "endpoint": [lease.endpoint for lease in expired],
+            "deliver_by": [lease.envelope.deliver_by for lease in expired],
+        },
+    )
+
+
 def _known(row: Row[Any]) -> Known:
     return Known.of(
         row.message_digest, row.terms, row.now, due_at=row.due_at, expired=row.expired, deliver_by=row.deliver_by

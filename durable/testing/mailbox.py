@@ -121,6 +121,9 @@ class Mailbox:
     def _expire(self, row: Row) -> None:
         """End a message; a later one under its id that lives longer is no duplicate."""
         self.expired.append(Expired(decoded(row.envelope, self.ring), row.envelope))
+        self._note_expired(row)
+
+    def _note_expired(self, row: Row) -> None:
         if (known := self._received.get(row.key)) is not None:
             self._received[row.key] = known._replace(expired=row.envelope.deliver_by)
 
@@ -195,6 +198,7 @@ class Mailbox:
 
     def _bury_late(self, row: Row, reason: str) -> None:
         letter = Letter.because(reason, "expired")
+        self._note_expired(row)
         self._bury(row.envelope, letter, attempts=row.attempts, endpoint=row.endpoint)
 
     def scheduled(self) -> list[Scheduled]:

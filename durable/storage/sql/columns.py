@@ -109,7 +109,7 @@ def key_id_of(body: str) -> str:
 
 
 def digests_differ(known: str, digest: str) -> str:
-    """The condition that two digests are of different messages: durable.messages.digest.bodies_differ."""
+    """The condition that two digests are of different messages; digests under two keys cannot be compared here."""
     comparable = f"({known} & 1) = ({digest} & 1) AND (({known} & 1) = 0 OR ({known} >> 44) = ({digest} >> 44))"
     return f"({known} <> {digest} AND {comparable})"
 

@@ -61,6 +61,15 @@ LEFT JOIN {schema}.incoming_envelopes AS waiting USING (id, endpoint)
 """
 FIND_KNOWN = Statement(f"{_KNOWN % 'received_ids'} UNION ALL {_KNOWN % 'undated_ids'}")
 
+# Of what expired into a dead letter.
+NOTE_EXPIRED = Statement(f"""
+WITH expired AS (
+    SELECT * FROM unnest(CAST(:id AS uuid[]), CAST(:endpoint AS text[]), CAST(:deliver_by AS timestamptz[]))
+        AS t (id, endpoint, deliver_by)
+), {remember_expired("expired")}
+SELECT count(*) FROM expired
+""")
+
 # A row that is locked ends at this moment, or is claimed and handled.
 LIVE_LONGER = Statement("""
 WITH later AS MATERIALIZED (
