@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import pytest
@@ -23,6 +24,7 @@ from durable.testing import eventually
 from durable.transports.memory import MemoryTransport
 from tests.failure.workbench import QUICK
 from tests.support import receivers
+from tests.support.raw_http import RawHttpClient, request
 from tests.support.tables import Tables, shared_tables
 
 HERE = "memory://shop"
@@ -147,3 +149,31 @@ async def test_only_an_opened_body_and_the_same_bytes_make_a_duplicate(tables: T
             expected = DUPLICATE if first == second or {first, second} <= opened else OTHER_BODY
             answers = await shop.arrive_in_turn(one, two, together=together)
             assert answers == [STORED, expected], (first, second, together)
+
+
+def looking_encrypted(envelope: Envelope) -> Envelope:
+    return formed("fake", envelope)
+
+
+@pytest.mark.parametrize("squat", [expired, put_off, looking_encrypted])
+async def test_message_at_the_http_door_is_an_alarm_when_its_id_was_taken(
+    tables: Tables, squat: Callable[[Envelope], Envelope]
+) -> None:
+    shop, taken = Shop(tables.url), real(id=uuid4())
+    shop.bus.listen("http://127.0.0.1:0")
+    async with shop.bus:
+        assert shop.bus.runtime.node is not None
+        [url] = [each.address for each in shop.bus.runtime.node.listeners if each.address.startswith("http:")]
+        assert await shop.arrive(squat(taken)) == [STORED]
+        async with RawHttpClient(url) as client:
+            headers = {
+                "content_type": "application/json",
+                "idempotency_key": str(taken.id),
+                "durable_time_to_live": "600",
+            }
+            if squat is looking_encrypted:
+                headers["durable_time_to_live"] = ""
+            refusal = await client.ask(request("/messages/taken.paid", taken.body, **headers))
+    assert refusal.status == 422
+    [body] = tables.rows("SELECT body FROM durable.dead_letters")
+    assert bytes(body) == taken.body
