@@ -15,11 +15,12 @@ from sqlalchemy import Connection
 
 from durable.agents.context import AgentContext
 from durable.agents.intake import Intake
+from durable.encryption.repeats import arrival_digest, is_another, known_arrival
 from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope
 from durable.errors import InvalidMessage
 from durable.messages import validation as screening
-from durable.messages.digest import bodies_differ, conflicts, message_digest, terms_digest
 from durable.messages.ordering import OrderingRules
+from durable.messages.repeats import outlives
 from durable.messages.scope import listener_of
 from durable.outcomes import DUPLICATE, LONGEST_REASON, OTHER_BODY, STORED, Outcome, Rejected
 from durable.settings import Limits
@@ -77,8 +78,8 @@ class ArrivalStore:
             reason = self._unacceptable(envelope)
             if reason is None:
                 envelope = self._ring.arrived(envelope)
-                _, first = fit.setdefault((envelope.id, endpoint), (endpoint, envelope))
-                reason = None if _same(first, envelope) else _OTHER_BODY
+                key = (envelope.id, endpoint)
+                reason = self._add(fit, key, envelope)
             if reason is not None:
                 other_body = reason == _OTHER_BODY
                 replayable = not other_body and _is_whole(envelope, self._limits)
@@ -98,6 +99,21 @@ class ArrivalStore:
                 outcomes.append(OTHER_BODY if key in changed else DUPLICATE)
             fresh.discard(key)  # the same id again in this round is a duplicate
         return outcomes
+
+    def _add(self, fit: dict[Key, tuple[str, Envelope]], key: Key, envelope: Envelope) -> str | None:
+        """Add an envelope to those of a round; of two with one id the first, which lives as long as both. Returns the
+        reason why it is another message than the first.
+        """
+        if key not in fit:
+            fit[key] = key[1], envelope
+            return None
+        now, first = self._clock.now(), fit[key][1]
+        known = known_arrival(self._ring, first, now)
+        if is_another(self._ring, known, envelope, now):
+            return _OTHER_BODY
+        if outlives(known, envelope):
+            fit[key] = key[1], msgspec.structs.replace(first, deliver_by=envelope.deliver_by)
+        return None
 
     async def quarantine(self, unfit: Unfit) -> None:
         """Keep bytes that are no envelope as a dead letter."""
@@ -167,7 +183,8 @@ class ArrivalStore:
         """
         place = self._places.incoming(envelope)
         waits = envelope.execution_time is not None or place.ordering_key is not None or envelope.is_late(now)
-        return Arrival(endpoint, envelope, ANY_NODE if waits else self._intake.reserve(envelope), place)
+        owner = ANY_NODE if waits else self._intake.reserve(envelope)
+        return Arrival(endpoint, envelope, owner, place, arrival_digest(self._ring, envelope))
 
     def _give_back(self, arrivals: Sequence[Arrival], fresh: set[Key]) -> None:
         """The room of those that are not this node's work now."""
@@ -180,11 +197,23 @@ class ArrivalStore:
     def _insert(self, conn: Connection, schema: str, arrivals: Sequence[Arrival]) -> _Found:
         fresh = inbox.store(conn, schema, arrivals)
         duplicates = [arrival for arrival in arrivals if arrival.key not in fresh]
-        changed = inbox.find_changed(conn, schema, duplicates) if duplicates else set()
-        for endpoint, envelope, _, _ in duplicates:
-            if (envelope.id, endpoint) in changed:
-                self._quarantine(conn, schema, Unfit(endpoint, _raw(envelope), _OTHER_BODY, _known(envelope)))
-        return _Found(fresh, changed, {})
+        changed = self._compare(conn, schema, duplicates) if duplicates else []
+        for endpoint, envelope, *_ in changed:
+            self._quarantine(conn, schema, Unfit(endpoint, _raw(envelope), _OTHER_BODY, _known(envelope)))
+        return _Found(fresh, {arrival.key for arrival in changed}, {})
+
+    def _compare(self, conn: Connection, schema: str, duplicates: Sequence[Arrival]) -> Sequence[Arrival]:
+        """Return those that are no duplicates of the messages which are known under their ids. What waits lives as long
+        as its duplicates.
+        """
+        known = inbox.find_known(conn, schema, duplicates)
+        compared = [(arrival, *known[arrival.key]) for arrival in duplicates if arrival.key in known]
+        changed = [each for each, first, now in compared if is_another(self._ring, first, each.envelope, now)]
+        others = {arrival.key for arrival in changed}
+        longer = [each for each, first, _ in compared if each.key not in others and outlives(first, each.envelope)]
+        if longer:
+            inbox.live_longer(conn, schema, longer)
+        return changed
 
     async def _quarantine_alone(
         self, endpoint: str, envelope: Envelope, reason: str, replayable: bool = False
@@ -219,12 +248,6 @@ def _is_whole(envelope: Envelope, limits: Limits) -> bool:
     own = limits.copy()
     own["max_message_bytes"] = len(envelope.body)
     return screening.find_error(envelope, **own) is None
-
-
-def _same(first: Envelope, second: Envelope) -> bool:
-    """Tell whether the second of two envelopes with one id is a copy of the first."""
-    digests = [message_digest(each.message_type, each.body) for each in (first, second)]
-    return not bodies_differ(*digests) and not conflicts(terms_digest(first), terms_digest(second), 0)
 
 
 def _columns_are_sound(envelope: Envelope) -> bool:

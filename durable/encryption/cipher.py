@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from durable.errors import Forged, InvalidSetting
-from durable.messages.digest import sealed_digest
+from durable.messages.digest import key_mark, sealed_digest
 from durable.messages.sealed import NONCE_BYTES, Sealed
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class Cipher:
         self._aes = _aes(key)
         self._for_nonces = hashlib.blake2b(key=key, digest_size=32, person=_NONCES).digest()
         self._for_digests = hashlib.blake2b(key=key, digest_size=32, person=_DIGESTS).digest()
+        self.mark = key_mark(self._for_digests)
+        """The 20 bits that stand for this key in the digests under it."""
 
     def digest(self, message_type: str, message: bytes) -> bytes:
         """The digest by which a repeat of this message is told from another message under its id."""

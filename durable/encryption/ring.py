@@ -23,6 +23,7 @@ from durable.encryption.cipher import Cipher
 from durable.encryption.keys import NO_KEYS, Keys, of_settings, of_text
 from durable.envelope import TENANT, Envelope
 from durable.errors import DurableError, Forged, InvalidSetting, MissingKey, said
+from durable.messages.digest import mark_of
 from durable.messages.registry import is_encrypted
 from durable.messages.routing import LOCAL
 from durable.messages.sealed import Sealed, is_sealed, joined, parted
@@ -186,6 +187,15 @@ class KeyRing:
             raise MissingKey(sealed.key_id)
         tenant = envelope.headers.get(TENANT, "")
         return cipher.open(sealed, envelope_id=envelope.id, message_type=envelope.message_type, tenant=tenant)
+
+    def has_digest(self, digest: int, message_type: str, message: bytes) -> bool:
+        """Tell whether this is the digest of a message under one of the keys."""
+        mark = mark_of(digest)
+        return mark is not None and any(
+            int.from_bytes(cipher.digest(message_type, message), "big", signed=True) == digest
+            for cipher in self._now().ciphers.values()
+            if cipher.mark == mark
+        )
 
     def parts(self, envelope: Envelope) -> Sealed:
         """The parts of an encrypted body. Raises Forged when it is broken off."""

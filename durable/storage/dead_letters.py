@@ -23,6 +23,7 @@ from durable.envelope import JSON, Envelope, LeasedEnvelope, NodeId
 from durable.storage import maintenance
 from durable.storage.database import channel
 from durable.storage.isolation import isolated, left_alone, tried
+from durable.storage.rows import shown_headers
 from durable.storage.sql import dead_letters as statements
 from durable.storage.sql.statement import Statement
 
@@ -333,5 +334,5 @@ def change_range(
 def _dead_letter(*row: Any) -> DeadLetter:
     count = len(Summary._fields)
     correlation_id, causation_id, partition_key, content_type, headers, *rest = row[count:]
-    known = msgspec.json.decode(headers, type=dict[str, str])
+    known = shown_headers(headers)
     return DeadLetter(Summary(*row[:count]), correlation_id, causation_id, partition_key, content_type, known, *rest)

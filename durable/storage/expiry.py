@@ -14,10 +14,10 @@ from sqlalchemy import Connection
 
 from durable.envelope import LeasedEnvelope, NodeId
 from durable.storage import inbox, outbox
-from durable.storage.isolation import batch, quarantining
+from durable.storage.isolation import batch, quarantining, readable
 from durable.storage.leases import Burials
 from durable.storage.outbox import Expiry
-from durable.storage.rows import UNCOUNTED, Letter, leased
+from durable.storage.rows import UNCOUNTED, Letter
 from durable.storage.sql.recovery import INCOMING, READ_CLOCK, Recovery
 
 _BEFORE_HANDLED = "expired before it was handled"
@@ -38,11 +38,12 @@ def bury(
     """Make dead letters of unowned rows whose deliver_by has passed. Returns how many."""
     params = {"node": node, "batch_size": batch_size} | burials.parameters()
     refused = quarantining(conn, schema, table, node, "claim")
-    claimed = [leased(row) for row in batch(conn, schema, table.claim_late, params, refused)]
+    claimed = readable(conn, schema, table, node, batch(conn, schema, table.claim_late, params, refused))
     if table is INCOMING:
         letter = Letter.because(_BEFORE_HANDLED, _KIND)
         for lease in claimed:
             inbox.dead_letter(conn, schema, node, lease, letter, UNCOUNTED, keep_body=keep_body)
+        inbox.note_expired(conn, schema, claimed)
     else:
         letter = Letter.because(_BEFORE_SENT, _KIND)
         outbox.dead_letter(conn, schema, node, [(lease, letter) for lease in claimed], keep_body=keep_body)
@@ -62,7 +63,11 @@ def bury_incoming(
     """Make a dead letter of it, if its deliver_by has passed by the database's clock, or passes within this time."""
     if not lease.envelope.is_late(_now(conn) + within):
         return False
-    return inbox.dead_letter(conn, schema, node, lease, Letter.because(reason, _KIND), UNCOUNTED, keep_body=keep_body)
+    letter = Letter.because(reason, _KIND)
+    buried = inbox.dead_letter(conn, schema, node, lease, letter, UNCOUNTED, keep_body=keep_body)
+    if buried:
+        inbox.note_expired(conn, schema, [lease])
+    return buried
 
 
 def bury_outgoing(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -13,11 +13,12 @@ from sqlalchemy import Connection, Row
 
 from durable.duration import within_calendar
 from durable.envelope import Envelope, LeasedEnvelope, LeaseKey, NodeId
-from durable.messages.digest import bodies_differ, conflicts, message_digest, terms_digest
+from durable.messages.digest import message_digest, terms_digest
 from durable.messages.ordering import FREE, QueueKeys
+from durable.messages.repeats import Known
 from durable.storage import circuits
 from durable.storage.circuits import CircuitKind
-from durable.storage.isolation import batch, isolated, quarantining, refusals_named
+from durable.storage.isolation import batch, isolated, quarantining, readable, refusals_named
 from durable.storage.leases import fence
 from durable.storage.rows import (
     ONCE,
@@ -25,7 +26,6 @@ from durable.storage.rows import (
     Letter,
     Tried,
     envelope_columns,
-    leased,
     queueing_columns,
     storable,
 )
@@ -44,6 +44,8 @@ class Arrival(NamedTuple):
     envelope: Envelope
     owner: NodeId
     place: QueueKeys = FREE
+    digest: int | None = None
+    """The digest that is kept with its id; None: that of its type and body, of an envelope that is trusted."""
 
     @property
     def key(self) -> Key:
@@ -63,7 +65,7 @@ def store(conn: Connection, schema: str, arrivals: Sequence[Arrival]) -> set[Key
             | {
                 "execution_time": [arrival.envelope.execution_time for arrival in arrivals],
                 "endpoint": [arrival.endpoint for arrival in arrivals],
-                "message_digest": [_digest(arrival.envelope) for arrival in arrivals],
+                "message_digest": [_digest(arrival) for arrival in arrivals],
                 "terms": [terms_digest(arrival.envelope) for arrival in arrivals],
             }
             | queueing_columns([(arrival.owner, arrival.place) for arrival in arrivals]),
@@ -71,10 +73,8 @@ def store(conn: Connection, schema: str, arrivals: Sequence[Arrival]) -> set[Key
     return {(row.id, row.endpoint) for row in rows}
 
 
-def find_changed(conn: Connection, schema: str, duplicates: Sequence[Arrival]) -> set[Key]:
-    """Return the duplicates that are another message than the one that came first under their id: with another body,
-    or on other terms.
-    """
+def find_known(conn: Connection, schema: str, duplicates: Sequence[Arrival]) -> dict[Key, tuple[Known, datetime]]:
+    """Return what is known under the ids of these arrivals, with the time of the database."""
     rows = conn.execute(
         statements.FIND_KNOWN.within(schema),
         {
@@ -82,18 +82,42 @@ def find_changed(conn: Connection, schema: str, duplicates: Sequence[Arrival]) -
             "endpoint": [arrival.endpoint for arrival in duplicates],
         },
     )
-    known = {(row.id, row.endpoint): row for row in rows}
-    return {arrival.key for arrival in duplicates if arrival.key in known and _differs(known[arrival.key], arrival)}
+    return {(row.id, row.endpoint): (_known(row), row.now) for row in rows}
 
 
-def _differs(known: Row[Any], arrival: Arrival) -> bool:
-    return bodies_differ(known.message_digest, _digest(arrival.envelope)) or conflicts(
-        known.terms, terms_digest(arrival.envelope), known.age_seconds
+def live_longer(conn: Connection, schema: str, duplicates: Sequence[Arrival]) -> None:
+    """Let the messages that wait under these ids live as long as their duplicates would."""
+    conn.execute(
+        statements.LIVE_LONGER.within(schema),
+        {
+            "id": [arrival.envelope.id for arrival in duplicates],
+            "endpoint": [arrival.endpoint for arrival in duplicates],
+            "deliver_by": [arrival.envelope.deliver_by for arrival in duplicates],
+        },
     )
 
 
-def _digest(envelope: Envelope) -> int:
-    return message_digest(envelope.message_type, envelope.body)
+def note_expired(conn: Connection, schema: str, expired: Sequence[LeasedEnvelope]) -> None:
+    """Note the deadlines of messages that became dead letters by them."""
+    conn.execute(
+        statements.NOTE_EXPIRED.within(schema),
+        {
+            "id": [lease.envelope.id for lease in expired],
+            "endpoint": [lease.endpoint for lease in expired],
+            "deliver_by": [lease.envelope.deliver_by for lease in expired],
+        },
+    )
+
+
+def _known(row: Row[Any]) -> Known:
+    return Known.of(
+        row.message_digest, row.terms, row.now, due_at=row.due_at, expired=row.expired, deliver_by=row.deliver_by
+    )
+
+
+def _digest(arrival: Arrival) -> int:
+    envelope = arrival.envelope
+    return message_digest(envelope.message_type, envelope.body) if arrival.digest is None else arrival.digest
 
 
 def claim(
@@ -113,7 +137,8 @@ def claim(
     params = {"message_type": message_type, "batch_size": batch_size, "node": node, "is_trial": is_trial}
     params |= {"handler": handler or message_type}
     refused = quarantining(conn, schema, INCOMING, node, "claim")
-    return [leased(row) for row in batch(conn, schema, statements.CLAIM_INCOMING, params, refused)]
+    claimed = batch(conn, schema, statements.CLAIM_INCOMING, params, refused)
+    return readable(conn, schema, INCOMING, node, claimed)
 
 
 def finish_handled(

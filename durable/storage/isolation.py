@@ -14,7 +14,7 @@ the row's own only where others pass, or, of a row that is alone, where the stat
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
@@ -22,10 +22,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from durable.envelope import LeaseKey, NodeId
+from durable.envelope import LeasedEnvelope, LeaseKey, NodeId
 from durable.errors import InvalidMessage
 from durable.storage.outages import is_passing, sqlstate
-from durable.storage.rows import REFUSED, Letter, storable
+from durable.storage.rows import REFUSED, UNREADABLE, Letter, key_of, leased, storable
 from durable.storage.sql.recovery import REFUSED_OWNER, Recovery
 from durable.storage.sql.statement import Batched
 from durable.telemetry import log
@@ -163,23 +163,50 @@ def quarantining(conn: Connection, schema: str, table: Recovery, node: NodeId, d
     """
 
     def refused(row: LeaseKey, reason: str) -> None:
-        envelope_id, address, epoch = row
-        key = {"id": envelope_id, "address": address, "epoch": epoch}
         letter = Letter.because(f"the database refuses to {doing} this row: {reason}", REFUSED)
-        params = key | {"node": node} | letter.parameters()
-        buried, why_not = tried(conn, lambda: conn.execute(table.quarantine.within(schema), params).all())
-        if why_not is None:
-            if buried[0]:
-                log.error("the database refuses to %s %s at %s, dead-lettered: %s", doing, envelope_id, address, reason)
-            return
-        _, why_unmarked = tried(conn, lambda: conn.execute(table.mark_refused.within(schema), key).all())
-        outcome = "left as it is" if why_unmarked else f"marked by owner_id {REFUSED_OWNER}"
-        log.error(
-            "the database refuses to %s %s at %s, and to make it a dead letter, %s: %s; %s",
-            doing, envelope_id, address, outcome, reason, why_not,
-        )  # fmt: skip
+        _put_aside(conn, schema, table, node, row, letter, reason, f"the database refuses to {doing}")
 
     return refused
+
+
+def readable(
+    conn: Connection, schema: str, table: Recovery, node: NodeId, claimed: Iterable[Row[Any]]
+) -> list[LeasedEnvelope]:
+    """Return the claimed rows; one that cannot be read becomes a dead letter, and the others go on."""
+    leases = []
+    for row in claimed:
+        try:
+            leases.append(leased(row))
+        except InvalidMessage as error:
+            letter = Letter.because(f"the row cannot be read: {error}", UNREADABLE)
+            _put_aside(conn, schema, table, node, key_of(row), letter, str(error), "cannot read")
+    return leases
+
+
+def _put_aside(
+    conn: Connection,
+    schema: str,
+    table: Recovery,
+    node: NodeId,
+    row: LeaseKey,
+    letter: Letter,
+    reason: str,
+    trouble: str,
+) -> None:
+    envelope_id, address, epoch = row
+    key = {"id": envelope_id, "address": address, "epoch": epoch}
+    params = key | {"node": node} | letter.parameters()
+    buried, why_not = tried(conn, lambda: conn.execute(table.quarantine.within(schema), params).all())
+    if why_not is None:
+        if buried[0]:
+            log.error("%s %s at %s, dead-lettered: %s", trouble, envelope_id, address, reason)
+        return
+    _, why_unmarked = tried(conn, lambda: conn.execute(table.mark_refused.within(schema), key).all())
+    outcome = "left as it is" if why_unmarked else f"marked by owner_id {REFUSED_OWNER}"
+    log.error(
+        "%s %s at %s, and the database refuses to make it a dead letter, %s: %s; %s",
+        trouble, envelope_id, address, outcome, reason, why_not,
+    )  # fmt: skip
 
 
 def left_alone(doing: str) -> Refused[Any]:

@@ -15,9 +15,8 @@ from sqlalchemy import Connection
 
 from durable.envelope import LeasedEnvelope, LeaseKey, NodeId
 from durable.storage.database import channel
-from durable.storage.isolation import Refused, batch, isolated, quarantining
+from durable.storage.isolation import Refused, batch, isolated, quarantining, readable
 from durable.storage.locks import keys_class
-from durable.storage.rows import leased
 from durable.storage.sql import ordering as statements
 from durable.storage.sql import recovery as recovery_statements
 from durable.storage.sql.ordering import INCOMING, OUTGOING
@@ -160,7 +159,7 @@ class _Run:
             self._table.claim.within(self._schema),
             self._params | {"keys": list(keys), "longest_run": longest or self._longest, "batch_size": self._room},
         )
-        leases = [leased(row) for row in found]
+        leases = readable(self._conn, self._schema, self._recovery, self._params["node"], found)
         self._room -= len(leases)
         return leases
 
@@ -238,7 +237,9 @@ def _claim_share(
     if not quotas:
         return [], after
     params |= {"keys": list(quotas), "quotas": list(quotas.values())}
-    return [leased(row) for row in batch(conn, schema, table.claim, params, refused)], after
+    recovery = recovery_statements.INCOMING if table is statements.SHARED_INCOMING else recovery_statements.OUTGOING
+    claimed = batch(conn, schema, table.claim, params, refused)
+    return readable(conn, schema, recovery, params["node"], claimed), after
 
 
 def share_out(tenants: Sequence[str], weights: Mapping[str, int], batch_size: int) -> tuple[dict[str, int], str]:

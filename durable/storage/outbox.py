@@ -12,9 +12,9 @@ from durable.envelope import Envelope, LeasedEnvelope, LeaseKey, NodeId
 from durable.messages.digest import message_digest
 from durable.messages.ordering import FREE, QueueKeys
 from durable.storage.database import channel
-from durable.storage.isolation import batch, isolated, left_alone, quarantining
+from durable.storage.isolation import batch, isolated, left_alone, quarantining, readable
 from durable.storage.leases import fence
-from durable.storage.rows import Letter, envelope_columns, leased, queueing_columns
+from durable.storage.rows import Letter, envelope_columns, queueing_columns
 from durable.storage.sql import outbox as statements
 from durable.storage.sql.recovery import OUTGOING
 
@@ -65,7 +65,8 @@ def claim(conn: Connection, schema: str, *, destination: str, batch_size: int, n
     """Take up to `batch_size` unowned rows for this destination, oldest first."""
     params = {"destination": destination, "batch_size": batch_size, "node": node}
     refused = quarantining(conn, schema, OUTGOING, node, "claim")
-    return [leased(row) for row in batch(conn, schema, statements.CLAIM_OUTGOING, params, refused)]
+    claimed = batch(conn, schema, statements.CLAIM_OUTGOING, params, refused)
+    return readable(conn, schema, OUTGOING, node, claimed)
 
 
 def delete_sent(

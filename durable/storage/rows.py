@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple, Self
 import msgspec
 from sqlalchemy import Row
 
-from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId
-from durable.errors import text_of
+from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, LeaseKey, NodeId
+from durable.errors import InvalidMessage, text_of
 from durable.messages.digest import fingerprint
 from durable.messages.ordering import QueueKeys
 from durable.redaction import redacted
@@ -22,6 +22,7 @@ KEPT_ATTEMPTS: Final = 20
 _LONGEST_REASON: Final = 2_000
 _LONGEST_TRACEBACK: Final = 20_000
 
+_ADDRESS_AT: Final = 11
 _encode_headers = msgspec.json.Encoder().encode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 
@@ -54,8 +55,26 @@ def queueing_columns(rows: Sequence[tuple[NodeId, QueueKeys]]) -> dict[str, Any]
     }
 
 
+def decoded_headers(text: str) -> dict[str, str]:
+    """The headers of a row. Raises InvalidMessage when they are none, which no constraint of the table prevents."""
+    if text == "{}":
+        return {}
+    try:
+        return _decode_headers(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidMessage(f"its headers are no object of strings: {error}") from error
+
+
+def shown_headers(text: str) -> dict[str, str]:
+    """The headers of a dead letter; all that stands there under one name, if they cannot be read."""
+    try:
+        return decoded_headers(text)
+    except InvalidMessage:
+        return {"headers that cannot be read": text}
+
+
 def leased(row: Row[Any]) -> LeasedEnvelope:
-    """A claimed row of either table."""
+    """A claimed row of either table. Raises InvalidMessage when it cannot be read."""
     (
         envelope_id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, body,
         sent_at, deliver_by, address, epoch, attempts, interruptions, ordering_key,
@@ -72,7 +91,7 @@ def leased(row: Row[Any]) -> LeasedEnvelope:
             content_type=content_type,
             causation_id=causation_id,
             partition_key=partition_key,
-            headers=_decode_headers(headers) if headers != "{}" else {},
+            headers=decoded_headers(headers),
             deliver_by=deliver_by,
         ),
         epoch=epoch,
@@ -83,6 +102,12 @@ def leased(row: Row[Any]) -> LeasedEnvelope:
     )
 
 
+def key_of(row: Row[Any]) -> LeaseKey:
+    """The key of a claimed row, also of one that cannot be read."""
+    return row.id, row[_ADDRESS_AT], row.epoch
+
+
+UNREADABLE: Final = "unreadable row"
 QUARANTINED: Final = "quarantined on arrival"
 REFUSED: Final = "refused by the database"
 """The kind of a letter whose message was never stored for handling, and so never held its id."""

@@ -26,10 +26,11 @@ from durable.application.handlers import Handler
 from durable.application.retry import Pause
 from durable.clock import Clock
 from durable.duration import within_calendar
+from durable.encryption.repeats import is_another, known_arrival
 from durable.encryption.ring import KeyRing
 from durable.envelope import DUE, Envelope, LeasedEnvelope, LeaseKey, NodeId, new_id
-from durable.messages.digest import bodies_differ, conflicts, message_digest, terms_digest
 from durable.messages.ordering import OrderingRules
+from durable.messages.repeats import Known, outlives
 from durable.messages.routing import LOCAL
 from durable.outcomes import DUPLICATE, OTHER_BODY, STORED, Outcome
 from durable.storage.circuits import CircuitKind
@@ -58,7 +59,7 @@ class Mailbox:
     handled: list[Handled] = field(default_factory=list)
     dead_letters: list[DeadLetter] = field(default_factory=list)
     expired: list[Expired] = field(default_factory=list)
-    _received: dict[Key, Envelope] = field(default_factory=dict)
+    _received: dict[Key, Known] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.circuits = MemoryCircuits(self.clock)
@@ -73,7 +74,7 @@ class Mailbox:
         if row.key in (self._received if envelope.destination == LOCAL else self.outgoing):
             return False
         if envelope.destination == LOCAL:
-            self._received[row.key] = envelope
+            self._remember(row.key, envelope)
             self._queue(row)
         else:
             self.outgoing[row.key] = row
@@ -85,23 +86,46 @@ class Mailbox:
 
     def receive(self, endpoint: str, envelope: Envelope) -> Outcome:
         """Store it unless it was received before."""
-        row = Row(envelope, endpoint)
-        known = self._received.get(row.key)
+        row = Row(envelope, endpoint, envelope.execution_time)
+        known = self._known(row.key)
         if known is None:
-            self._received[row.key] = envelope
+            self._remember(row.key, envelope)
             self._queue(row)
             return STORED
-        if not self._is_copy(known, envelope):
+        if is_another(self.ring, known, envelope, self.clock.now()):
             self.quarantine(envelope, "another message was received under the same id before")
             return OTHER_BODY
+        if outlives(known, envelope):
+            waiting = self.incoming[row.key]
+            waiting.envelope = msgspec.structs.replace(waiting.envelope, deliver_by=envelope.deliver_by)
         return DUPLICATE
 
-    def _is_copy(self, known: Envelope, envelope: Envelope) -> bool:
-        age_seconds = (self.clock.now() - known.sent_at).total_seconds()
-        first, second = (message_digest(each.message_type, each.body) for each in (known, envelope))
-        return not bodies_differ(first, second) and not conflicts(
-            terms_digest(known), terms_digest(envelope), age_seconds
+    def _remember(self, key: Key, envelope: Envelope) -> None:
+        self._received[key] = known_arrival(self.ring, envelope, self.clock.now())._replace(expired=None)
+
+    def _known(self, key: Key) -> Known | None:
+        """What is known under this id, with what became of it."""
+        known, row = self._received.get(key), self.incoming.get(key)
+        if known is None:
+            return None
+        deliver_by = None if row is None else row.envelope.deliver_by
+        return Known.of(
+            known.digest,
+            known.terms,
+            self.clock.now(),
+            due_at=known.due_at,
+            expired=known.expired,
+            deliver_by=deliver_by,
         )
+
+    def _expire(self, row: Row) -> None:
+        """End a message; a later one under its id that lives longer is no duplicate."""
+        self.expired.append(Expired(decoded(row.envelope, self.ring), row.envelope))
+        self._note_expired(row)
+
+    def _note_expired(self, row: Row) -> None:
+        if (known := self._received.get(row.key)) is not None:
+            self._received[row.key] = known._replace(expired=row.envelope.deliver_by)
 
     def quarantine(self, envelope: Envelope, reason: str) -> None:
         self._bury(envelope, Letter.because(reason, QUARANTINED), attempts=0)
@@ -169,11 +193,12 @@ class Mailbox:
             elif rows is self.outgoing and burials.others:
                 self._bury(row.envelope, Letter.because("expired before it was sent", "expired"), attempts=row.attempts)
             else:
-                self.expired.append(Expired(decoded(row.envelope, self.ring), row.envelope))
+                self._expire(row)
         return len(self.expired) - expired
 
     def _bury_late(self, row: Row, reason: str) -> None:
         letter = Letter.because(reason, "expired")
+        self._note_expired(row)
         self._bury(row.envelope, letter, attempts=row.attempts, endpoint=row.endpoint)
 
     def scheduled(self) -> list[Scheduled]:
@@ -288,7 +313,7 @@ class Mailbox:
             return False
         row = self.incoming.pop(_key(lease), None)
         if row is not None:
-            self.expired.append(Expired(decoded(row.envelope, self.ring), row.envelope))
+            self._expire(row)
         return row is not None
 
     def bury_incoming(

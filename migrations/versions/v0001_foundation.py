@@ -19,6 +19,10 @@ QUEUE = """WITH (
     autovacuum_analyze_scale_factor = 0.0, autovacuum_analyze_threshold = 5000,
     autovacuum_vacuum_insert_threshold = 100000, autovacuum_vacuum_cost_delay = 0)"""
 
+# A time that no reader can hold would stop every claim of its neighbours. By some hours less than the calendar of
+# Python: a time is read in the zone of its reader, and the clock of the database may be ahead.
+WITHIN = "BETWEEN '0001-01-02 00:00+00' AND '9999-12-31 08:00+00'"
+
 ENVELOPE = """
     seq bigint GENERATED ALWAYS AS IDENTITY,
     id uuid NOT NULL,
@@ -38,7 +42,8 @@ ENVELOPE = """
     owner_id integer NOT NULL,
     ordering_key text COLLATE "C",
     fair_key text COLLATE "C",
-    epoch integer NOT NULL DEFAULT 0"""
+    epoch integer NOT NULL DEFAULT 0,
+    CHECK (sent_at {within} AND deliver_by {within} AND execution_time {within})""".replace("{within}", WITHIN)
 
 # Rows that keep those behind them under the same ordering key from being claimed.
 HELD = "ordering_key IS NOT NULL AND (owner_id <> 0 OR (execution_time IS NOT NULL AND attempts > 0))"
@@ -90,6 +95,8 @@ CREATE TABLE "{schema}".received_ids (
     terms bigint NOT NULL DEFAULT 0,
     received_at timestamptz NOT NULL DEFAULT now(),
     carried bigint,
+    due_at timestamptz,
+    expired timestamptz,
     PRIMARY KEY (id, endpoint)
 ) PARTITION BY RANGE (id);
 CREATE TABLE "{schema}".received_ids_default PARTITION OF "{schema}".received_ids DEFAULT;
@@ -104,6 +111,8 @@ CREATE TABLE "{schema}".undated_ids (
     sent_at timestamptz NOT NULL,
     given_up boolean NOT NULL DEFAULT false,
     carried bigint,
+    due_at timestamptz,
+    expired timestamptz,
     PRIMARY KEY (id, endpoint)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05);
 CREATE INDEX undated_ids_by_age ON "{schema}".undated_ids (received_at);

@@ -44,20 +44,23 @@ DATED: Final = f"({_VERSION} = 7)"
 GENERATED: Final = f"({_VERSION} IN (7, 8))"
 
 REMEMBERED: Final = "id, endpoint, message_digest, sent_at, CAST(NULL AS bigint)"
-"""What is remembered of a message that did not come in bulk, besides its terms."""
+"""What is remembered of a message that did not come in bulk, besides its terms and the time it was put off to."""
+NO_TERMS: Final = "0, CAST(NULL AS timestamptz)"
 
 
 def remember_undated(rows: str) -> str:
     """The insert of these ids without a day, which returns those that are new. `rows` have the columns of REMEMBERED,
-    and the terms.
+    the terms and the due time.
 
     New is also what was cancelled, or discarded as a dead letter, and is sent again; not what a peer without an answer
     repeats of it, which has the time at which it was sent then.
     """
-    return f"""INSERT INTO {{schema}}.undated_ids AS known (id, endpoint, message_digest, sent_at, carried, terms)
+    return f"""INSERT INTO {{schema}}.undated_ids AS known
+        (id, endpoint, message_digest, sent_at, carried, terms, due_at)
     {rows}
     ON CONFLICT (id, endpoint) DO UPDATE SET message_digest = excluded.message_digest, terms = excluded.terms,
-        sent_at = excluded.sent_at, carried = excluded.carried, received_at = now(), given_up = false
+        sent_at = excluded.sent_at, carried = excluded.carried, due_at = excluded.due_at, expired = NULL,
+        received_at = now(), given_up = false
     WHERE known.given_up AND known.sent_at <> excluded.sent_at
     RETURNING id, endpoint"""
 
@@ -69,6 +72,19 @@ def give_up(finished: str, address: str) -> str:
     """
     return f"""UPDATE {{schema}}.undated_ids AS known SET given_up = true, received_at = now()
     FROM {finished} WHERE known.id = {finished}.id AND known.endpoint = {finished}.{address}"""
+
+
+def remember_expired(expired: str) -> str:
+    """The CTEs that note the deadlines of messages which expired with their ids: a message that comes under such an id
+    and could still be handled is no duplicate.
+    """
+    return ", ".join(
+        f"""of_{table} AS (
+    UPDATE {{schema}}.{table} AS known SET expired = {expired}.deliver_by
+    FROM {expired} WHERE known.id = {expired}.id AND known.endpoint = {expired}.endpoint
+)"""
+        for table in ("received_ids", "undated_ids")
+    )
 
 
 def known_digest(moved: str) -> str:
@@ -93,7 +109,7 @@ def key_id_of(body: str) -> str:
 
 
 def digests_differ(known: str, digest: str) -> str:
-    """The condition that two digests are of different messages: durable.messages.digest.bodies_differ."""
+    """The condition that two digests are of different messages; digests under two keys cannot be compared here."""
     comparable = f"({known} & 1) = ({digest} & 1) AND (({known} & 1) = 0 OR ({known} >> 44) = ({digest} >> 44))"
     return f"({known} <> {digest} AND {comparable})"
 

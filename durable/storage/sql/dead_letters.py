@@ -132,7 +132,7 @@ def _remember(letters: str) -> str:
     SELECT id, address, message_digest, sent_at {known} AND NOT {DATED}
     ON CONFLICT (id, endpoint) DO UPDATE SET message_digest = excluded.message_digest, terms = excluded.terms,
         sent_at = excluded.sent_at, carried = CASE WHEN NOT known.given_up THEN known.carried END,
-        received_at = now(), given_up = false
+        due_at = NULL, expired = NULL, received_at = now(), given_up = false
     WHERE known.given_up OR (
         known.message_digest = excluded.message_digest AND known.sent_at = excluded.sent_at
         AND (known.id, known.endpoint) IN (SELECT id, address FROM {letters} WHERE {_WAS_STORED}))

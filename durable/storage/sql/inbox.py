@@ -15,6 +15,7 @@ from durable.storage.sql.columns import (
     UNNEST_ENVELOPE,
     UNNEST_QUEUEING,
     known_digest,
+    remember_expired,
     remember_undated,
 )
 from durable.storage.sql.statement import Statement
@@ -34,11 +35,11 @@ WITH received AS MATERIALIZED (
         CAST(:message_digest AS bigint[]), CAST(:terms AS bigint[]), {UNNEST_QUEUEING}) WITH ORDINALITY
     AS t ({ENVELOPE}, execution_time, endpoint, message_digest, terms, {QUEUEING}, position)
 ), dated AS (
-    INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest, terms)
-    SELECT id, endpoint, message_digest, terms FROM received WHERE {DATED}
+    INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest, terms, due_at)
+    SELECT id, endpoint, message_digest, terms, execution_time FROM received WHERE {DATED}
     ON CONFLICT DO NOTHING RETURNING id, endpoint
 ), undated AS (
-    {remember_undated(f"SELECT {REMEMBERED}, terms FROM received WHERE NOT {DATED}")}
+    {remember_undated(f"SELECT {REMEMBERED}, terms, execution_time FROM received WHERE NOT {DATED}")}
 ), fresh AS (
     SELECT id, endpoint FROM dated UNION ALL SELECT id, endpoint FROM undated
 ), stored AS (
@@ -52,12 +53,36 @@ SELECT id, endpoint FROM stored
 
 # What is known under these ids, to tell two messages under one id from a duplicate.
 _KNOWN: Final = """
-SELECT known.id, known.endpoint, known.message_digest, known.terms,
-    CAST(extract(epoch FROM clock_timestamp() - known.received_at) AS double precision) AS age_seconds
+SELECT known.id, known.endpoint, known.message_digest, known.terms, known.due_at, known.expired, waiting.deliver_by,
+    clock_timestamp() AS now
 FROM unnest(CAST(:id AS uuid[]), CAST(:endpoint AS text[])) AS t (id, endpoint)
 JOIN {schema}.%s AS known USING (id, endpoint)
+LEFT JOIN {schema}.incoming_envelopes AS waiting USING (id, endpoint)
 """
 FIND_KNOWN = Statement(f"{_KNOWN % 'received_ids'} UNION ALL {_KNOWN % 'undated_ids'}")
+
+# Of what expired into a dead letter.
+NOTE_EXPIRED = Statement(f"""
+WITH expired AS (
+    SELECT * FROM unnest(CAST(:id AS uuid[]), CAST(:endpoint AS text[]), CAST(:deliver_by AS timestamptz[]))
+        AS t (id, endpoint, deliver_by)
+), {remember_expired("expired")}
+SELECT count(*) FROM expired
+""")
+
+# A row that is locked ends at this moment, or is claimed and handled.
+LIVE_LONGER = Statement("""
+WITH later AS MATERIALIZED (
+    SELECT row.id, row.endpoint,
+        CASE WHEN t.deliver_by IS NOT NULL THEN GREATEST(row.deliver_by, t.deliver_by) END AS deliver_by
+    FROM unnest(CAST(:id AS uuid[]), CAST(:endpoint AS text[]), CAST(:deliver_by AS timestamptz[]))
+        AS t (id, endpoint, deliver_by)
+    JOIN {schema}.incoming_envelopes AS row USING (id, endpoint)
+    WHERE row.deliver_by IS NOT NULL FOR UPDATE OF row SKIP LOCKED
+)
+UPDATE {schema}.incoming_envelopes AS row SET deliver_by = later.deliver_by
+FROM later WHERE row.id = later.id AND row.endpoint = later.endpoint
+""")
 
 # A sender that had no answer sends it again: the same bytes under the same id are one letter, of one fault.
 QUARANTINE = Statement(f"""
@@ -168,6 +193,6 @@ WITH expired AS (
     DELETE FROM {{schema}}.incoming_envelopes
     WHERE {_THIS} AND deliver_by < clock_timestamp() + CAST(:within AS interval)
     RETURNING *
-), {INBOX.history("expired", "expired", error="CAST(:reason AS text)")}
+), {remember_expired("expired")}, {INBOX.history("expired", "expired", error="CAST(:reason AS text)")}
 SELECT count(*) FROM expired
 """)

@@ -6,6 +6,7 @@ from durable.storage.sql.columns import (
     ENVELOPE,
     FREE,
     GENERATED,
+    NO_TERMS,
     QUEUEING,
     REMEMBERED,
     SELECT_ENVELOPE,
@@ -26,7 +27,7 @@ WITH sent AS MATERIALIZED (
         CAST(:endpoint AS text[]), CAST(:message_digest AS bigint[]), {UNNEST_QUEUEING}) WITH ORDINALITY
     AS t ({ENVELOPE}, execution_time, destination, endpoint, message_digest, {QUEUEING}, position)
 ), undated AS (
-    {remember_undated(f"SELECT {REMEMBERED}, 0 FROM sent WHERE endpoint IS NOT NULL AND NOT {GENERATED}")}
+    {remember_undated(f"SELECT {REMEMBERED}, {NO_TERMS} FROM sent WHERE endpoint IS NOT NULL AND NOT {GENERATED}")}
 ), local AS (
     INSERT INTO {{schema}}.incoming_envelopes (endpoint, {ENVELOPE}, execution_time, {QUEUEING})
     SELECT endpoint, {SELECT_ENVELOPE}, execution_time, {QUEUEING} FROM sent

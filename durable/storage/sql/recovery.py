@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.storage.sql.columns import FREE
+from durable.storage.sql.columns import FREE, remember_expired
 from durable.storage.sql.statement import Batched, Statement
 from durable.storage.sql.work import INBOX, OUTBOX, WorkTable
 
@@ -44,11 +44,12 @@ class Recovery:
             "execution_time <= now() AND owner_id = 0{only} ORDER BY execution_time LIMIT :batch_size",
             "execution_time = NULL",
         )
+        known = f"{remember_expired('expired')}, " if table is INBOX else ""
         self.expire = table.next(
             _LATE % f"NOT ({_BURIED})",
             f""", expired AS (
     DELETE FROM {rows} AS row USING picked WHERE {table.same_as("picked")} RETURNING row.*
-), {table.history("expired", "expired", error="'expired while it waited'")}
+), {known}{table.history("expired", "expired", error="'expired while it waited'")}
 SELECT count(*) FROM expired
 """,
         )

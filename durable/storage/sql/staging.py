@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.storage.sql.columns import DATED, bodies_differ, digests_differ, remember_undated
+from durable.storage.sql.columns import DATED, NO_TERMS, bodies_differ, digests_differ, remember_undated
 from durable.storage.sql.statement import Statement
 
 _ENVELOPE: Final = (
@@ -41,7 +41,8 @@ MOVE_REMOTE = Statement(f"{_MOVE_REMOTE} ON CONFLICT DO NOTHING")
 def _fresh(address: str, digest: str, those: str) -> str:
     """The keys of staged rows that were not known; they are known from now on."""
     rows = (
-        f"SELECT DISTINCT ON (id, {address}) id, {address}, {digest}, sent_at, carried, 0 FROM {{staged}} WHERE {those}"
+        f"SELECT DISTINCT ON (id, {address}) id, {address}, {digest}, sent_at, carried, {NO_TERMS} FROM {{staged}} "
+        f"WHERE {those}"
     )
     return f"""dated AS (
     INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest, carried)

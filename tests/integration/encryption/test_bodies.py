@@ -282,7 +282,7 @@ async def test_readable_arrival_without_a_key_holds_up_no_other(tables: Tables) 
 
 
 async def test_repeat_under_a_new_key_is_a_duplicate_and_another_body_an_alarm(tables: Tables) -> None:
-    shop = Shop(tables.url)
+    shop = Shop(tables.url, Keys({"a": A, "b": B}))
     async with shop.bus:
         first = shop.sealed(1)
         assert await shop.arrive(first) == [STORED]

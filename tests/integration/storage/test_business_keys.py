@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from sqlalchemy import create_engine, text
 
 from durable.embedded import Embedded
+from durable.encryption.repeats import is_another
+from durable.encryption.ring import KeyRing
 from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId, new_id
 from durable.outcomes import OTHER_BODY, STORED
 from durable.storage import dead_letters, delayed, inbox
@@ -85,7 +87,8 @@ class OnPostgres(World):
         arrival = Arrival(ENDPOINT, msgspec.structs.replace(envelope, execution_time=due), ANY_NODE)
         if inbox.store(self._conn, SCHEMA, [arrival]):
             return True
-        if inbox.find_changed(self._conn, SCHEMA, [arrival]):
+        known = inbox.find_known(self._conn, SCHEMA, [arrival]).get(arrival.key)
+        if known is not None and is_another(KeyRing(), known[0], arrival.envelope, known[1]):
             reason = "another message was received under the same id before"
             inbox.quarantine(self._conn, SCHEMA, NODE, inbox.Unfit(ENDPOINT, envelope.body, reason, envelope))
         return False
