@@ -108,26 +108,28 @@ class Checks:
                 world.violation(f"I3: message {number} has an effect, and was never sent")
         for number in sorted(sent):
             id_ = workload.ids[number]
-            fates = int(effects[number] > 0) + (id_ in letters) + (ends["expired", id_] > 0)
+            received = int(effects[number] > 0) + (id_ in letters) + ends["expired", "incoming", id_]
+            # A sender without an answer does not know that the message has arrived in time.
+            fates = received or ends["expired", "outgoing", id_]
             if fates == 0:
                 world.violation(f"I1: message {number} ({id_}) is lost: {workload.items[number]}")
             elif fates > 1:
                 world.violation(f"I8: message {number} ({id_}) has {fates} fates")
-        for (outcome, id_), count in ends.items():
+        for (outcome, side, id_), count in ends.items():
             if count > 1:
-                world.violation(f"I8: {id_} was {outcome} {count} times")
-        of_none = [id_ for outcome, id_ in ends if id_ not in set(workload.ids.values())]
+                world.violation(f"I8: {id_} of {side} was {outcome} {count} times")
+        of_none = [id_ for _, _, id_ in ends if id_ not in set(workload.ids.values())]
         if of_none:
             world.violation(f"I3: {of_none[0]} has a history, and was never sent")
 
-    def _ends(self) -> tuple[set[UUID], Counter[tuple[str, UUID]]]:
+    def _ends(self) -> tuple[set[UUID], Counter[tuple[str, str, UUID]]]:
         letters: set[UUID] = set()
-        ends: Counter[tuple[str, UUID]] = Counter()
+        ends: Counter[tuple[str, str, UUID]] = Counter()
         for server in self._world.servers.values():
             letters |= {row.id for row in server.store.tables["letters"].rows.values()}
             for row in server.store.tables["history"].rows.values():
                 if row.outcome in _FINAL:
-                    ends[row.outcome, row.id] += 1
+                    ends[row.outcome, row.side, row.id] += 1
         return letters, ends
 
     def idle(self) -> None:

@@ -101,7 +101,7 @@ class SimulatedSender:
         self._network = network
         self._process = process
         self._destination = destination
-        self._target = destination.removeprefix("sim://")
+        self._target = destination.removeprefix("sim://").partition("/")[0]
 
     async def __aenter__(self) -> Self:
         return self

@@ -6,10 +6,12 @@ internal error is a violation.
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -48,6 +50,20 @@ class _Reporter(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info and record.exc_info[1] is not None:
             self._tell(f"logged: {record.getMessage()}: {record.exc_info[1]!r}")
+
+
+@contextmanager
+def left_behind() -> Iterator[None]:
+    """Let the coroutines of dead processes end without a word: they complain that nobody awaits them any more."""
+    before = sys.unraisablehook
+    sys.unraisablehook = lambda _: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            yield
+            gc.collect()
+    finally:
+        sys.unraisablehook = before
 
 
 def _ids(seconds: Callable[[], float]) -> Callable[[], UUID]:

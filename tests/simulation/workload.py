@@ -179,9 +179,11 @@ class Workload:
             transports=[SimulatedTransport(self._world.network, process)],
         )
         bus.listen(f"sim://{process.service}")
+        bus.listen(f"sim://{process.service}/{WHOLE}")
         if process.service == A:
-            for lane in ("plain", KEYED, "grouped", "fair", WHOLE, "guarded"):
-                bus.route(CLASSES[lane], to="sim://b", ordered=False)
+            for lane in ("plain", KEYED, "grouped", "fair", "guarded"):
+                bus.route(CLASSES[lane], to="sim://b")
+            bus.route(Whole, to=f"sim://b/{WHOLE}", ordered=True)
             self._handles(bus, process, "answer", Answer)
             return bus
         bus.route(Answer, to="sim://a")

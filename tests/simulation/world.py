@@ -25,7 +25,7 @@ from tests.simulation.faults import SLOTS, Fault, Injector, plan
 from tests.simulation.loop import State, VirtualLoop
 from tests.simulation.network import Network
 from tests.simulation.process import Process
-from tests.simulation.seams import virtual
+from tests.simulation.seams import left_behind, virtual
 from tests.simulation.server import Server
 from tests.simulation.sql import UnknownStatement
 from tests.simulation.workload import A, B, Workload
@@ -95,6 +95,8 @@ class World:
     # ------------------------------------------------------------------ what its parts tell
 
     def violation(self, text: str) -> None:
+        if self.loop.is_closed():
+            return
         told = f"{self.loop.time():.3f} s: {text}"
         self._violations.append(told)
         self.note(told)
@@ -142,7 +144,7 @@ class World:
     # ------------------------------------------------------------------ the run
 
     def run(self) -> Outcome:
-        with virtual(self, self.seed), self.loop:
+        with left_behind(), virtual(self, self.seed), self.loop:
             try:
                 self._run()
             except UnknownStatement as error:
