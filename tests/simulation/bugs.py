@@ -23,10 +23,10 @@ from durable.recovery.forgotten import Forgotten
 from durable.errors import StorageUnavailable
 from durable.storage import inbox as storage_inbox
 from durable.storage import outbox as storage_outbox
-from durable.storage.sql import inbox, outbox, recovery
+from durable.storage.sql import inbox, recovery
 from durable.storage.sql.statement import Statement
 from tests.simulation.sql import SCHEMA, parts, registry
-from tests.simulation.sql.parts import IN, OUT, Side
+from tests.simulation.sql.parts import IN, Side
 from tests.simulation.sql.registry import Params
 from tests.simulation.tables import Transaction
 
@@ -55,17 +55,6 @@ def _statement(stack: ExitStack, statement: Statement, work: Any) -> None:
     stack.enter_context(patch.dict(registry._known, changed))
 
 
-def _unfenced(side: Side) -> Callable[..., list[Any]]:
-    def mine(tx: Transaction, _: Side, p: Params) -> list[Any]:
-        found = [tx.get(side.table, key) for key in zip(p["ids"], p["addresses"], strict=True)]
-        rows = [row for row in found if row is not None]
-        for row in rows:
-            tx.lock(side.table, row.key)
-        return rows
-
-    return mine
-
-
 @bug
 def the_fence_of_a_handled_message_is_ignored(stack: ExitStack) -> None:
     stack.enter_context(patch.object(Attempts, "_complete", _complete_unfenced))
@@ -76,20 +65,6 @@ def _complete_unfenced(self: Any, tasks: Sequence[Any], session: Any, outbox: Ou
     owned = [task.lease for task in tasks]
     storage_inbox.finish_handled(session.connection(), self._schema, self._node, owned, keep_body=False)
     outbox.commit_allowed = True
-
-
-@bug
-def the_fence_of_a_sent_message_is_ignored(stack: ExitStack) -> None:
-    def work(_: Any) -> Any:
-        def delete(tx: Transaction, p: Params) -> Any:
-            rows = _unfenced(OUT)(tx, OUT, p)
-            for row in rows:
-                parts.finish(tx, OUT, row, "sent", p)
-            return [(len(p["ids"]),)]
-
-        return delete
-
-    _statement(stack, outbox.DELETE_SENT, work)
 
 
 @bug

@@ -132,20 +132,22 @@ class Checks:
                     ends[row.outcome, row.side, row.id] += 1
         return letters, ends
 
-    def idle(self) -> None:
-        """I6: with nothing to do, agents hold nothing."""
+    def idle(self) -> list[str]:
+        """I6: what agents hold although there is nothing to do."""
+        found = []
         for process, name, agent in self._agents():
-            if agent.held() or len(agent.buffer) or agent.buffer.used_count or agent.buffer.used_bytes:
-                used = agent.buffer.used_count, agent.buffer.used_bytes
-                self._world.violation(f"I6: {process} {name} is idle, and holds {agent.held()}, room {used}")
+            room = agent.buffer.used_count, agent.buffer.used_bytes
+            if agent.held() or len(agent.buffer) or any(room):
+                found.append(f"{process} {name} holds {agent.held()}, room {room}")
             queues = agent.buffer._keys, agent.buffer._busy, agent.buffer._shares
             if any(queues):
-                self._world.violation(f"I6: {process} {name} is idle, and remembers {queues}")
+                found.append(f"{process} {name} remembers {queues}")
         for process in self._world.slots.values():
             node = process.runtime.node if process.is_ready else None
             receiver = node.agents.receiver if node is not None else None
             if receiver is not None and receiver.statistics().waiting:
-                self._world.violation(f"I6: {process} is idle, and {receiver.statistics()}")
+                found.append(f"{process}: {receiver.statistics()}")
+        return found
 
     def _agents(self) -> Iterator[tuple[Process, str, Any]]:
         for process in self._world.slots.values():

@@ -175,9 +175,8 @@ class Injector:
                 server.slowness = fault.amount
                 self._during(fault, lambda: setattr(server, "slowness", 1.0))
             case _:
-                how, rng = CommitFault[fault.target.split()[1]], server.rng
-                server.commit_faults = lambda: how if rng.random() < fault.amount else None
-                self._during(fault, lambda: setattr(server, "commit_faults", lambda: None))
+                server.commit_fault, server.commit_share = CommitFault[fault.target.split()[1]], fault.amount
+                self._during(fault, lambda: setattr(server, "commit_share", 0.0))
 
     def _shake(self, fault: Fault) -> None:
         network, world = self._world.network, self._world

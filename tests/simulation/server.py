@@ -67,7 +67,9 @@ class Server:
         self.slowness = 1.0
         self.break_share = 0.0
         """Share of the statements at which the connection breaks."""
-        self.commit_faults: Callable[[], CommitFault | None] = lambda: None
+        self.commit_fault: CommitFault | None = None
+        self.commit_share = 0.0
+        """Share of the COMMITs that meet this fault."""
         self._numbers = 0
 
     def now(self) -> datetime:
@@ -89,6 +91,13 @@ class Server:
         return connection
 
     # ------------------------------------------------------------------ faults
+
+    @property
+    def is_troubled(self) -> bool:
+        return not self.is_up or self.slowness > 1 or bool(self.break_share or self.commit_share)
+
+    def fault_of_commit(self) -> CommitFault | None:
+        return self.commit_fault if self.commit_share and self.rng.random() < self.commit_share else None
 
     def stop(self) -> None:
         """Break every connection, and free every lock."""
@@ -206,7 +215,7 @@ class Connection:
     def _arrive(self, answer: asyncio.Future[None]) -> None:
         """The COMMIT reaches the server."""
         self.is_committing = False
-        fault = None if self.is_dead else self.server.commit_faults()
+        fault = None if self.is_dead else self.server.fault_of_commit()
         if fault is CommitFault.LOST:
             self.kill()
         transaction = self.transaction

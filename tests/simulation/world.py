@@ -35,7 +35,7 @@ _SENDING: Final = 20.0
 _FAULTY: Final = 30.0
 _BOUND: Final = 200.0  # seconds from calm on; the longest pauses and timeouts add up to less
 _STOPPING: Final = 40.0
-_SETTLING: Final = 3.0
+_SETTLING: Final = 30.0  # for batches without an answer, and deletions that linger
 
 
 @cache
@@ -113,8 +113,7 @@ class World:
 
     @property
     def is_troubled(self) -> bool:
-        servers = self.servers.values()
-        return any(not each.is_up or each.break_share or each.slowness > 1 for each in servers)
+        return any(server.is_troubled for server in self.servers.values())
 
     # ------------------------------------------------------------------ processes
 
@@ -179,8 +178,11 @@ class World:
             unfinished = self.checks.unfinished()
             self.violation(f"I10: {len(unfinished)} left {_BOUND:g} s after calm, such as {unfinished[:3]}")
             return
-        self._run_to(loop.time() + _SETTLING)
-        self.checks.idle()
+        deadline = loop.time() + _SETTLING
+        while self.checks.idle() and loop.time() < deadline:
+            self._run_to(loop.time() + 0.5)
+        for text in self.checks.idle():
+            self.violation(f"I6: with nothing to do, {text}")
         self.checks.fates()
         self._stop()
 
