@@ -32,7 +32,9 @@ def main(arguments: Sequence[str]) -> int:
             return _replay(options.seed, options.faults)
         gc.collect()
         gc.freeze()  # what is loaded now is not looked through after each run
-        return _hunt(range(options.first, options.first + options.seeds), options.bug, options.failures)
+        most_shrunk = 0 if options.whole else _MOST_SHRUNK
+        seeds = range(options.first, options.first + options.seeds)
+        return _hunt(seeds, options.bug, most_failures=options.failures, most_shrunk=most_shrunk)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -42,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--failures", type=int, default=20, help="failing seeds after which to end")
     parser.add_argument("--seed", type=int, help="run this seed, and print what happens")
     parser.add_argument("--faults", help="with these of its faults, by number; 'none' for none (default: all)")
+    parser.add_argument("--whole", action="store_true", help="do not look for the fewest faults of a failure")
     parser.add_argument("--bug", choices=sorted(BUGS), help="plant a bug")
     return parser
 
@@ -59,7 +62,7 @@ def _replay(seed: int, wanted: str | None) -> int:
     return int(bool(outcome.violations))
 
 
-def _hunt(seeds: Sequence[int], bug: str | None, most_failures: int) -> int:
+def _hunt(seeds: Sequence[int], bug: str | None, *, most_failures: int, most_shrunk: int) -> int:
     began = told = time.monotonic()
     covered: set[tuple[str, str]] = set()
     faults: Counter[str] = Counter()
@@ -73,7 +76,7 @@ def _hunt(seeds: Sequence[int], bug: str | None, most_failures: int) -> int:
         effects += outcome.effects
         if outcome.violations:
             failed.append(outcome)
-            _tell_failure(outcome, bug, is_shrunk=len(failed) <= _MOST_SHRUNK)
+            _tell_failure(outcome, bug, is_shrunk=len(failed) <= most_shrunk)
             if len(failed) >= most_failures:
                 break
         if time.monotonic() - told >= 1:

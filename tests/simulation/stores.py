@@ -19,6 +19,8 @@ from tests.simulation.tables import Store, Transaction, Waits
 
 Work = Callable[..., Any]
 LOCKED: Final = "it waits for the lock of another transaction"
+FRUITFUL: Final[set[str]] = set()
+"""The statements that have found or changed something in memory."""
 _STEP: Final = 600.0
 _LOCK_NOT_AVAILABLE: Final = "55P03"
 _TABLES: Final = {
@@ -86,7 +88,10 @@ class _Direct:
 
     def execute(self, sql: str, params: Mapping[str, Any]) -> tuple[Known, Any]:
         statement = known(sql)
-        return statement, statement.work(self.transaction, params)
+        found = statement.work(self.transaction, params)
+        if found and found != [(0,)]:
+            FRUITFUL.add(statement.name)
+        return statement, found
 
 
 def _over(transaction: Transaction) -> Connection:

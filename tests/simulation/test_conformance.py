@@ -6,15 +6,17 @@ open meanwhile: then both skip the same rows, and wait at the same ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from random import Random
 from typing import Any, ClassVar
+from unittest.mock import patch
 from uuid import UUID, uuid5
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from sqlalchemy import text
 
 from durable.envelope import Envelope, LeasedEnvelope, NodeId
@@ -43,18 +45,25 @@ from durable.storage.rows import Failure, Letter, Tried
 from durable.storage.schedules import Declaration
 from durable.storage.sql.recovery import INCOMING, OUTGOING
 from tests.simulation.rows import NodeRow
-from tests.simulation.stores import LOCKED, Memory, Postgres, plain, same_columns
+from tests.simulation.sql import registry, statements
+from tests.simulation.stores import FRUITFUL, LOCKED, Memory, Postgres, plain, same_columns
+from tests.simulation.tables import Transaction
 
 HOUR = timedelta(hours=1)
+_NOT_COMPARED = {
+    "answer", "insert_effect", "insert_sent", "along_the_index", "wake_nodes",  # nothing to compare
+    "read_nodes", "read_locked_nodes", "read_server_uptime", "try_job_lock",  # of sessions and servers
+    "release_parked",  # for encrypted bodies, which the simulation does not have
+}  # fmt: skip
 _DATED = [UUID(int=(1_800_000_000_000 + n) << 80 | 7 << 76 | 2 << 62 | n) for n in range(3)]
 _NAMED = [uuid5(_DATED[0], str(n)) for n in range(2)]
 _CAUSED = [UUID(int=n << 80 | 8 << 76 | 2 << 62 | n) for n in range(1, 3)]
 IDS = [*_DATED, *_NAMED, *_CAUSED]
 TYPES, ENDPOINTS, DESTINATIONS = ["t.one", "t.two"], ["shop", "local"], ["sim://b", "sim://c"]
 KEYS, TENANTS, SCHEDULES = ["k1", "k2"], ["x", "y"], ["s1", "s2"]
+HELD = ["handle", "send", "claim", "order", "schedule", "circuit"]
 CIRCUITS = [("destination", "sim://b"), ("handler", "t.one"), ("handler", "t.two"), ("key", "k1"), ("schedule", "s1")]
 
-offsets = st.sampled_from([None, None, None, -HOUR, HOUR])
 node_ids = st.sampled_from([NodeId(1), NodeId(2)])
 tables = st.sampled_from([OUTGOING, INCOMING])
 sizes = st.sampled_from([1, 2, 100])
@@ -62,42 +71,33 @@ durations = st.sampled_from([None, HOUR, -HOUR, 2 * HOUR])
 circuit_names = st.sampled_from(CIRCUITS)
 
 
-@st.composite
-def envelopes(draw: Any, address: Any) -> Callable[[datetime], tuple[Envelope, QueueKeys]]:
-    """An envelope and its place, as of a time."""
-    key = draw(st.sampled_from([None, None, *KEYS]))
-    due, late = draw(offsets), draw(offsets)
-    values = {
-        "id": draw(st.sampled_from(IDS)),
-        "message_type": draw(st.sampled_from(TYPES)),
-        "destination": draw(address),
-        "source": "tests",
-        "correlation_id": IDS[0],
-        "body": draw(st.sampled_from([b"{}", b"[]"])),
-        "partition_key": key,
-        "headers": draw(st.sampled_from([{}, {"tenant": "x"}])),
-    }
-    tenant = draw(st.sampled_from([None, None, *TENANTS]))
-    sent = draw(st.sampled_from([timedelta(0), -HOUR]))
-
-    def at(now: datetime) -> tuple[Envelope, QueueKeys]:
-        envelope = Envelope(
-            **values,
-            sent_at=now + sent,
-            execution_time=None if due is None else now + due,
-            deliver_by=None if late is None else now + late,
-        )
-        return envelope, QueueKeys(key, tenant)
-
-    return at
+Made = tuple[Envelope, QueueKeys, str, NodeId]
+"""An envelope, its place, its endpoint, and the owner of its row."""
 
 
-outgoing = st.lists(
-    st.tuples(envelopes(st.sampled_from(DESTINATIONS)), st.booleans(), st.sampled_from([0, 0, 1])), max_size=4
-)
-incoming = st.lists(
-    st.tuples(envelopes(st.just("sim://a")), st.sampled_from(ENDPOINTS), st.sampled_from([0, 0, 2])), max_size=4
-)
+def make(chance: Random, now: datetime, addresses: Sequence[str], endpoints: Sequence[str]) -> Made:
+    """Make an arrival, or a message to be sent, of any kind."""
+    key = chance.choice([None, None, *KEYS])
+    tenant = chance.choice([None, None, None, *TENANTS])
+    due, late = (chance.choice([None, None, None, -HOUR, HOUR]) for _ in range(2))
+    envelope = Envelope(
+        id=chance.choice(IDS),
+        message_type=chance.choice(TYPES),
+        destination=chance.choice(addresses),
+        source="tests",
+        correlation_id=IDS[0],
+        body=chance.choice([b"{}", b"[]"]),
+        partition_key=key,
+        headers=chance.choice([{}, {"tenant": "x"}]),
+        sent_at=now - chance.choice([0, 0, 1]) * HOUR,
+        execution_time=None if due is None else now + due,
+        deliver_by=None if late is None else now + late,
+    )
+    return envelope, QueueKeys(key, tenant), chance.choice(endpoints), NodeId(chance.choice([0, 0, 0, 1, 2]))
+
+
+chances = st.integers(0, 1 << 32).map(Random)
+counts = st.integers(1, 6)
 
 
 class BothStores(RuleBasedStateMachine):
@@ -137,14 +137,15 @@ class BothStores(RuleBasedStateMachine):
         if found != LOCKED:
             self.taken[side] += [(node, lease) for lease in found]
 
-    def chosen(self, data: st.DataObject, side: str) -> tuple[NodeId, list[LeasedEnvelope]]:
-        """Leases of one node, also such as are none any more."""
-        node = data.draw(node_ids)
+    def chosen(self, data: st.DataObject, side: str, *, most: int = 4) -> tuple[NodeId, list[LeasedEnvelope]]:
+        """Some leases of one node: the latest, and such as are none any more."""
+        owners = sorted({node for node, _ in self.taken[side]})
+        if not owners:
+            return NodeId(1), []
+        node = data.draw(st.sampled_from(owners))
         own = [lease for owner, lease in self.taken[side] if owner == node]
-        if not own:
-            return node, []
-        picked = data.draw(st.lists(st.sampled_from(range(len(own))), max_size=3, unique=True))
-        by_key = {own[place].key[:2]: own[place] for place in picked}
+        picked = data.draw(st.lists(st.integers(0, len(own) - 1), min_size=1, max_size=most, unique=True))
+        by_key = {own[-1 - place].key[:2]: own[-1 - place] for place in picked}
         return node, list(by_key.values())
 
     @invariant()
@@ -154,20 +155,27 @@ class BothStores(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ arrivals and sends
 
-    def _sent(self, made: Any) -> list[Sent]:
+    def _sent(self, chance: Random, count: int) -> list[Sent]:
         found: dict[Any, Sent] = {}
-        for at, is_local, owner in made:
-            envelope, place = at(self.now)
-            sent = Sent(envelope, "local" if is_local else None, NodeId(owner), place)
+        for _ in range(count):
+            envelope, place, endpoint, owner = make(chance, self.now, DESTINATIONS, ["", "", "local"])
+            sent = Sent(envelope, endpoint or None, owner, place)
             found.setdefault(sent.key, sent)
         return list(found.values())
 
-    def _arrivals(self, made: Any) -> list[Arrival]:
+    def _arrivals(self, chance: Random, count: int) -> list[Arrival]:
         found: dict[Any, Arrival] = {}
-        for at, endpoint, owner in made:
-            envelope, place = at(self.now)
-            found.setdefault((envelope.id, endpoint), Arrival(endpoint, envelope, NodeId(owner), place))
+        for _ in range(count):
+            envelope, place, endpoint, owner = make(chance, self.now, ["sim://a"], ENDPOINTS)
+            found.setdefault((envelope.id, endpoint), Arrival(endpoint, envelope, owner, place))
         return list(found.values())
+
+    @initialize(chance=chances)
+    def begins_with_rows(self, chance: Random) -> None:
+        self.sends(chance, 15)
+        self.receives(chance, 20)
+        for name in chance.sample(CIRCUITS, 2):
+            self.opens(name, chance.choice([HOUR, -HOUR]), chance.choice(["open", "pause"]))
 
     def _owned(self, side: str, rows: list[Any], found: Any) -> None:
         """Rows that are born with an owner are leases, too."""
@@ -178,24 +186,24 @@ class BothStores(RuleBasedStateMachine):
             if row.owner and row.place.ordering_key is None:
                 self.taken[side].append((row.owner, LeasedEnvelope(row.envelope, endpoint=address)))
 
-    @rule(made=outgoing)
-    def sends(self, made: Any) -> None:
-        sent = self._sent(made)
+    @rule(chance=chances, count=counts)
+    def sends(self, chance: Random, count: int) -> None:
+        sent = self._sent(chance, count)
         found = self.both(outbox.store, sent)
         self._owned("outgoing", [each for each in sent if each.endpoint is None], found)
 
-    @rule(made=incoming)
-    def receives(self, made: Any) -> None:
-        arrivals = self._arrivals(made)
+    @rule(chance=chances, count=counts)
+    def receives(self, chance: Random, count: int) -> None:
+        arrivals = self._arrivals(chance, count)
         self._owned("incoming", arrivals, self.both(inbox.store, arrivals))
 
-    @rule(made=incoming)
-    def looks_for_changes(self, made: Any) -> None:
-        self.both(inbox.find_changed, self._arrivals(made))
+    @rule(chance=chances)
+    def looks_for_changes(self, chance: Random) -> None:
+        self.both(inbox.find_changed, self._arrivals(chance, 8))
 
-    @rule(made=incoming, replayable=st.booleans())
-    def quarantines(self, made: Any, replayable: bool) -> None:
-        for endpoint, envelope, node, place in self._arrivals(made)[:1]:
+    @rule(chance=chances, replayable=st.booleans())
+    def quarantines(self, chance: Random, replayable: bool) -> None:
+        for endpoint, envelope, node, place in self._arrivals(chance, 1):
             unfit = Unfit(endpoint, envelope.body, "unfit", envelope, replayable=replayable, place=place)
             self.both(inbox.quarantine, node, unfit)
 
@@ -276,7 +284,12 @@ class BothStores(RuleBasedStateMachine):
         kept=st.integers(1, 3),
     )
     def settles(self, data: st.DataObject, kind: str, delay: timedelta, failures: int, kept: int) -> None:
-        node, owned = self.chosen(data, "incoming")
+        node, owned = self.chosen(data, "incoming", most=1)
+        if kind in ("expire", "bury"):
+            late = [(owner, lease) for owner, lease in self.taken["incoming"] if lease.envelope.deliver_by is not None]
+            for owner, lease in late[-5:]:
+                self.both(inbox.expire if kind == "expire" else expiry.bury_incoming, owner, lease, within=delay)
+            return
         tried = Tried(failures, [Failure(n, self.now, "E", f"r{n}", "") for n in range(failures)], kept)
         for lease in owned[:1]:
             letter = Letter.because("it failed", "test")
@@ -289,10 +302,6 @@ class BothStores(RuleBasedStateMachine):
                 case "letter" | "park":
                     parks = "t.one" if kind == "park" else None
                     self.both(inbox.dead_letter, node, lease, letter, tried, parks=parks)
-                case "expire":
-                    self.both(inbox.expire, node, lease, within=delay)
-                case "bury":
-                    self.both(expiry.bury_incoming, node, lease, within=delay)
                 case "count":
                     self.both(inbox.begin_suspect_attempt, node, lease)
                 case "uncount":
@@ -306,11 +315,10 @@ class BothStores(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ recovery
 
-    @rule(
-        table=tables, node=node_ids, work=st.sampled_from([leases.release_dormant, leases.release_former, leases.release_all])
-    )
-    def recovers(self, table: Any, node: NodeId, work: Any) -> None:
-        self.both(work, table, node, *(() if work is leases.release_all else (100,)))
+    @rule(node=node_ids, work=st.sampled_from([leases.release_dormant, leases.release_former, leases.release_all]))
+    def recovers(self, node: NodeId, work: Any) -> None:
+        for table in (OUTGOING, INCOMING):
+            self.both(work, table, node, *(() if work is leases.release_all else (100,)))
 
     @rule(table=tables)
     def promotes(self, table: Any) -> None:
@@ -341,17 +349,20 @@ class BothStores(RuleBasedStateMachine):
     def reads_circuits(self, work: Any) -> None:
         self.both(work)
 
-    @rule(handler=st.sampled_from(TYPES), node=node_ids, count=st.integers(0, 2), kind=st.integers(0, 3))
-    def counts(self, handler: str, node: NodeId, count: int, kind: int) -> None:
-        match kind:
-            case 0:
-                self.both(circuits.begin_trial, handler, lease=HOUR)
-            case 1:
-                self.both(circuits.put_off_probe, handler, reason="again", shortest=HOUR, longest=2 * HOUR)
-            case 2:
-                self.both(circuits.try_again, handler)
-            case _:
-                self.both(circuits.share_counts, handler, node, messages=count, failures=count, window=HOUR)
+    @rule(handler=st.sampled_from(TYPES), node=node_ids, count=st.integers(0, 2))
+    def counts(self, handler: str, node: NodeId, count: int) -> None:
+        self.both(circuits.share_counts, handler, node, messages=count, failures=count, window=HOUR)
+
+    @rule(handler=st.sampled_from(TYPES), is_new=st.booleans(), fails=st.booleans())
+    def tries_a_handler(self, handler: str, is_new: bool, fails: bool) -> None:
+        if is_new:
+            self.both(circuits.resume, CircuitKind.HANDLER, handler)
+            self.opens(("handler", handler), -HOUR, "open")
+        self.both(circuits.begin_trial, handler, lease=HOUR)
+        if fails:
+            self.both(circuits.put_off_probe, handler, reason="again", shortest=HOUR, longest=2 * HOUR)
+        else:
+            self.both(circuits.try_again, handler)
 
     # ------------------------------------------------------------------ nodes, placements, schedules
 
@@ -382,8 +393,8 @@ class BothStores(RuleBasedStateMachine):
     # ------------------------------------------------------------------ another transaction, which is open
 
     @precondition(lambda self: not self.holds)
-    @rule(data=st.data(), kind=st.sampled_from(["handle", "send", "claim", "order", "schedule", "circuit"]), made=outgoing)
-    def holds_a_transaction(self, data: st.DataObject, kind: str, made: Any) -> None:
+    @rule(data=st.data(), kind=st.sampled_from(HELD), chance=chances)
+    def holds_a_transaction(self, data: st.DataObject, kind: str, chance: Random) -> None:
         work: Any
         args: Any
         kwargs: dict[str, Any] = {}
@@ -391,7 +402,7 @@ class BothStores(RuleBasedStateMachine):
             case "handle":
                 work, args = inbox.finish_handled, self.chosen(data, "incoming")
             case "send":
-                work, args = outbox.store, (self._sent(made),)
+                work, args = outbox.store, (self._sent(chance, 3),)
             case "claim":
                 work, args = inbox.claim, ()
                 kwargs = {"message_type": "t.one", "batch_size": 1, "node": NodeId(1)}
@@ -420,11 +431,41 @@ def both_stores(database_url: str) -> Iterator[type[BothStores]]:
     yield BothStores
 
 
+def run(machine: type[BothStores], **options: Any) -> None:
+    given = {"stateful_step_count": 50, "deadline": None, "suppress_health_check": list(HealthCheck)} | options
+    run_state_machine_as_test(machine, settings=settings(derandomize=True, **given))  # type: ignore[no-untyped-call]
+
+
 @pytest.mark.timeout(600)
 def test_tables_in_memory_do_what_postgres_does(both_stores: type[BothStores]) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        both_stores,
-        settings=settings(
-            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    run(both_stores, max_examples=150)
+    compared = FRUITFUL | _NOT_COMPARED
+    assert {statement.name for statement in statements().values()} <= compared
+
+
+def _kinder(name: str) -> Callable[[Transaction, Any], Any]:
+    """The statement of this name, which meets one row too many or too few, or does not write it."""
+    work = next(statement.work for statement in statements().values() if statement.name == name)
+
+    def changed(tx: Transaction, p: Any) -> Any:
+        if "ids" in p:  # no fence: the rows are taken as they are
+            rows = [tx.get("incoming", key) for key in zip(p["ids"], p["addresses"], strict=True)]
+            p = p | {"epochs": [0 if row is None else row.epoch for row in rows]}
+            p |= {"node": next((row.owner_id for row in rows if row is not None), p["node"])}
+            return work(tx, p)
+        mark = tx.mark()
+        found = work(tx, p)
+        tx.back_to(mark)
+        return found
+
+    return changed
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["finish_handled", "store_received", "claim_outgoing", "retry_later", "store_sent"])
+def test_tables_that_are_kinder_than_postgres_are_found(both_stores: type[BothStores], name: str) -> None:
+    changed = {
+        sql: known._replace(work=_kinder(name)) if known.name == name else known for sql, known in statements().items()
+    }
+    with patch.dict(registry._known, changed), pytest.raises(AssertionError):
+        run(both_stores, max_examples=60, phases=[Phase.generate])

@@ -106,11 +106,6 @@ def _ordered(
         rows = [row for _, row in sorted(run, key=lambda each: each[0])[: p["batch_size"]]]
         return claim(tx, side, rows, p["node"])
 
-    def heads(tx: Transaction, p: Params) -> Rows:
-        keys = _Keys(tx, side, p)
-        found = [(key, keys.head(key)) for key in p["keys"]]
-        return [(key, row.id, row.address, row.epoch) for key, row in found if row is not None]
-
     def tell(tx: Transaction, p: Params) -> Rows:
         keys = _Keys(tx, side, p)
         heads = [keys.head(key) for key in p["keys"]]
@@ -118,12 +113,11 @@ def _ordered(
         tx.notifies |= bool(others)
         return [("",)] if others else []
 
-    for work in (ordered_lanes, scan, claim_runs, heads, tell):
+    for work in (ordered_lanes, scan, claim_runs, tell):
         work.__name__ = f"{work.__name__}_{side.table}"
     does(lanes, "name")(ordered_lanes)
     does(table.scan, "key message_type")(scan)
     does(table.claim, CLAIMED)(claim_runs)
-    does(table.heads, "key id address epoch")(heads)
     if side is IN:
         does(table.tell, "pg_notify")(tell)
 
