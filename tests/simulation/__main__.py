@@ -99,7 +99,9 @@ def _tell_failure(outcome: Outcome, bug: str | None, *, is_shrunk: bool) -> None
     print(*(f"  {text}" for text in shrunk.violations[:3]), sep="\n")
     these = ",".join(map(str, numbers(shrunk, planned))) or "none"
     planting = f' --bug "{bug}"' if bug else ""
-    print(f"  replay: .venv/bin/python -m tests.simulation --seed {outcome.seed} --faults {these}{planting}\n", flush=True)
+    print(
+        f"  replay: .venv/bin/python -m tests.simulation --seed {outcome.seed} --faults {these}{planting}\n", flush=True
+    )
 
 
 def _print_faults(faults: Sequence[Fault], planned: Sequence[Fault]) -> None:

@@ -11,16 +11,15 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from durable.agents.attempts import Attempts
-from durable.agents.buffer import Buffer
 from durable.agents.deletions import Deletions
 from durable.agents.latch import Latch
 from durable.agents.receiving import ReceivingAgent
 from durable.agents.sending import SendingAgent
+from durable.errors import StorageUnavailable
 from durable.outbox.outbox import Outbox
 from durable.outcomes import STORED
 from durable.recovery.dormant_nodes import DormantNodes
 from durable.recovery.forgotten import Forgotten
-from durable.errors import StorageUnavailable
 from durable.storage import inbox as storage_inbox
 from durable.storage import outbox as storage_outbox
 from durable.storage.sql import inbox, recovery
@@ -157,9 +156,7 @@ def messages_are_handed_over_before_the_commit(stack: ExitStack) -> None:
 @bug
 def keys_are_claimed_without_their_turn(stack: ExitStack) -> None:
     """As SKIP LOCKED alone would: rows behind those of another node are taken."""
-    stack.enter_context(
-        patch("tests.simulation.sql.ordering._Keys.ends_before", lambda self, key: float("inf"))
-    )
+    stack.enter_context(patch("tests.simulation.sql.ordering._Keys.ends_before", lambda self, key: float("inf")))
 
 
 @bug

@@ -71,7 +71,9 @@ def _choose(rng: Random, seconds: float) -> Fault:
         case "slow":
             return Fault(kind, at, service, rng.choice((1.0, 5.0, 15.0)), rng.choice((20.0, 200.0, 1_000.0)))
         case "pause":
-            target = rng.choice(("handler sim.plain", "handler sim.keyed", "key k0", "destination sim://b", "listener b"))
+            target = rng.choice(
+                ("handler sim.plain", "handler sim.keyed", "key k0", "destination sim://b", "listener b")
+            )
             return Fault(kind, at, target, rng.choice((0.5, 3.0, 10.0)))
         case "silence":
             return Fault(kind, at, link, rng.choice((1.0, 12.0, 30.0)))
@@ -192,5 +194,3 @@ class Injector:
             shares = {fault.kind: fault.amount, "longest_delay": 15.0}
             network.weather[link] = Weather(**shares)
             self._during(fault, lambda: network.weather.pop(link, None) and None)
-
-

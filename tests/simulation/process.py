@@ -90,9 +90,7 @@ class Process(Scheduled):
     async def _main(self) -> None:
         self.bus = self.world.workload.make_bus(self)
         clock = SimulatedClock(self.server, self.offset)
-        runtime = Runtime(
-            self.bus.application, self.settings, self.bus._scope, clock=clock, engine=self.world.engine
-        )
+        runtime = Runtime(self.bus.application, self.settings, self.bus._scope, clock=clock, engine=self.world.engine)
         self.bus.runtime = self.runtime = runtime
         runtime._database = SimulatedDatabase(self.settings, self.connect)
         runtime.life._watchdog = _NoWatchdog()  # type: ignore[assignment]
@@ -112,11 +110,9 @@ class Process(Scheduled):
     async def stop(self) -> None:
         """Stop in good order, and look at what is left."""
         self.is_stopping, self.is_ready = True, False
-        node = 0 if self.membership is None else int(self.membership.node)
-        outages = self.world.outages
-        if hasattr(self, "runtime"):
-            await self.runtime.life.stop()
-            await self.runtime._waker.stop()
+        node, outages = self.runtime.node_id, self.world.outages  # no node: what its former one had is left to others
+        await self.runtime.life.stop()
+        await self.runtime._waker.stop()
         if node and outages == self.world.outages and self.server.is_up and not self.world.is_troubled:
             self.world.checks.left(self, node)
         self.world.gone(self)

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
-
 async def _maintain(database: Database, settings: Settings) -> None:
     """The part of maintenance that other agents feel; partitions and purges are not simulated."""
     await database.transaction(circuits.close_ended)

@@ -129,9 +129,8 @@ class Workload:
         self.ids: dict[int, UUID] = {}
         self.attempts: Counter[int] = Counter()
         self.units: list[list[Item]] = []
-        positions: Counter[Any] = Counter()
         while len(self.items) < count:
-            unit = [self._item(rng, positions) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
+            unit = [self._item(rng) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
             self.units.append(unit)
             at = rng.uniform(0, seconds)
             for item in unit:
@@ -140,7 +139,7 @@ class Workload:
         self._positions()
         self.left = len(self.units)
 
-    def _item(self, rng: Random, positions: Counter[Any]) -> Item:
+    def _item(self, rng: Random) -> Item:
         item = Item(len(self.items) + 1, rng.choice(_LANES))
         self.items[item.number] = item
         if item.lane == KEYED:
@@ -241,7 +240,7 @@ class Workload:
             await asyncio.wait({task})
         loop = self._world.loop
         await asyncio.sleep(max(0.0, unit[0].at - loop.time()))
-        while (process := self._world.process_of(A)) is None:
+        while (process := self._world.process_of(A)) is None:  # noqa: ASYNC110  the world tells no task of it
             await asyncio.sleep(0.2)
         task = loop.start(self._unit_of_work(process, unit), process.context.copy(), "unit of work")
         await bounded(task, process, _WAIT)

@@ -1,8 +1,8 @@
 """One run: services, their databases, the network, messages and faults, all from one seed.
 
-    0 ......... _SENDING ... _FAULTY ............... all done ........ the end
-    messages are sent          |  calm: no faults        |  the agents hold nothing, and stop in good order
-    faults strike              |  all must be done within _BOUND seconds
+0 ......... _SENDING ... _FAULTY ............... all done ........ the end
+messages are sent          |  calm: no faults        |  the agents hold nothing, and stop in good order
+faults strike              |  all must be done within _BOUND seconds
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def open_circuit(tx: Transaction, p: Params) -> Rows:
 
 @does(sql.CLOSE_CIRCUIT, "count")
 def close_circuit(tx: Transaction, p: Params) -> Rows:
-    row = _locked(tx, p["kind"], p["key"])
+    row = tx.get("circuits", (p["kind"], p["key"]))
     if row is None or not row.probing:
         return [(0,)]
     tx.delete("circuits", (row.kind, row.key))
@@ -142,9 +142,7 @@ def share_counts(tx: Transaction, p: Params) -> Rows:
         if row.counted_at < oldest and not tx.is_locked("counts", (handler, row.node_id)):
             tx.delete("counts", (handler, row.node_id))
     if not is_open(tx, "handler", handler):
-        own = Counts(
-            handler=handler, node_id=node, messages=p["messages"], failures=p["failures"], counted_at=tx.clock
-        )
+        own = Counts(handler=handler, node_id=node, messages=p["messages"], failures=p["failures"], counted_at=tx.clock)
         tx.put("counts", (handler, node), own)
     fresh = [row for row in others if row.counted_at >= oldest]
     return [(sum(row.messages for row in fresh), sum(row.failures for row in fresh))]

@@ -148,9 +148,7 @@ def _failures(tx: Transaction, row: Work, p: Params, letter_id: int | None) -> N
 def _earlier(tx: Transaction, row: Work) -> list[Attempt]:
     """The kept failures of a message, the last first."""
     kept = [
-        each
-        for each in tx.all("failed_attempts")
-        if (each.id, each.endpoint) == row.key and each.letter_id is None
+        each for each in tx.all("failed_attempts") if (each.id, each.endpoint) == row.key and each.letter_id is None
     ]
     return sorted(kept, key=lambda each: -each.attempt_id)
 

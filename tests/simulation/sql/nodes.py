@@ -7,8 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from durable.storage.sql import housekeeping as sql
-from durable.storage.sql import placements
-from durable.storage.sql import schedules
+from durable.storage.sql import placements, schedules
 from tests.simulation.rows import Circuit, Placement, Schedule
 from tests.simulation.sql.parts import insert
 from tests.simulation.sql.registry import Params, Rows, does, does_sql

@@ -23,9 +23,7 @@ def _held(row: Work) -> bool:
 
 
 def _shared(row: Work) -> bool:
-    return (
-        row.fair_key is not None and row.owner_id == 0 and row.execution_time is None and row.ordering_key is None
-    )
+    return row.fair_key is not None and row.owner_id == 0 and row.execution_time is None and row.ordering_key is None
 
 
 @does(sql.ALONG_THE_INDEX, "a b")
@@ -63,9 +61,7 @@ class _Keys:
     def run(self, key: str, longest: int) -> list[Work]:
         end = self.ends_before(key)
         assert end is not None
-        rows = [
-            row for row in self._by_key[key] if _unowned(row) and in_time(self._tx, row) and row.seq < end
-        ]
+        rows = [row for row in self._by_key[key] if _unowned(row) and in_time(self._tx, row) and row.seq < end]
         return sorted(rows, key=by_seq)[:longest]
 
 
@@ -125,11 +121,7 @@ def _ordered(
 @does(sql.INCOMING.lock, "key")
 def lock_keys(tx: Transaction, p: Params) -> Rows:
     """The same statement for both tables."""
-    return [
-        (key,)
-        for key in p["keys"]
-        if tx.try_advisory((p["class_id"], zlib.crc32((p["scope"] + key).encode())))
-    ]
+    return [(key,) for key in p["keys"] if tx.try_advisory((p["class_id"], zlib.crc32((p["scope"] + key).encode())))]
 
 
 def _handled_here(tx: Transaction, p: Params, head: Work) -> bool:

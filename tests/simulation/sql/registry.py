@@ -43,7 +43,7 @@ def does_sql(sql: str, columns: str = "") -> Callable[[Work], Work]:
 
     def register(work: Work) -> Work:
         name = getattr(work, "__name__", "statement")
-        row = namedtuple("Row", names, rename=True) if names else tuple  # noqa: PYI024  the columns are given as text
+        row = namedtuple("Row", names, rename=True) if names else tuple
         _known[sql] = Known(name, work, names, row)
         return work
 
