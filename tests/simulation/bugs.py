@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -173,9 +173,7 @@ def a_dead_node_leaves_its_rows_with_their_epoch(stack: ExitStack) -> None:
 @bug
 def deletions_are_dropped_when_they_fail(stack: ExitStack) -> None:
     async def delete(self: Deletions, sent: Any) -> None:
-        try:
+        with suppress(StorageUnavailable):
             await self._context.database.transaction(storage_outbox.delete_sent, self._context.node, sent)
-        except StorageUnavailable:
-            pass
 
     stack.enter_context(patch.object(Deletions, "_delete", delete))

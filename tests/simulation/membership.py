@@ -1,4 +1,4 @@
-"""A node's place among the nodes, without its thread: in reality durable.recovery.membership, which tests/failure tests.
+"""A node's place among the nodes, without its thread. The real one, durable.recovery.membership, is in tests/failure.
 
 The id, the lock, the heartbeat and the wake-ups are those of the simulated server.
 """
@@ -64,8 +64,7 @@ class SimulatedMembership:
             self._write(None)
 
     async def tick(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval)
+        await asyncio.Event().wait()
 
     def dropped(self) -> None:
         """The server notices that the node's own connection is gone."""

@@ -165,5 +165,5 @@ async def bounded(task: asyncio.Task[Any], process: Process, seconds: float) -> 
     """Wait for a task of a process, which may die meanwhile."""
     loop = process.server.loop
     deadline = loop.time() + seconds
-    while not task.done() and loop.time() < deadline and process.state is not State.DEAD:
+    while not task.done() and loop.time() < deadline and process.state is not State.DEAD:  # noqa: ASYNC110  it may die
         await asyncio.sleep(0.05)

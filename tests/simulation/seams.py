@@ -1,4 +1,4 @@
-"""What is put in the place of time, chance, threads and logs while a run lasts; the only place that reaches into durable.
+"""What is put in the place of time, chance, threads and logs while a run lasts: the only reach into durable.
 
 Everything of durable that asks the module `time` gets virtual time, its ids are numbered, and what it logs as an
 internal error is a violation.

@@ -1,5 +1,6 @@
-"""One function for each statement of durable/storage/sql that the simulation meets; tests/simulation/test_conformance.py
-holds each to the real one.
+"""One function for each statement of durable/storage/sql that the simulation meets.
+
+tests/simulation/test_conformance.py holds each to the real one.
 """
 
 from tests.simulation.sql import circuits, inbox, nodes, ordering, outbox, recovery

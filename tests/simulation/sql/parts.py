@@ -45,24 +45,24 @@ def insert(tx: Transaction, table: str, key: Hashable, row: Any) -> bool:
 def work_rows(p: Params, addresses: list[str]) -> list[dict[str, Any]]:
     """The arrays of an insert, as the columns of each row."""
     return [
-        dict(
-            id=p["id"][i],
-            address=addresses[i],
-            message_type=p["message_type"][i],
-            source=p["source"][i],
-            correlation_id=p["correlation_id"][i],
-            causation_id=p["causation_id"][i],
-            partition_key=p["partition_key"][i],
-            content_type=p["content_type"][i],
-            headers=p["headers"][i],
-            body=p["body"][i],
-            sent_at=p["sent_at"][i],
-            deliver_by=p["deliver_by"][i],
-            execution_time=p["execution_time"][i],
-            owner_id=p["owner_id"][i],
-            ordering_key=p["ordering_key"][i],
-            fair_key=p["fair_key"][i],
-        )
+        {
+            "id": p["id"][i],
+            "address": addresses[i],
+            "message_type": p["message_type"][i],
+            "source": p["source"][i],
+            "correlation_id": p["correlation_id"][i],
+            "causation_id": p["causation_id"][i],
+            "partition_key": p["partition_key"][i],
+            "content_type": p["content_type"][i],
+            "headers": p["headers"][i],
+            "body": p["body"][i],
+            "sent_at": p["sent_at"][i],
+            "deliver_by": p["deliver_by"][i],
+            "execution_time": p["execution_time"][i],
+            "owner_id": p["owner_id"][i],
+            "ordering_key": p["ordering_key"][i],
+            "fair_key": p["fair_key"][i],
+        }
         for i in range(len(addresses))
     ]
 
