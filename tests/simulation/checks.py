@@ -90,7 +90,7 @@ class Checks:
             circuits = tables["circuits"].rows.values()
             found += [f"{name}: latched {row.key}" for row in circuits if row.kind == "destination" and row.probing]
             dead = tables["nodes"].rows.keys() - server.store.node_locks
-            found += [f"{name}: node {node} is dead, and has its row" for node in sorted(dead)]
+            found += [f"{name}: node {node} is dead, and has its row" for node in sorted(dead, key=str)]
         return found
 
     def fates(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from sqlalchemy import Connection as SqlConnection
@@ -105,7 +106,7 @@ class SimulatedDatabase(Database):
                 connection: Connection = await self._connect()
                 try:
                     conn = cast(SqlConnection, Light(connection))
-                    result: T = await greenlet_spawn(work, conn, self.schema, *args, **kwargs)
+                    result = await greenlet_spawn(partial(work, conn, self.schema, *args, **kwargs))
                     await connection.commit()
                 finally:
                     connection.close()

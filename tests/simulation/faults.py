@@ -150,7 +150,7 @@ class Injector:
 
         async def pause() -> None:
             with suppress(DurableError):
-                await bus.pause(cls, for_=fault.seconds, **named)  # type: ignore[arg-type]
+                await bus.pause(cls, for_=fault.seconds, **named)
 
         self._loop.start(pause(), process.context.copy(), "an operator pauses")
 

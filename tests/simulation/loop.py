@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context, ContextVar
 from enum import Enum
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -73,7 +73,13 @@ class _Future(asyncio.Future[Any]):
         return self.number
 
 
-class VirtualLoop(asyncio.AbstractEventLoop):
+if TYPE_CHECKING:
+    _Loop = asyncio.BaseEventLoop  # has the methods that are not needed here
+else:
+    _Loop = asyncio.AbstractEventLoop
+
+
+class VirtualLoop(_Loop):
     """Event loop without a selector, threads or a clock of its own."""
 
     def __init__(self) -> None:
@@ -124,23 +130,25 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         assert isinstance(task, _Task)
         self._tasks.pop(task.number, None)
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         if not self._is_closed:
             self._ready.append(handle)
         return handle
 
-    def call_soon_threadsafe(
+    def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         return self.call_soon(callback, *args, context=context)
 
-    def call_later(
+    def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         return self.call_at(self._now + delay, callback, *args, context=context)
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
@@ -229,6 +237,6 @@ def _end(task: asyncio.Task[Any]) -> None:
     work = task.get_coro()
     for _ in range(_CLOSE_TRIES):
         with suppress(BaseException):
-            work.close()  # type: ignore[union-attr]
+            work.close()
         if getattr(work, "cr_frame", None) is None:
             return

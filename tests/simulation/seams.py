@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 from uuid import UUID
 
+import durable.application.retry
 import durable.node
 import durable.recovery.agent
 from durable.settings import Settings
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 async def _maintain(database: Database, settings: Settings) -> None:
     """The part of maintenance that other agents feel; partitions and purges are not simulated."""
     await database.transaction(circuits.close_ended)
+
+
+_chance = SimpleNamespace(Random=lambda: random.Random(random.random()))
+"""The module `random`, whose generators are seeded by the global one."""
 
 
 class _Reporter(logging.Handler):
@@ -96,6 +101,7 @@ def virtual(world: World, seed: int) -> Iterator[None]:
         with (
             patch.object(durable.node, "Membership", SimulatedMembership),
             patch.object(durable.recovery.agent, "maintain", _maintain),
+            patch.object(durable.application.retry, "random", _chance),
             patch("uuid_utils.compat.uuid7", _ids(world.loop.time)),
         ):
             for module in timed:

@@ -468,7 +468,7 @@ def both_stores(database_url: str) -> type[BothStores]:
 def run(machine: type[BothStores], **options: Any) -> None:
     given: dict[str, Any] = {"stateful_step_count": 50, "deadline": None, "suppress_health_check": list(HealthCheck)}
     given |= {"phases": [Phase.generate]} | options  # to shrink a failure takes longer than to read it
-    run_state_machine_as_test(machine, settings=settings(derandomize=True, **given))  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(machine, settings=settings(derandomize=True, **given))
 
 
 @pytest.mark.timeout(600)

@@ -41,9 +41,10 @@ _SETTLING: Final = 30.0  # for batches without an answer, and deletions that lin
 @cache
 def settings() -> Settings:
     """Small buffers and short timeouts; all else as by default."""
+    five = timedelta(seconds=5)
     return Settings(
-        buffer_size=16, batch_size=4, concurrency=3, handler_timeout=5, settling_time=5, drain_timeout=5, peers={}
-    )  # type: ignore[arg-type]
+        buffer_size=16, batch_size=4, concurrency=3, handler_timeout=five, settling_time=five, drain_timeout=five
+    )
 
 
 @cache

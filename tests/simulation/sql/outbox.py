@@ -32,7 +32,7 @@ def remember_undated(tx: Transaction, row: Known) -> bool:
         return True
     tx.lock("undated_ids", key)
     known = tx.get("undated_ids", key)
-    if not known.given_up or known.sent_at == row.sent_at:
+    if known is None or not known.given_up or known.sent_at == row.sent_at:
         return False
     tx.put("undated_ids", key, row)
     return True

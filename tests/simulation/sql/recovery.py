@@ -66,7 +66,7 @@ def _recovery(table: Recovery, side: Side) -> None:
             for row in unlocked(tx, side, lambda row: row.execution_time is not None and row.owner_id == 0)
             if row.execution_time is not None and row.execution_time <= tx.now
         ]
-        chosen = sorted(due, key=lambda each: (each[0], each[1].seq))[: p["batch_size"]]  # type: ignore[arg-type]
+        chosen = sorted(due, key=lambda each: (each[0], each[1].seq))[: p["batch_size"]]
         for _, row in chosen:
             change(tx, side, row, execution_time=None)
         return [(len(chosen),)]
