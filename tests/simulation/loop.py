@@ -120,7 +120,7 @@ class VirtualLoop(_Loop):
     def create_future(self) -> asyncio.Future[Any]:
         return _Future(loop=self)
 
-    def create_task(self, coro: Any, *, name: str | None = None, context: Context | None = None) -> asyncio.Task[Any]:
+    def create_task(self, coro: Any, *, name: object = None, context: Context | None = None) -> asyncio.Task[Any]:
         task = _Task(coro, loop=self, name=name, context=context)
         self._tasks[task.number] = task
         task.add_done_callback(self._forget)
