@@ -6,7 +6,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pipeline test quick fuzz check docs lowest pythons bench load clean
+.PHONY: help setup demo pipeline test quick fuzz simulate check docs lowest pythons bench load clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ quick: setup ## Run the unit and contract tests, with few generated examples and
 
 fuzz: setup ## Fuzz everything that reads what others write; failing inputs are kept in .fuzz (MINUTES=n, TARGETS="wire ...")
 	.venv/bin/python -m tests.fuzz hunt $(or $(MINUTES),10) $(TARGETS)
+
+simulate: setup ## Run the agents under seeded faults on virtual time; a failing seed is shrunk (SEEDS=n, FIRST=n)
+	.venv/bin/python -m tests.simulation --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),0)
 
 check: setup docs ## Check style, types, the floors, the pages, and the requirements for known vulnerabilities
 	.venv/bin/ruff check

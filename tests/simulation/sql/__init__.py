@@ -1,0 +1,22 @@
+"""One function for each statement of durable/storage/sql that the simulation meets.
+
+tests/simulation/test_conformance.py holds each to the real one.
+"""
+
+from tests.simulation.sql import circuits, inbox, nodes, ordering, outbox, recovery
+from tests.simulation.sql.registry import SCHEMA, Known, UnknownStatement, does_sql, known, statements
+
+__all__ = [
+    "SCHEMA",
+    "Known",
+    "UnknownStatement",
+    "circuits",
+    "does_sql",
+    "inbox",
+    "known",
+    "nodes",
+    "ordering",
+    "outbox",
+    "recovery",
+    "statements",
+]

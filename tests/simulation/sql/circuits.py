@@ -1,0 +1,156 @@
+"""The statements of durable.storage.sql.circuits."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from durable.storage.sql import circuits as sql
+from tests.simulation.rows import Circuit, Counts
+from tests.simulation.sql.parts import insert, is_open
+from tests.simulation.sql.registry import Params, Rows, does
+from tests.simulation.tables import Transaction
+
+
+def _new(tx: Transaction, p: Params, *, probing: bool) -> Circuit:
+    until = None if p["duration"] is None else tx.now + p["duration"]
+    return Circuit(
+        kind=p["kind"], key=p["key"], reason=p["reason"], since=tx.clock, until=until, actor=p["actor"], probing=probing
+    )
+
+
+def _put(tx: Transaction, row: Circuit) -> Rows:
+    tx.put("circuits", (row.kind, row.key), row)
+    tx.notifies = True
+    return [("",)]
+
+
+def _locked(tx: Transaction, kind: str, key: str) -> Circuit | None:
+    """The row, locked; None where there is none."""
+    if tx.get("circuits", (kind, key)) is None:
+        return None
+    tx.lock("circuits", (kind, key))
+    found: Circuit = tx.get("circuits", (kind, key))  # type: ignore[assignment]
+    return found
+
+
+@does(sql.OPEN_CIRCUIT, "pg_notify")
+def open_circuit(tx: Transaction, p: Params) -> Rows:
+    row = _new(tx, p, probing=True)
+    if insert(tx, "circuits", (row.kind, row.key), row):
+        tx.notifies = True
+        return [("",)]
+    known = _locked(tx, row.kind, row.key)
+    if known is None or known.until is None or known.until > tx.now or known.probing:
+        return []
+    return _put(tx, row)
+
+
+@does(sql.CLOSE_CIRCUIT, "count")
+def close_circuit(tx: Transaction, p: Params) -> Rows:
+    row = tx.get("circuits", (p["kind"], p["key"]))
+    if row is None or not row.probing:
+        return [(0,)]
+    tx.delete("circuits", (row.kind, row.key))
+    tx.notifies = True
+    return [(1,)]
+
+
+@does(sql.PAUSE, "pg_notify")
+def pause(tx: Transaction, p: Params) -> Rows:
+    return _put(tx, _new(tx, p, probing=False))
+
+
+@does(sql.PAUSE_AT_LEAST, "pg_notify")
+def pause_at_least(tx: Transaction, p: Params) -> Rows:
+    row = _new(tx, p, probing=False)
+    if insert(tx, "circuits", (row.kind, row.key), row):
+        tx.notifies = True
+        return [("",)]
+    known = _locked(tx, row.kind, row.key)
+    assert known is not None
+    is_shorter = known.until is not None and (row.until is None or known.until < row.until)
+    if not (known.probing or is_shorter):
+        return []
+    is_new = known.probing or (known.until is not None and known.until <= tx.now)
+    return _put(tx, row if is_new else replace(row, since=known.since))
+
+
+@does(sql.RESUME, "count")
+def resume(tx: Transaction, p: Params) -> Rows:
+    row = _locked(tx, p["kind"], p["key"])
+    if row is None:
+        return [(0,)]
+    if row.kind != "schedule":
+        tx.delete("circuits", (row.kind, row.key))
+    elif row.until is None or row.until > tx.now:
+        tx.put("circuits", (row.kind, row.key), replace(row, until=tx.now))
+    else:
+        return [(0,)]
+    tx.notifies = True
+    return [(int(row.is_open(tx.now)),)]
+
+
+@does(sql.CLOSE_ENDED_CIRCUITS)
+def close_ended(tx: Transaction, p: Params) -> int:
+    ended = [row for row in tx.all("circuits") if row.until is not None and row.until <= tx.now and not row.probing]
+    names = {row.name for row in tx.all("schedules")}
+    gone = [row for row in ended if row.kind != "schedule" or row.key not in names]
+    for row in gone:
+        tx.delete("circuits", (row.kind, row.key))
+    return len(gone)
+
+
+@does(sql.READ_CIRCUITS, "kind key reason since until actor probing")
+def read_circuits(tx: Transaction, p: Params) -> Rows:
+    rows = sorted((row for row in tx.all("circuits") if row.is_open(tx.now)), key=lambda row: (row.kind, row.key))
+    return [(row.kind, row.key, row.reason, row.since, row.until, row.actor, row.probing) for row in rows]
+
+
+@does(sql.BEGIN_TRIAL, "key")
+def begin_trial(tx: Transaction, p: Params) -> Rows:
+    row = tx.get("circuits", ("handler", p["key"]))
+    if row is None or not row.probing or row.until is None or row.until > tx.now:
+        return []
+    tx.put("circuits", ("handler", p["key"]), replace(row, until=tx.now + p["lease"]))
+    return [(p["key"],)]
+
+
+@does(sql.PUT_OFF_PROBE)
+def put_off_probe(tx: Transaction, p: Params) -> int:
+    row = tx.get("circuits", ("handler", p["key"]))
+    if row is None or not row.probing:
+        return 0
+    wait = max(p["shortest"], min(tx.now - row.since, p["longest"]))
+    tx.put("circuits", ("handler", p["key"]), replace(row, reason=p["reason"], until=tx.now + wait))
+    return 1
+
+
+@does(sql.TRY_AGAIN)
+def try_again(tx: Transaction, p: Params) -> int:
+    row = tx.get("circuits", ("handler", p["key"]))
+    if row is None or not row.probing:
+        return 0
+    tx.put("circuits", ("handler", p["key"]), replace(row, until=tx.now))
+    return 1
+
+
+@does(sql.SHARE_COUNTS, "messages failures")
+def share_counts(tx: Transaction, p: Params) -> Rows:
+    handler, node, oldest = p["handler"], p["node"], tx.clock - p["window"]
+    others = [row for row in tx.all("counts") if row.handler == handler and row.node_id != node]
+    for row in others:
+        if row.counted_at < oldest and not tx.is_locked("counts", (handler, row.node_id)):
+            tx.delete("counts", (handler, row.node_id))
+    if not is_open(tx, "handler", handler):
+        own = Counts(handler=handler, node_id=node, messages=p["messages"], failures=p["failures"], counted_at=tx.clock)
+        tx.put("counts", (handler, node), own)
+    fresh = [row for row in others if row.counted_at >= oldest]
+    return [(sum(row.messages for row in fresh), sum(row.failures for row in fresh))]
+
+
+@does(sql.FORGET_COUNTS)
+def forget_counts(tx: Transaction, p: Params) -> int:
+    rows = [row for row in tx.all("counts") if row.handler == p["handler"]]
+    for row in rows:
+        tx.delete("counts", (row.handler, row.node_id))
+    return len(rows)

@@ -1,0 +1,104 @@
+"""The statements of durable.storage.sql.recovery, for both tables of work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from durable.storage.sql import recovery as sql
+from durable.storage.sql import schedules
+from durable.storage.sql.recovery import Recovery
+from tests.simulation.rows import Work
+from tests.simulation.sql.parts import CLAIMED, IN, OUT, Side, change, claim, finish, is_free, mine, unlocked
+from tests.simulation.sql.registry import Params, Rows, does, does_sql
+from tests.simulation.tables import Transaction
+
+
+@does_sql(str(sql.READ_CLOCK.within("")), "clock_timestamp")
+def read_clock(tx: Transaction, p: Params) -> Rows:
+    return [(tx.clock,)]
+
+
+@does(schedules.READ_NEXT_DUE, "wait")
+def read_next_due(tx: Transaction, p: Params) -> Rows:
+    now = tx.clock
+    rows = tx.all("outgoing") + tx.all("incoming")
+    times = [row.execution_time for row in rows if row.execution_time is not None and row.execution_time > now]
+    return [(min(times) - now if times else None,)]
+
+
+def _released(name: str, side: Side, *, is_death: bool = False) -> Callable[[Transaction, Params], Rows]:
+    def release(tx: Transaction, p: Params) -> Rows:
+        rows = unlocked(tx, side, lambda row: row.owner_id == p["node"])[: p.get("batch_size")]
+        for row in rows:
+            deaths = row.interruptions + (1 if is_death else 0)
+            change(tx, side, row, owner_id=0, epoch=row.epoch + 1, interruptions=deaths)
+        return [(len(rows),)]
+
+    release.__name__ = f"{name}_{side.table}"
+    return release
+
+
+def _recovery(table: Recovery, side: Side) -> None:
+    name = side.table
+    does(table.release_dormant.whole, "count")(_released("release_dormant", side, is_death=True))
+    does(table.release_former.whole, "count")(_released("release_former", side))
+    does(table.release_all.whole, "count")(_released("release_all", side))
+
+    def unowned_groups(tx: Transaction, p: Params) -> Rows:
+        return [(lane,) for lane in sorted({getattr(row, side.lane) for row in tx.all(name) if is_free(row)})]
+
+    def owners(tx: Transaction, p: Params) -> Rows:
+        found = {row.owner_id for row in tx.all(name)}
+        return [(owner,) for owner in sorted(found) if owner != 0 and owner > sql.REFUSED_OWNER]
+
+    def owned_by(tx: Transaction, p: Params) -> Rows:
+        return [(*row.key, row.epoch) for row in tx.all(name) if row.owner_id == p["node"]]
+
+    def release(tx: Transaction, p: Params) -> int:
+        rows = mine(tx, side, p)
+        for row in rows:
+            change(tx, side, row, owner_id=0, epoch=row.epoch + 1)
+        return len(rows)
+
+    def promote_due(tx: Transaction, p: Params) -> Rows:
+        due: list[tuple[object, Work]] = [
+            (row.execution_time, row)
+            for row in unlocked(tx, side, lambda row: row.execution_time is not None and row.owner_id == 0)
+            if row.execution_time is not None and row.execution_time <= tx.now
+        ]
+        chosen = sorted(due, key=lambda each: (each[0], each[1].seq))[: p["batch_size"]]
+        for _, row in chosen:
+            change(tx, side, row, execution_time=None)
+        return [(len(chosen),)]
+
+    def late(tx: Transaction, p: Params, *, buried: bool) -> list[Work]:
+        def fits(row: Work) -> bool:
+            if row.owner_id != 0 or row.deliver_by is None or row.deliver_by >= tx.now:
+                return False
+            return (p["buries_others"] != (row.message_type in p["excepted"])) is buried
+
+        rows = unlocked(tx, side, fits)
+        return sorted(rows, key=lambda row: (row.deliver_by, row.seq))[: p["batch_size"]]
+
+    def expire(tx: Transaction, p: Params) -> Rows:
+        rows = late(tx, p, buried=False)
+        for row in rows:
+            finish(tx, side, row, "expired", p, "expired while it waited")
+        return [(len(rows),)]
+
+    def claim_late(tx: Transaction, p: Params) -> Rows:
+        return claim(tx, side, late(tx, p, buried=True), p["node"])
+
+    for work in (unowned_groups, owners, owned_by, release, promote_due, expire, claim_late):
+        work.__name__ = f"{work.__name__}_{name}"
+    does(table.unowned_groups, "name")(unowned_groups)
+    does(table.owners, "name")(owners)
+    does(table.owned_by, "id address epoch")(owned_by)
+    does(table.release)(release)
+    does(table.promote_due.whole, "count")(promote_due)
+    does(table.expire.whole, "count")(expire)
+    does(table.claim_late.whole, CLAIMED)(claim_late)
+
+
+_recovery(sql.OUTGOING, OUT)
+_recovery(sql.INCOMING, IN)
