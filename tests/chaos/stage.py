@@ -1,0 +1,92 @@
+"""Everything that a run needs, started: servers, proxies, pooler, broker and nodes; all of it ends with the block."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.chaos.fleet import SERVICES, Fleet
+from tests.chaos.ledger import ROLE
+from tests.chaos.plan import Plan, server_names
+from tests.chaos.profiles import Profile
+from tests.chaos.roads import Road, road
+from tests.chaos.servers import Server, servers
+from tests.chaos.wires import Wire
+from tests.support.pooler import pooler
+
+POOLED_CONNECTIONS = 16
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What faults happen to, by the names of the plan."""
+
+    folder: Path
+    servers: dict[str, Server]
+    wires: dict[str, Wire]
+    road: Road
+    fleet: Fleet
+
+    @property
+    def calm(self) -> Path:
+        """The file that ends the producers."""
+        return self.folder / "calm"
+
+    def server_of(self, service: str) -> Server:
+        return self.servers.get(service) or self.servers["both"]
+
+    def services_of(self, server: str) -> tuple[str, ...]:
+        return SERVICES if server == "both" else (server,)
+
+    def lead_wires_to(self, server: str) -> None:
+        """Lead the nodes to where this server is now."""
+        for service in self.services_of(server):
+            for what in ("pool", "lock"):
+                self.wires[f"{service} {what}"].lead_to(self.servers[server].target)
+
+    def restore(self) -> None:
+        """End what proxies do."""
+        for wire in self.wires.values():
+            wire.restore()
+
+
+@asynccontextmanager
+async def staged(plan: Plan, profile: Profile, transport: str, folder: Path) -> AsyncIterator[Stage]:
+    async with AsyncExitStack() as stack:
+        started = stack.enter_context(servers(*server_names(profile)))
+        way = await stack.enter_async_context(road(transport, folder))
+        wires = dict(way.wires)
+        environments: dict[str, dict[str, str]] = {}
+        for service in SERVICES:
+            server = started.get(service) or started["both"]
+            await asyncio.to_thread(server.make_database, service)
+            for what in ("pool", "lock"):
+                wire = Wire(f"{service} {what}", server.target)
+                wires[wire.name] = await stack.enter_async_context(wire)
+            environments[service] = {
+                **profile.environment,
+                **way.environments[service],
+                **await _database(stack, service, wires, pooled=plan.pooled == service),
+                "CHAOS_CALM": str(folder / "calm"),
+                "CHAOS_PAUSE": str(profile.producer_pause),
+                "CHAOS_DELAYS": profile.retry_delays,
+            }
+        fleet = Fleet(folder, environments)
+        stack.callback(fleet.end)
+        fleet.start_all()
+        yield Stage(folder, started, wires, way, fleet)
+
+
+async def _database(stack: AsyncExitStack, service: str, wires: dict[str, Wire], *, pooled: bool) -> dict[str, str]:
+    """The URLs of a service: of its pools, perhaps through PgBouncer, and of its lock."""
+    direct, lock = (f"postgresql://{ROLE}@127.0.0.1:{wires[f'{service} {what}'].port}/{service}" for what in _WAYS)
+    if pooled:
+        # In a thread: it waits for an answer that comes through a proxy of this one.
+        direct = await asyncio.to_thread(stack.enter_context, pooler(direct, server_connections=POOLED_CONNECTIONS))
+    return {"DURABLE_DATABASE_URL": direct, "DURABLE_LOCK_DATABASE_URL": lock}
+
+
+_WAYS = ("pool", "lock")
