@@ -33,7 +33,7 @@ def main() -> int:
         print(text, flush=True)
 
     outcome = asyncio.run(run(options.seed, PROFILES[options.profile], options.transport, folder, tell))
-    return write(outcome, options.folder / name)
+    return 0 if write(outcome, options.folder / name).is_right else 1
 
 
 if __name__ == "__main__":

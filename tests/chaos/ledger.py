@@ -50,7 +50,8 @@ ADD_SENT = text(
     "VALUES (:envelope_id, :kind, :key, :number, :behaviour, :due_at, :deliver_by, :process)"
 )
 ADD_EFFECT = text(
-    "INSERT INTO effects (envelope_id, kind, key, number, process) VALUES (:envelope_id, :kind, :key, :number, :process)"
+    "INSERT INTO effects (envelope_id, kind, key, number, process) "
+    "VALUES (:envelope_id, :kind, :key, :number, :process)"
 )
 # The lock on the counter's row lasts until COMMIT: the numbers of a key are in the order of the commits.
 NEXT_NUMBER = text(

@@ -3,7 +3,7 @@
 Faults are in lanes, one after another in each, with a rest between; the lanes run at once. What would undo another
 fault, or hide it, is in the lane of that: two faults never meet at one place.
 
-    nodes of orders · nodes of billing · each Postgres · snapshots · wires · storm · broker
+    nodes of orders · nodes of billing · each Postgres · snapshots · storm · wires to Postgres · other wires · broker
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tests.chaos.fleet import SERVICES, SLOTS
-from tests.chaos.profiles import EVERY_BROKER, EVERY_WIRE, Profile
+from tests.chaos.profiles import BROKER, WIRES, Profile
 
 TRANSPORTS = ("tcp", "http", "rabbitmq")
 REST = (1.5, 5.0)  # seconds between two faults of a lane
@@ -41,7 +41,22 @@ SECONDS = {
     "broker pause": (2, 10),
     "broker alarm": (3, 8),
 }
-"""The shortest and longest time of each kind of fault, without what it takes to begin and to end it."""
+"""The shortest and longest time of each kind of fault."""
+
+BESIDES = {
+    "kill": 2,
+    "restart": 1,
+    "crash": 1,
+    "away": 1,
+    "fail over": 6,
+    "connections": 1,
+    "broker kill": 5,
+    "broker stop": 6,
+    "broker alarm": 2,
+}
+"""What it takes besides to begin and to end it."""
+
+DATABASE_WIRES = ("pool", "lock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +77,21 @@ class Plan:
     """Everything about a run that the seed decides."""
 
     seed: int
-    faults: tuple[Fault, ...]
+    lanes: tuple[tuple[Fault, ...], ...]
     pooled: str
     """The service behind PgBouncer, or nothing."""
 
-
-Choose = Callable[[random.Random], str]
+    @property
+    def faults(self) -> list[Fault]:
+        """The faults of all lanes, by their times."""
+        return sorted((fault for lane in self.lanes for fault in lane), key=lambda fault: fault.at)
 
 
 def plan(seed: int, profile: Profile, transport: str) -> Plan:
     rng = random.Random(f"{seed} {profile.name} {transport}")
     pooled = rng.choice(["", *SERVICES]) if profile.may_pool else ""
-    faults = [fault for lane in _lanes(profile, transport) for fault in lane(random.Random(rng.random()))]
-    return Plan(seed, tuple(sorted(faults, key=lambda fault: (fault.at, fault.place))), pooled)
+    lanes = tuple(tuple(lane(random.Random(rng.random()))) for lane in _lanes(profile, transport))
+    return Plan(seed, lanes, pooled)
 
 
 def _lanes(profile: Profile, transport: str) -> Iterator[Callable[[random.Random], Iterator[Fault]]]:
@@ -87,19 +104,20 @@ def _lanes(profile: Profile, transport: str) -> Iterator[Callable[[random.Random
         yield lane(profile.postgres, server)
     yield lane(("snapshot",), *SERVICES)
     yield lane(("storm",), "billing")
-    yield lane(EVERY_WIRE, *wire_names(transport))
+    ways = ways_of(transport)
+    yield lane(WIRES, *(f"{service} {what}" for service in SERVICES for what in DATABASE_WIRES))
+    yield lane(WIRES[:-1], *(f"{service} {ways}" for service in SERVICES))
     if transport == "rabbitmq":
-        yield lane(EVERY_BROKER, "broker")
+        yield lane(BROKER, "broker")
 
 
 def server_names(profile: Profile) -> tuple[str, ...]:
     return SERVICES if profile.own_servers else ("both",)
 
 
-def wire_names(transport: str) -> tuple[str, ...]:
-    """The proxies: at the pool and at the lock of each service, and at its way to the other or to the broker."""
-    way = "broker" if transport == "rabbitmq" else "peer"
-    return tuple(f"{service} {what}" for service in SERVICES for what in ("pool", "lock", way))
+def ways_of(transport: str) -> str:
+    """Name of the proxies at the way of a service to the other, or to the broker."""
+    return "broker" if transport == "rabbitmq" else "peer"
 
 
 def _in_a_row(rng: random.Random, profile: Profile, kinds: tuple[str, ...], places: tuple[str, ...]) -> Iterator[Fault]:
@@ -112,4 +130,4 @@ def _in_a_row(rng: random.Random, profile: Profile, kinds: tuple[str, ...], plac
             if moment + seconds > profile.faults_seconds:
                 return
             yield Fault(round(moment, 2), round(seconds, 2), kind, rng.choice(places))
-            moment += seconds + rng.uniform(*REST)
+            moment += seconds + BESIDES.get(kind, 0) + rng.uniform(*REST)

@@ -31,9 +31,10 @@ HURRIED: Mapping[str, str] = MappingProxyType(
 
 COMMON = {"DURABLE_POOL_SIZE": "5", "DURABLE_AGENT_POOL_SIZE": "3", "DURABLE_BUFFER_SIZE": "500"}
 
-EVERY_POSTGRES = ("terminate", "restart", "crash", "away", "disk full", "read-only", "connections", "fail over")
-EVERY_WIRE = ("cut", "hole up", "hole down", "delay", "slice", "lost answer")
-EVERY_BROKER = ("broker kill", "broker stop", "broker pause", "broker alarm")
+POSTGRES = ("terminate", "restart", "crash", "away", "disk full", "read-only", "connections", "fail over")
+WIRES = ("cut", "hole up", "hole down", "delay", "slice", "lost answer")
+"""The last is of wires to a database."""
+BROKER = ("broker kill", "broker stop", "broker pause", "broker alarm")
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Profile:
     """A server for each service, instead of one for both."""
     may_pool: bool = True
     """One of the services is behind PgBouncer, if the seed says so."""
-    postgres: tuple[str, ...] = EVERY_POSTGRES
+    postgres: tuple[str, ...] = POSTGRES
     settings: Mapping[str, str] = field(default_factory=lambda: HURRIED)
 
     @property

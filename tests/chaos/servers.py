@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -144,7 +143,7 @@ class Server:
     def _wait_until_caught_up(self) -> None:
         deadline = time.monotonic() + CATCH_UP_SECONDS
         with self.connect() as conn:
-            while not conn.execute(IS_CAUGHT_UP).fetchone() == (True,):
+            while conn.execute(IS_CAUGHT_UP).fetchone() != (True,):
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"the standby of {self.name} does not catch up")
                 time.sleep(0.1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.chaos.fleet import SERVICES, Fleet
 from tests.chaos.ledger import ROLE
-from tests.chaos.plan import Plan, server_names
+from tests.chaos.plan import DATABASE_WIRES, Plan, server_names
 from tests.chaos.profiles import Profile
 from tests.chaos.roads import Road, road
 from tests.chaos.servers import Server, servers
@@ -44,7 +44,7 @@ class Stage:
     def lead_wires_to(self, server: str) -> None:
         """Lead the nodes to where this server is now."""
         for service in self.services_of(server):
-            for what in ("pool", "lock"):
+            for what in DATABASE_WIRES:
                 self.wires[f"{service} {what}"].lead_to(self.servers[server].target)
 
     def restore(self) -> None:
@@ -63,7 +63,7 @@ async def staged(plan: Plan, profile: Profile, transport: str, folder: Path) -> 
         for service in SERVICES:
             server = started.get(service) or started["both"]
             await asyncio.to_thread(server.make_database, service)
-            for what in ("pool", "lock"):
+            for what in DATABASE_WIRES:
                 wire = Wire(f"{service} {what}", server.target)
                 wires[wire.name] = await stack.enter_async_context(wire)
             environments[service] = {
@@ -82,11 +82,10 @@ async def staged(plan: Plan, profile: Profile, transport: str, folder: Path) -> 
 
 async def _database(stack: AsyncExitStack, service: str, wires: dict[str, Wire], *, pooled: bool) -> dict[str, str]:
     """The URLs of a service: of its pools, perhaps through PgBouncer, and of its lock."""
-    direct, lock = (f"postgresql://{ROLE}@127.0.0.1:{wires[f'{service} {what}'].port}/{service}" for what in _WAYS)
+    direct, lock = (
+        f"postgresql://{ROLE}@127.0.0.1:{wires[f'{service} {what}'].port}/{service}" for what in DATABASE_WIRES
+    )
     if pooled:
         # In a thread: it waits for an answer that comes through a proxy of this one.
         direct = await asyncio.to_thread(stack.enter_context, pooler(direct, server_connections=POOLED_CONNECTIONS))
     return {"DURABLE_DATABASE_URL": direct, "DURABLE_LOCK_DATABASE_URL": lock}
-
-
-_WAYS = ("pool", "lock")
