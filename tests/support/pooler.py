@@ -44,6 +44,8 @@ def pooler(database: str, *, pool_mode: str = "transaction", server_connections:
                 ).render_as_string(hide_password=False)
                 _wait_for(pooled, process, folder)
                 yield pooled
+                if process.poll() is not None:
+                    raise RuntimeError(f"PgBouncer has ended with {process.returncode}: {_said(folder)}")
             finally:
                 process.kill()
     finally:
@@ -97,8 +99,13 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], folder: Path) -> None:
             psycopg.connect(url).close()
         except psycopg.OperationalError:
             if process.poll() is not None or time.monotonic() > deadline:
-                log = folder / "pgbouncer.log"
-                raise RuntimeError(f"PgBouncer did not start: {log.read_text() if log.exists() else ''}") from None
+                raise RuntimeError(f"PgBouncer did not start: {_said(folder)}") from None
             time.sleep(0.05)
         else:
             return
+
+
+def _said(folder: Path) -> str:
+    """The end of its log."""
+    log = folder / "pgbouncer.log"
+    return log.read_text()[-2_000:] if log.exists() else ""
