@@ -6,7 +6,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pipeline test quick fuzz check docs lowest pythons bench load clean
+.PHONY: help setup demo pipeline test quick fuzz chaos check docs lowest pythons bench load clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,11 @@ quick: setup ## Run the unit and contract tests, which need no server but the em
 
 fuzz: setup ## Fuzz everything that reads what others write; failing inputs are kept in .fuzz (MINUTES=n, TARGETS="wire ...")
 	.venv/bin/python -m tests.fuzz hunt $(or $(MINUTES),10) $(TARGETS)
+
+chaos: setup ## Break real processes and servers under traffic, and judge what became of it (PROFILE=pr|nightly|release, TRANSPORT=tcp|http|rabbitmq, SEED=n)
+	@$(if $(filter rabbitmq,$(TRANSPORT)),scripts/rabbitmq.sh)
+	@scripts/pgbouncer.sh
+	@nice -n 5 .venv/bin/python -m tests.chaos --profile $(or $(PROFILE),pr) --transport $(or $(TRANSPORT),tcp) $(if $(SEED),--seed $(SEED))
 
 check: setup docs ## Check style, types, the floors, the pages, and the requirements for known vulnerabilities
 	.venv/bin/ruff check

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import random
 import sys
 import time
@@ -28,6 +29,9 @@ def main() -> int:
     name = f"{options.profile}-{options.transport}-{options.seed}"
     print(f"chaos: profile {options.profile}, transport {options.transport}, seed {options.seed}", flush=True)
     folder = options.folder / f"{name}-{int(time.time())}"
+
+    # The proxies write to sockets that faults have closed.
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
     def tell(text: str) -> None:
         print(text, flush=True)

@@ -145,6 +145,18 @@ async def _insist(work: Callable[[], object]) -> None:
                 return
 
 
+@asynccontextmanager
+async def kill_pooler(stage: Stage, fault: Fault) -> AsyncIterator[None]:
+    pooler = stage.poolers[fault.place]
+    pooler.expected_away = True
+    pooler.kill()
+    try:
+        yield
+    finally:
+        pooler.expected_away = False
+        pooler.start()
+
+
 # ---------------------------------------------------------------- wires
 
 
@@ -198,6 +210,7 @@ FAULTS: dict[str, Befall] = {
     "fail over": fail_over,
     "snapshot": snapshot,
     "storm": storm,
+    "pooler kill": kill_pooler,
     "cut": wire(Wire.cut),
     "hole up": wire(lambda broken: broken.swallow(UP)),
     "hole down": wire(lambda broken: broken.swallow(DOWN)),

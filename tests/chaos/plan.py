@@ -3,7 +3,8 @@
 Faults are in lanes, one after another in each, with a rest between; the lanes run at once. What would undo another
 fault, or hide it, is in the lane of that: two faults never meet at one place.
 
-    nodes of orders · nodes of billing · each Postgres · snapshots · storm · wires to Postgres · other wires · broker
+    nodes of orders · nodes of billing · each Postgres · snapshots · storm · pooler · wires to Postgres
+    other wires · broker
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ SECONDS = {
     "fail over": (0.5, 3),
     "snapshot": (10, 30),
     "storm": (4, 8),
+    "pooler kill": (0.5, 5),
     "cut": (0, 0),
     "hole up": (2, 9),
     "hole down": (2, 9),
@@ -90,11 +92,11 @@ class Plan:
 def plan(seed: int, profile: Profile, transport: str) -> Plan:
     rng = random.Random(f"{seed} {profile.name} {transport}")
     pooled = rng.choice(["", *SERVICES]) if profile.may_pool else ""
-    lanes = tuple(tuple(lane(random.Random(rng.random()))) for lane in _lanes(profile, transport))
+    lanes = tuple(tuple(lane(random.Random(rng.random()))) for lane in _lanes(profile, transport, pooled))
     return Plan(seed, lanes, pooled)
 
 
-def _lanes(profile: Profile, transport: str) -> Iterator[Callable[[random.Random], Iterator[Fault]]]:
+def _lanes(profile: Profile, transport: str, pooled: str) -> Iterator[Callable[[random.Random], Iterator[Fault]]]:
     def lane(kinds: tuple[str, ...], *places: str) -> Callable[[random.Random], Iterator[Fault]]:
         return lambda rng: _in_a_row(rng, profile, kinds, places)
 
@@ -104,6 +106,8 @@ def _lanes(profile: Profile, transport: str) -> Iterator[Callable[[random.Random
         yield lane(profile.postgres, server)
     yield lane(("snapshot",), *SERVICES)
     yield lane(("storm",), "billing")
+    if pooled:
+        yield lane(("pooler kill",), f"{pooled} pooler")
     ways = ways_of(transport)
     yield lane(WIRES, *(f"{service} {what}" for service in SERVICES for what in DATABASE_WIRES))
     yield lane(WIRES[:-1], *(f"{service} {ways}" for service in SERVICES))

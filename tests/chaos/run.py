@@ -82,7 +82,8 @@ async def run(seed: int, profile: Profile, transport: str, folder: Path, tell: T
         outcome.history.complaints += complaints
     outcome.ended = time.time()
     outcome.happened, outcome.peak_bytes = watch.happened, watch.peak_bytes
-    outcome.false_deaths, outcome.restarts = watch.false_deaths, stage.fleet.ended_by_themselves
+    outcome.false_deaths = watch.false_deaths
+    outcome.restarts = [*stage.fleet.ended_by_themselves, *watch.poolers_ended]
     return outcome
 
 

@@ -15,9 +15,10 @@ from tests.chaos.profiles import Profile
 from tests.chaos.roads import Road, road
 from tests.chaos.servers import Server, servers
 from tests.chaos.wires import Wire
-from tests.support.pooler import pooler
+from tests.support.pooler import Pooler, own_pooler
 
 POOLED_CONNECTIONS = 16
+URL = "DURABLE_DATABASE_URL"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Stage:
     wires: dict[str, Wire]
     road: Road
     fleet: Fleet
+    poolers: dict[str, Pooler]
 
     @property
     def calm(self) -> Path:
@@ -47,6 +49,13 @@ class Stage:
             for what in DATABASE_WIRES:
                 self.wires[f"{service} {what}"].lead_to(self.servers[server].target)
 
+    def replace_poolers(self) -> list[str]:
+        """Start poolers again that have ended by themselves, and return what they said last."""
+        ended = [each for each in self.poolers.values() if each.has_ended() and not each.expected_away]
+        for each in ended:
+            each.start()
+        return [f"PgBouncer has ended by itself: {each.said().splitlines()[-1]}" for each in ended]
+
     def restore(self) -> None:
         """End what proxies do."""
         for wire in self.wires.values():
@@ -60,6 +69,7 @@ async def staged(plan: Plan, profile: Profile, transport: str, folder: Path) -> 
         way = await stack.enter_async_context(road(transport, folder))
         wires = dict(way.wires)
         environments: dict[str, dict[str, str]] = {}
+        poolers: dict[str, Pooler] = {}
         for service in SERVICES:
             server = started.get(service) or started["both"]
             await asyncio.to_thread(server.make_database, service)
@@ -69,23 +79,22 @@ async def staged(plan: Plan, profile: Profile, transport: str, folder: Path) -> 
             environments[service] = {
                 **profile.environment,
                 **way.environments[service],
-                **await _database(stack, service, wires, pooled=plan.pooled == service),
+                "DURABLE_LOCK_DATABASE_URL": _through(wires[f"{service} lock"], service),
+                URL: _through(wires[f"{service} pool"], service),
                 "CHAOS_CALM": str(folder / "calm"),
                 "CHAOS_PAUSE": str(profile.producer_pause),
                 "CHAOS_DELAYS": profile.retry_delays,
             }
+            if plan.pooled == service:
+                # In a thread: it waits for an answer that comes through a proxy of this one.
+                context = own_pooler(environments[service][URL], server_connections=POOLED_CONNECTIONS)
+                poolers[f"{service} pooler"] = await asyncio.to_thread(stack.enter_context, context)
+                environments[service][URL] = poolers[f"{service} pooler"].url
         fleet = Fleet(folder, environments)
         stack.callback(fleet.end)
         fleet.start_all()
-        yield Stage(folder, started, wires, way, fleet)
+        yield Stage(folder, started, wires, way, fleet, poolers)
 
 
-async def _database(stack: AsyncExitStack, service: str, wires: dict[str, Wire], *, pooled: bool) -> dict[str, str]:
-    """The URLs of a service: of its pools, perhaps through PgBouncer, and of its lock."""
-    direct, lock = (
-        f"postgresql://{ROLE}@127.0.0.1:{wires[f'{service} {what}'].port}/{service}" for what in DATABASE_WIRES
-    )
-    if pooled:
-        # In a thread: it waits for an answer that comes through a proxy of this one.
-        direct = await asyncio.to_thread(stack.enter_context, pooler(direct, server_connections=POOLED_CONNECTIONS))
-    return {"DURABLE_DATABASE_URL": direct, "DURABLE_LOCK_DATABASE_URL": lock}
+def _through(wire: Wire, database: str) -> str:
+    return f"postgresql://{ROLE}@127.0.0.1:{wire.port}/{database}"

@@ -35,11 +35,13 @@ class Watch:
     happened: list[Happened] = field(default_factory=list)
     peak_bytes: dict[str, int] = field(default_factory=dict)
     false_deaths: list[str] = field(default_factory=list)
+    poolers_ended: list[str] = field(default_factory=list)
     _known: dict[tuple[str, int], int] = field(default_factory=dict)
 
     async def run(self) -> None:
         while True:
             self.stage.fleet.replace_ended()
+            self.poolers_ended += self.stage.replace_poolers()
             for member in self.stage.fleet.members.values():
                 self.peak_bytes[member.name] = max(self.peak_bytes.get(member.name, 0), _peak(member.pid))
             for service in SERVICES:
