@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 
 from tests.chaos.figures import Second
+from tests.chaos.fleet import SERVICES
 from tests.chaos.summary import Summary
 
 WIDTH, LEFT, PLOT = 1100, 130, 120
@@ -22,7 +23,7 @@ def chart(summary: Summary) -> str:
     def x(moment: float) -> float:
         return round(LEFT + (WIDTH - LEFT - 10) * max(0.0, moment) / ends, 1)
 
-    places = sorted({place for _, place, _, _ in summary.events})
+    places = sorted({_lane(kind, place) for kind, place, _, _ in summary.events})
     top_of_lanes = 2 * (PLOT + GAP) + GAP
     height = top_of_lanes + LANE * len(places) + 30
     parts = [
@@ -87,7 +88,7 @@ def _lanes(summary: Summary, places: Sequence[str], x: Callable[[float], float],
     for number, place in enumerate(places):
         yield f'<text x="4" y="{top + LANE * number + 12}">{escape(place)}</text>'
     for kind, place, begin, end in summary.events:
-        y = top + LANE * places.index(place)
+        y = top + LANE * places.index(_lane(kind, place))
         width = max(2.0, x(end) - x(begin))
         colour = COLOURS[kinds.index(kind) % len(COLOURS)]
         title = f"{kind} of {place}, second {begin:g} to {end:g}"
@@ -97,6 +98,13 @@ def _lanes(summary: Summary, places: Sequence[str], x: Callable[[float], float],
         )
         if width > 6 * len(kind):
             yield f'<text x="{x(begin) + 3}" y="{y + 11}" class="on">{escape(kind)}</text>'
+
+
+def _lane(kind: str, place: str) -> str:
+    """Storms and snapshots are there beside the faults of a server."""
+    if kind in ("storm", "snapshot"):
+        return f"{place} {kind}s"
+    return f"{place} Postgres" if place in (*SERVICES, "both") else place
 
 
 def _axis(ends: float, x: Callable[[float], float], height: int) -> Iterator[str]:

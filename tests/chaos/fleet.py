@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from durable.process.last_resort import EXIT_NO_MEMBER, EXIT_STUCK
 from tests.support.command import ROOT
 
 SERVICES = ("orders", "billing")
 SLOTS = 2
 STOP_SECONDS = 60.0
+LAST_RESORTS = (EXIT_STUCK, EXIT_NO_MEMBER)
 
 
 @dataclass(eq=False)
@@ -48,6 +50,7 @@ class Fleet:
         self._folder = folder
         self.members: dict[str, Member] = {}
         self.ended_by_themselves: list[str] = []
+        self.complaints: list[str] = []
         self.started = 0
 
     def start(self, service: str, slot: int) -> Member:
@@ -91,18 +94,21 @@ class Fleet:
         for member in list(self.members.values()):
             code = member.process.poll()
             if code is not None and not member.expected_away:
-                self.ended_by_themselves.append(f"{member.name} ended with {code}: {_last_line(member.log)}")
+                found = f"{member.name} ended with {code}: {_last_line(member.log)}"
+                self.ended_by_themselves.append(found)
+                if code in LAST_RESORTS:
+                    self.complaints.append(found)
                 self._reap(member)
                 self.start(member.service, member.slot)
 
     def stop(self) -> list[str]:
-        """End all in good order; returns a sentence for each that did not."""
+        """End all in good order. Returns a sentence for each process that did not end as it should, also before."""
         for member in self.members.values():
             if member.process.poll() is None:
                 self.resume(member)
                 member.process.terminate()
         deadline = time.monotonic() + STOP_SECONDS
-        found = []
+        found = list(self.complaints)
         for member in self.members.values():
             try:
                 code: int | str = member.process.wait(max(0.1, deadline - time.monotonic()))

@@ -84,7 +84,7 @@ class History:
 
 
 def read(connect: Connect) -> History:
-    """Read the databases of both services, the sender's last: what it has deleted is in the receiver's by then."""
+    """Read the databases of both services, one after the other."""
     history = History()
     for service in SERVICES:
         with connect(service) as conn:

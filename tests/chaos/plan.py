@@ -17,7 +17,7 @@ from tests.chaos.fleet import SERVICES, SLOTS
 from tests.chaos.profiles import BROKER, WIRES, Profile
 
 TRANSPORTS = ("tcp", "http", "rabbitmq")
-REST = (1.5, 5.0)  # seconds between two faults of a lane
+REST = (2.0, 7.0)  # seconds between two faults of a lane
 
 SECONDS = {
     "kill": (0.5, 4),

@@ -48,7 +48,7 @@ class Profile:
     longest_pause: float
     producer_pause: float = 0.1
     """Mean pause between the transactions of one of four producers."""
-    retry_delays: str = "0.2 1 3 10"
+    retry_delays: str = "0.2 1 4"
     own_servers: bool = True
     """A server for each service, instead of one for both."""
     may_pool: bool = True
@@ -72,7 +72,6 @@ PROFILES = {
             longest_pause=4,
             own_servers=False,
             may_pool=False,
-            retry_delays="0.2 1 3",
             postgres=("terminate", "restart", "crash"),
         ),
         Profile("pr", warm_seconds=5, faults_seconds=100, calm_seconds=75, longest_pause=20),
