@@ -55,6 +55,7 @@ BESIDES = {
     "broker kill": 5,
     "broker stop": 6,
     "broker alarm": 2,
+    "pooler kill": 12,
 }
 """What it takes besides to begin and to end it."""
 

@@ -131,6 +131,7 @@ pool_mode = {pool_mode}
 default_pool_size = {server_connections}
 max_client_conn = 500
 server_round_robin = 1
+server_login_retry = 1
 logfile = {folder}/pgbouncer.log
 """
 
