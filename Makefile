@@ -43,10 +43,10 @@ quick: setup ## Run the unit and contract tests, which need no server but the em
 fuzz: setup ## Fuzz everything that reads what others write; failing inputs are kept in .fuzz (MINUTES=n, TARGETS="wire ...")
 	.venv/bin/python -m tests.fuzz hunt $(or $(MINUTES),10) $(TARGETS)
 
-chaos: setup ## Break real processes and servers under traffic, and judge what became of it (PROFILE=pr|nightly|release, TRANSPORT=tcp|http|rabbitmq, SEED=n)
+chaos: setup ## Break real processes and servers under traffic, and judge what became of it (PROFILE=pr|nightly|release, TRANSPORT=tcp|http|rabbitmq, SEED=n, MINUTES=n)
 	@$(if $(filter rabbitmq,$(TRANSPORT)),scripts/rabbitmq.sh)
 	@scripts/pgbouncer.sh
-	@nice -n 5 .venv/bin/python -m tests.chaos --profile $(or $(PROFILE),pr) --transport $(or $(TRANSPORT),tcp) $(if $(SEED),--seed $(SEED))
+	@nice -n 5 .venv/bin/python -m tests.chaos --profile $(or $(PROFILE),pr) --transport $(or $(TRANSPORT),tcp) $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))
 
 check: setup docs ## Check style, types, the floors, the pages, and the requirements for known vulnerabilities
 	.venv/bin/ruff check

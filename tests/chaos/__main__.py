@@ -10,6 +10,7 @@ import logging
 import random
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from tests.chaos.plan import TRANSPORTS
@@ -25,7 +26,11 @@ def main() -> int:
     parser.add_argument("--transport", choices=TRANSPORTS, default="tcp")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "chaos")
+    parser.add_argument("--minutes", type=float, help="time of faults, instead of the profile's")
     options = parser.parse_args()
+    profile = PROFILES[options.profile]
+    if options.minutes is not None:
+        profile = replace(profile, faults_seconds=60 * options.minutes)
     name = f"{options.profile}-{options.transport}-{options.seed}"
     print(f"chaos: profile {options.profile}, transport {options.transport}, seed {options.seed}", flush=True)
     folder = options.folder / f"{name}-{int(time.time())}"
@@ -36,7 +41,7 @@ def main() -> int:
     def tell(text: str) -> None:
         print(text, flush=True)
 
-    outcome = asyncio.run(run(options.seed, PROFILES[options.profile], options.transport, folder, tell))
+    outcome = asyncio.run(run(options.seed, profile, options.transport, folder, tell))
     return 0 if write(outcome, options.folder / name).is_right else 1
 
 

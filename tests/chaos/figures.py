@@ -82,6 +82,17 @@ def _cost(kind: str, found: Sequence[tuple[float, float, int]]) -> Cost:
     )
 
 
+def last_effects(outcome: Outcome, count: int = 20) -> list[str]:
+    """The messages that took longest after the faults had ended, the last first."""
+    late = sorted(outcome.history.effects, key=lambda effect: effect.at, reverse=True)[:count]
+    found = []
+    for effect in late:
+        sent = outcome.history.sent.get(effect.id)
+        ready = f", ready at {_ready(sent) - outcome.calm_at:.1f} s: {sent.behaviour or 'plain'}" if sent else ""
+        found.append(f"{effect.kind} {effect.key} at {effect.at.timestamp() - outcome.calm_at:.1f} s{ready}")
+    return found
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """The value at this share of sorted values; 0 without any."""
     return values[min(len(values) - 1, int(share * len(values)))] if values else 0.0

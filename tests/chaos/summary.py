@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tests.chaos.checker import RULES, Violation, check
-from tests.chaos.figures import Cost, Second, costs, log_times, percentile, seconds
+from tests.chaos.figures import Cost, Second, costs, last_effects, log_times, percentile, seconds
 from tests.chaos.run import Outcome
 
 MOST_NAMED = 200
@@ -38,6 +38,8 @@ class Summary:
     """The time at which the faults ended."""
     settled_seconds: float
     """The time that everything took to finish then; -1 when it was not in time."""
+    last_effects: list[str]
+    """The messages that were handled last, and when: seconds after the end of the faults."""
     peak_mebibytes: dict[str, int]
     log_lines_per_fault: float
     costs: list[Cost]
@@ -81,6 +83,7 @@ def summarize(outcome: Outcome) -> Summary:
         p99_seconds=round(percentile(latencies, 0.99), 3),
         calm_seconds=round(outcome.calm_at - outcome.began, 1),
         settled_seconds=round(outcome.settled_at - outcome.calm_at, 1) if outcome.settled_at else -1,
+        last_effects=last_effects(outcome),
         peak_mebibytes={name: peak >> 20 for name, peak in sorted(outcome.peak_bytes.items())},
         log_lines_per_fault=round(len(log_times(outcome.folder)) / max(1, len(outcome.happened)), 1),
         costs=costs(outcome),
