@@ -18,7 +18,7 @@ COLOURS = ("#c0392b", "#2471a3", "#b9770e", "#1e8449", "#7d3c98", "#616a6b", "#a
 def chart(summary: Summary) -> str:
     """The picture; what a mark means is its title, which browsers show at the pointer."""
     columns = _columns(summary.seconds)
-    ends = max([1.0, *(end for *_, end in summary.events), len(summary.seconds)])
+    ends = 1.02 * max([1.0, *(end for *_, end in summary.events), len(summary.seconds)])
 
     def x(moment: float) -> float:
         return round(LEFT + (WIDTH - LEFT - 10) * max(0.0, moment) / ends, 1)

@@ -74,7 +74,7 @@ PROFILES = {
             may_pool=False,
             postgres=("terminate", "restart", "crash"),
         ),
-        Profile("pr", warm_seconds=5, faults_seconds=100, calm_seconds=75, longest_pause=20),
+        Profile("pr", warm_seconds=5, faults_seconds=100, calm_seconds=90, longest_pause=20, producer_pause=0.15),
         Profile("nightly", warm_seconds=10, faults_seconds=3_300, calm_seconds=240, longest_pause=60),
         Profile("release", warm_seconds=30, faults_seconds=4 * 3_600, calm_seconds=600, longest_pause=60, settings={}),
     )
