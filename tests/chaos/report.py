@@ -61,6 +61,7 @@ def tables(summary: Summary) -> list[tuple[str, Rows]]:
                 ("committed", summary.messages),
                 ("handled", summary.handled),
                 ("expired", summary.expired),
+                ("occurrences of the schedule", summary.occurrences),
                 *((f"dead letter, {reason}", count) for reason, count in dead.items()),
                 ("latency p50, s", summary.p50_seconds),
                 ("latency p99, s", summary.p99_seconds),

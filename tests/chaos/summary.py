@@ -23,6 +23,8 @@ class Summary:
     pooled: str
     messages: int
     handled: int
+    occurrences: int
+    """Occurrences of the schedule."""
     dead: dict[str, int]
     """Dead letters by the reason; those whose handlers fail by design included."""
     expired: int
@@ -71,7 +73,8 @@ def summarize(outcome: Outcome) -> Summary:
         transport=outcome.transport,
         pooled=outcome.plan.pooled,
         messages=len(history.sent),
-        handled=len({effect.id for effect in history.effects}),
+        handled=len({effect.id for effect in history.effects} & set(history.sent)),
+        occurrences=len({effect.number for effect in history.effects if effect.kind == "tick"}),
         dead=dict(Counter(history.reasons.values()).most_common()),
         expired=len({id for (_, outcome, id) in history.ended if outcome == "expired"}),
         faults=dict(Counter(happened.fault.kind for happened in outcome.happened).most_common()),
