@@ -13,6 +13,7 @@ from functools import partial
 import psycopg
 
 from durable.embedded.rabbitmq import Broker
+from durable.errors import InvalidSetting, WiringError
 from durable.testing.transports.proxy import DOWN, UP
 from tests.chaos.plan import Fault
 from tests.chaos.stage import Stage
@@ -20,6 +21,7 @@ from tests.chaos.wires import Wire
 
 DELAY_SECONDS = 0.15
 PIECE_BYTES = 64
+INSIST_SECONDS = 180.0
 
 Befall = Callable[[Stage, Fault], AbstractAsyncContextManager[None]]
 
@@ -134,12 +136,12 @@ async def fail_over(stage: Stage, fault: Fault) -> AsyncIterator[None]:
 
 
 async def _insist(work: Callable[[], object]) -> None:
-    """Again and again, while another fault keeps the server away."""
-    async with asyncio.timeout(60):
+    """Again and again, while another fault keeps a server away, or a busy machine its tools."""
+    async with asyncio.timeout(INSIST_SECONDS):
         while True:
             try:
                 await asyncio.to_thread(work)
-            except psycopg.OperationalError:
+            except (psycopg.OperationalError, InvalidSetting, WiringError):
                 await asyncio.sleep(0.3)
             else:
                 return
@@ -187,12 +189,12 @@ def broker(begin: Callable[[Broker], None]) -> Befall:
         broken = stage.road.broker
         assert broken is not None
         if begin is Broker.kill:
-            await asyncio.to_thread(broken.settle)  # queues of the last two seconds are forgotten otherwise
-        await asyncio.to_thread(begin, broken)
+            await _insist(broken.settle)  # queues of the last two seconds are forgotten otherwise
+        await _insist(partial(begin, broken))
         try:
             yield
         finally:
-            await asyncio.to_thread(broken.recover)
+            await _insist(broken.recover)
 
     return befall
 
