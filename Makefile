@@ -6,7 +6,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pipeline test quick fuzz simulate check docs lowest pythons bench load clean
+.PHONY: help setup demo pipeline test quick fuzz simulate chaos check docs lowest pythons bench load clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,11 @@ fuzz: setup ## Fuzz everything that reads what others write; failing inputs are 
 
 simulate: setup ## Run the agents under seeded faults on virtual time; a failing seed is shrunk (SEEDS=n, FIRST=n)
 	.venv/bin/python -m tests.simulation --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),0)
+
+chaos: setup ## Break real processes and servers under traffic, and judge what became of it (PROFILE=pr|nightly|release, TRANSPORT=tcp|http|rabbitmq, SEED=n, MINUTES=n)
+	@$(if $(filter rabbitmq,$(TRANSPORT)),scripts/rabbitmq.sh)
+	@scripts/pgbouncer.sh
+	@nice -n 5 .venv/bin/python -m tests.chaos --profile $(or $(PROFILE),pr) --transport $(or $(TRANSPORT),tcp) $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))
 
 check: setup docs ## Check style, types, the floors, the pages, and the requirements for known vulnerabilities
 	.venv/bin/ruff check

@@ -44,12 +44,21 @@ def is_outage(error: BaseException | None) -> bool:
             return True
         if isinstance(error, DBAPIError):
             state = sqlstate(error)
-            broken = error.connection_invalidated or isinstance(error, OperationalError)
-            return state.startswith(_OUTAGE) if state else broken
+            return state.startswith(_OUTAGE) if state else _is_broken(error)
         if isinstance(error, OSError | TimeoutError) and _is_from_the_driver(error):
             return True
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
+
+
+def _is_broken(error: DBAPIError) -> bool:
+    """True for a connection that broke off. SQLAlchemy does not always see it: asyncpg has met an error that nobody
+    asked for, before the end of the connection."""
+    return (
+        error.connection_invalidated
+        or isinstance(error, OperationalError)
+        or _first_line(error).startswith(_ASYNCPGS_STATES)
+    )
 
 
 def is_passing(error: DBAPIError) -> bool:
@@ -64,14 +73,23 @@ def sqlstate(error: DBAPIError) -> str:
 
 def described(error: BaseException) -> str:
     """The cause in one line: no statement, no parameter, no row."""
-    cause = error.orig if isinstance(error, StatementError) and error.orig is not None else error
+    cause = _cause(error)
     if isinstance(cause, TimeoutError) and not str(cause).strip():
         return "no answer in time"
-    first = cause.args[0] if cause.args and isinstance(cause.args[0], str) else text_of(cause)
-    said = first.strip().partition("\n")[0].strip()
+    said = _first_line(cause)
     if said.startswith(_ASYNCPGS_STATES):
         return "the connection broke off in the middle of a statement"
     return said or type(cause).__name__
+
+
+def _cause(error: BaseException) -> BaseException:
+    return error.orig if isinstance(error, StatementError) and error.orig is not None else error
+
+
+def _first_line(error: BaseException) -> str:
+    cause = _cause(error)
+    first = cause.args[0] if cause.args and isinstance(cause.args[0], str) else text_of(cause)
+    return first.strip().partition("\n")[0].strip()
 
 
 @contextmanager

@@ -24,29 +24,79 @@ from durable.errors import InvalidSetting
 _STARTS_WITHIN = 30.0  # seconds
 
 
+class Pooler:
+    """A PgBouncer of our own before a database; `url` is that database through it, whichever process it is."""
+
+    def __init__(self, database: str, folder: Path, *, pool_mode: str, server_connections: int) -> None:
+        target = make_url(database)
+        self._folder = folder
+        self._user = _owner(target)
+        port = _free_port()
+        self._configuration = folder / "pgbouncer.ini"
+        self._configuration.write_text(_configuration(target, folder, port, pool_mode, server_connections))
+        if self._user is not None:
+            os.chown(folder, self._user, -1)
+        self.url = URL.create(
+            target.drivername, target.username, None, "127.0.0.1", port, target.database
+        ).render_as_string(hide_password=False)
+        self.expected_away = False
+        """True while a test has killed it."""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, unless it runs."""
+        if self.has_ended():
+            command = [_binary(), "--quiet", str(self._configuration)]
+            self._process = subprocess.Popen(
+                command, user=self._user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+
+    def has_ended(self) -> bool:
+        """True when there is no process, or one that has ended, as some versions do by a bug of theirs."""
+        return self._process is None or self._process.poll() is not None
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def said(self) -> str:
+        """The end of its log."""
+        log = self._folder / "pgbouncer.log"
+        return log.read_text()[-2_000:] if log.exists() else ""
+
+    def wait(self) -> None:
+        """Return when it answers."""
+        deadline = time.monotonic() + _STARTS_WITHIN
+        while True:
+            try:
+                psycopg.connect(self.url).close()
+            except psycopg.OperationalError:
+                if self.has_ended() or time.monotonic() > deadline:
+                    raise RuntimeError(f"PgBouncer did not start: {self.said()}") from None
+                time.sleep(0.05)
+            else:
+                return
+
+
 @contextmanager
 def pooler(database: str, *, pool_mode: str = "transaction", server_connections: int = 3) -> Iterator[str]:
     """The URL of this database through a PgBouncer of our own, with fewer server connections than a node has."""
-    target = make_url(database)
+    with own_pooler(database, pool_mode=pool_mode, server_connections=server_connections) as running:
+        yield running.url
+
+
+@contextmanager
+def own_pooler(database: str, *, pool_mode: str = "transaction", server_connections: int = 3) -> Iterator[Pooler]:
+    """The same, as an object that may be killed and started again."""
     folder = Path(tempfile.mkdtemp(prefix="durable-pooler-"))
-    user = _owner(target)
+    made = Pooler(database, folder, pool_mode=pool_mode, server_connections=server_connections)
     try:
-        port = _free_port()
-        configuration = folder / "pgbouncer.ini"
-        configuration.write_text(_configuration(target, folder, port, pool_mode, server_connections))
-        if user is not None:
-            os.chown(folder, user, -1)
-        command = [_binary(), "--quiet", str(configuration)]
-        with subprocess.Popen(command, user=user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-            try:
-                pooled = URL.create(
-                    target.drivername, target.username, None, "127.0.0.1", port, target.database
-                ).render_as_string(hide_password=False)
-                _wait_for(pooled, process, folder)
-                yield pooled
-            finally:
-                process.kill()
+        made.start()
+        made.wait()
+        yield made
     finally:
+        made.kill()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -81,6 +131,7 @@ pool_mode = {pool_mode}
 default_pool_size = {server_connections}
 max_client_conn = 500
 server_round_robin = 1
+server_login_retry = 1
 logfile = {folder}/pgbouncer.log
 """
 
@@ -88,17 +139,3 @@ logfile = {folder}/pgbouncer.log
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as found:
         return int(found.getsockname()[1])
-
-
-def _wait_for(url: str, process: subprocess.Popen[bytes], folder: Path) -> None:
-    deadline = time.monotonic() + _STARTS_WITHIN
-    while True:
-        try:
-            psycopg.connect(url).close()
-        except psycopg.OperationalError:
-            if process.poll() is not None or time.monotonic() > deadline:
-                log = folder / "pgbouncer.log"
-                raise RuntimeError(f"PgBouncer did not start: {log.read_text() if log.exists() else ''}") from None
-            time.sleep(0.05)
-        else:
-            return

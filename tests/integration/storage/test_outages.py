@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from asyncpg.exceptions import InternalClientError
@@ -14,7 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from durable.errors import InvalidMessage, StorageUnavailable
 from durable.settings import load_settings
-from durable.storage.database import Database
+from durable.storage import engines
+from durable.storage.database import Database, answer
 from durable.storage.outages import described, is_outage
 
 SECRET = "4711-top-secret"
@@ -154,3 +156,25 @@ async def test_the_description_of_a_violated_key_holds_no_row(engine: AsyncEngin
 )
 def test_description_of_an_outage_is_a_sentence(error: Exception, said: str) -> None:
     assert described(error) == said
+
+
+_SAID = b"SFATAL\0VFATAL\0C08P01\0Mserver conn crashed?\0\0"
+UNASKED = b"E" + (len(_SAID) + 4).to_bytes(4, "big") + _SAID
+"""An error that nobody has asked for, as a pooler or an ending server sends it before it closes the connection."""
+
+
+async def test_new_connection_that_is_told_an_error_unasked_is_an_outage(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLAlchemy does not call it a lost connection: to it, there is none yet."""
+    is_pooled = engines.is_pooled
+
+    def told_unasked(connection: Any) -> bool:
+        connection.driver_connection._protocol.data_received(UNASKED)
+        return is_pooled(connection)
+
+    monkeypatch.setattr(engines, "is_pooled", told_unasked)
+    database = Database(load_settings(database_url=of("asyncpg", database_url)))
+    with pytest.raises(StorageUnavailable, match="broke off in the middle of a statement"):
+        await database.transaction(answer)
+    await database.close()
