@@ -40,7 +40,7 @@ def is_another(ring: KeyRing, known: Known, envelope: Envelope, now: datetime) -
 
 
 def known_arrival(ring: KeyRing, envelope: Envelope, now: datetime) -> Known:
-    """What is known of an arrival that was not stored yet, or that waits since."""
+    """Return the facts of an arrival that is to be stored, or that waits since."""
     return Known.of(
         arrival_digest(ring, envelope),
         terms_digest(envelope),

@@ -22,7 +22,7 @@ DUE_JITTER: Final = timedelta(seconds=10)
 
 
 class Known(NamedTuple):
-    """What is known of the message that came first under an id."""
+    """Facts of the message that came first under an id."""
 
     digest: int
     terms: int

@@ -164,7 +164,7 @@ def quarantining(conn: Connection, schema: str, table: Recovery, node: NodeId, d
 
     def refused(row: LeaseKey, reason: str) -> None:
         letter = Letter.because(f"the database refuses to {doing} this row: {reason}", REFUSED)
-        _put_aside(conn, schema, table, node, row, letter, reason, f"the database refuses to {doing}")
+        _put_aside(conn, schema, table, node, row, letter, f"the database refuses to {doing} it: {reason}")
 
     return refused
 
@@ -179,7 +179,7 @@ def readable(
             leases.append(leased(row))
         except InvalidMessage as error:
             letter = Letter.because(f"the row cannot be read: {error}", UNREADABLE)
-            _put_aside(conn, schema, table, node, key_of(row), letter, str(error), "cannot read")
+            _put_aside(conn, schema, table, node, key_of(row), letter, f"cannot be read: {error}")
     return leases
 
 
@@ -190,8 +190,7 @@ def _put_aside(
     node: NodeId,
     row: LeaseKey,
     letter: Letter,
-    reason: str,
-    trouble: str,
+    why: str,
 ) -> None:
     envelope_id, address, epoch = row
     key = {"id": envelope_id, "address": address, "epoch": epoch}
@@ -199,13 +198,12 @@ def _put_aside(
     buried, why_not = tried(conn, lambda: conn.execute(table.quarantine.within(schema), params).all())
     if why_not is None:
         if buried[0]:
-            log.error("%s %s at %s, dead-lettered: %s", trouble, envelope_id, address, reason)
+            log.error("row %s at %s dead-lettered: %s", envelope_id, address, why)
         return
     _, why_unmarked = tried(conn, lambda: conn.execute(table.mark_refused.within(schema), key).all())
     outcome = "left as it is" if why_unmarked else f"marked by owner_id {REFUSED_OWNER}"
     log.error(
-        "%s %s at %s, and the database refuses to make it a dead letter, %s: %s; %s",
-        trouble, envelope_id, address, outcome, reason, why_not,
+        "row %s at %s cannot become a dead letter, %s: %s; %s", envelope_id, address, outcome, why, why_not,
     )  # fmt: skip
 
 

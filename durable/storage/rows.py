@@ -62,7 +62,7 @@ def decoded_headers(text: str) -> dict[str, str]:
     try:
         return _decode_headers(text)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidMessage(f"its headers are no object of strings: {error}") from error
+        raise InvalidMessage(f"headers are no object of strings: {error}") from error
 
 
 def shown_headers(text: str) -> dict[str, str]:

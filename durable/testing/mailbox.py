@@ -104,7 +104,7 @@ class Mailbox:
         self._received[key] = known_arrival(self.ring, envelope, self.clock.now())._replace(expired=None)
 
     def _known(self, key: Key) -> Known | None:
-        """What is known under this id, with what became of it."""
+        """Return the facts of the message that came first under this id."""
         known, row = self._received.get(key), self.incoming.get(key)
         if known is None:
             return None

@@ -42,9 +42,7 @@ def of(real: Envelope, **times: Any) -> Envelope:
 
 @pytest.mark.parametrize("squat", TAKEN.values(), ids=TAKEN.keys())
 @pytest.mark.parametrize("on_expiry", ["forget", "dead-letter"])
-async def test_message_is_an_alarm_when_the_one_under_its_id_expired_or_was_put_off(
-    world: World, squat: Squat, on_expiry: str
-) -> None:
+async def test_message_raises_an_alarm_when_its_id_was_taken(world: World, squat: Squat, on_expiry: str) -> None:
     numbers = collect(world.bus, OrderPlaced, on_expiry=on_expiry)
     now = datetime.now(UTC)
     real = of(arriving(), sent_at=now, deliver_by=now + LIFE)
@@ -59,7 +57,7 @@ async def test_message_is_an_alarm_when_the_one_under_its_id_expired_or_was_put_
 
 @pytest.mark.parametrize("jitter", [-0.5, 0.0, 0.5])
 @pytest.mark.parametrize("life", [None, LIFE], ids=["no deadline", "ten minutes"])
-async def test_repeat_is_a_duplicate_whatever_became_of_the_message(
+async def test_repeat_of_a_handled_message_stays_a_duplicate(
     world: World, life: timedelta | None, jitter: float
 ) -> None:
     numbers = collect(world.bus, OrderPlaced)

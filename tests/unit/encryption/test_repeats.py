@@ -54,7 +54,7 @@ def opens(form: str, held: Sequence[str]) -> bool:
     st.sampled_from(FORMS), st.sampled_from(FORMS), st.sets(st.sampled_from("ab")), st.binary(max_size=5),
     st.binary(max_size=5),
 )  # fmt: skip
-def test_duplicate_is_the_same_bytes_or_the_same_message_that_was_opened(
+def test_duplicate_has_the_same_bytes_or_the_same_opened_message(
     first: str, second: str, held: set[str], message: bytes, other: bytes
 ) -> None:
     keys = ring(sorted(held))
@@ -64,7 +64,7 @@ def test_duplicate_is_the_same_bytes_or_the_same_message_that_was_opened(
 
 
 @given(st.binary(max_size=5), st.sets(st.sampled_from("ab")))
-def test_message_that_was_encrypted_anew_is_a_duplicate(message: bytes, held: set[str]) -> None:
+def test_message_encrypted_anew_is_a_duplicate(message: bytes, held: set[str]) -> None:
     """`keys rotate` keeps the digest: known by one key that the ring has, or had."""
     first = envelope("a", message)
     rotating = ring(["b", "a"])

@@ -51,7 +51,7 @@ def handled_at(deliver_by: datetime | None, due: datetime | None) -> datetime | 
 @given(seconds, optional, optional, seconds, optional, optional)
 @example(-3600, -3000, None, 0, 600, None)  # expired on arrival, with the same span of life
 @example(82_800, 83_400, 82_800, 0, 600, None)  # put off, and sent in the future
-def test_message_is_handled_in_time_or_an_alarm_when_its_id_is_taken(
+def test_message_is_handled_in_time_or_raises_an_alarm_when_its_id_is_taken(
     first_sent: float, first_life: float | None, first_due: float | None,
     sent: float, life: float | None, due: float | None,
 ) -> None:  # fmt: skip
@@ -73,7 +73,7 @@ def test_message_is_handled_in_time_or_an_alarm_when_its_id_is_taken(
 
 
 @given(seconds, optional, optional, st.integers(0, DAY), st.floats(-0.9, 0.9))
-def test_repeat_of_a_message_that_was_handled_is_a_duplicate(
+def test_repeat_of_a_handled_message_is_a_duplicate(
     sent: float, life: float | None, due: float | None, later: int, jitter: float
 ) -> None:
     first = known(envelope(sent, life, due), waits=False, expired=False)
@@ -85,7 +85,7 @@ def test_repeat_of_a_message_that_was_handled_is_a_duplicate(
 
 
 @given(st.integers(1, DAY), st.integers(0, DAY))
-def test_business_key_sent_again_with_the_same_life_is_a_duplicate_that_lives_on(life: int, passed: int) -> None:
+def test_business_key_sent_again_lives_on_with_its_duplicate(life: int, passed: int) -> None:
     first = known(envelope(-passed, life - passed, None), waits=True, expired=False)
     again = envelope(0, life, None)
     assert not conflicts(first.terms, terms_digest(again))
@@ -97,6 +97,6 @@ def test_business_key_sent_again_with_the_same_life_is_a_duplicate_that_lives_on
 
 
 @given(seconds, st.integers(-DAY, -1), st.floats(-0.9, 0.9))
-def test_repeat_of_a_message_that_expired_is_a_duplicate(sent: float, life: int, jitter: float) -> None:
+def test_repeat_of_an_expired_message_is_a_duplicate(sent: float, life: int, jitter: float) -> None:
     first = known(envelope(sent, life, None), waits=False, expired=True)
     assert not would_be_lost(first, envelope(sent, life + jitter, None), NOW)
