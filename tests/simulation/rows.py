@@ -49,6 +49,8 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     sent_at: datetime | None = None
     given_up: bool = False
     carried: int | None = None
+    due_at: datetime | None = None
+    expired: datetime | None = None
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):

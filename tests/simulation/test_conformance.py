@@ -26,10 +26,11 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from durable.envelope import Envelope, LeasedEnvelope, NodeId
 from durable.messages.ordering import QueueKeys, Rule
+from durable.messages.repeats import Known
 from durable.storage import (
     circuits,
     delayed,
@@ -59,6 +60,13 @@ from tests.simulation.stores import FRUITFUL, LOCKED, Memory, Postgres, plain, s
 from tests.simulation.tables import Transaction
 
 HOUR = timedelta(hours=1)
+
+
+def known(conn: Connection, schema: str, arrivals: Sequence[Arrival]) -> dict[Any, Known]:
+    """What is known under these ids, but not when."""
+    return {key: found for key, (found, _) in inbox.find_known(conn, schema, arrivals).items()}
+
+
 _NOT_COMPARED = {
     "answer", "insert_effect", "insert_sent", "along_the_index", "wake_nodes",  # nothing to compare
     "read_nodes", "read_locked_nodes", "read_server_uptime", "try_job_lock",  # of sessions and servers
@@ -209,11 +217,15 @@ class BothStores(RuleBasedStateMachine):
 
     @rule(chance=chances)
     def looks_for_changes(self, chance: Random) -> None:
-        self.both(inbox.find_changed, self._arrivals(chance, 8))
+        self.both(known, self._arrivals(chance, 8))
+
+    @rule(chance=chances)
+    def lets_waiting_live_longer(self, chance: Random) -> None:
+        self.both(inbox.live_longer, self._arrivals(chance, 8))
 
     @rule(chance=chances, replayable=st.booleans())
     def quarantines(self, chance: Random, replayable: bool) -> None:
-        for endpoint, envelope, node, place in self._arrivals(chance, 1):
+        for endpoint, envelope, node, place, _ in self._arrivals(chance, 1):
             unfit = Unfit(endpoint, envelope.body, "unfit", envelope, replayable=replayable, place=place)
             self.both(inbox.quarantine, node, unfit)
 

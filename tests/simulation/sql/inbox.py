@@ -21,6 +21,7 @@ from tests.simulation.sql.parts import (
     is_free,
     is_open,
     known_digest,
+    remember_expired,
     mine,
     this,
     unlocked,
@@ -43,6 +44,7 @@ def store_received(tx: Transaction, p: Params) -> Rows:
             terms=p["terms"][i],
             received_at=tx.now,
             sent_at=values["sent_at"],
+            due_at=p["execution_time"][i],
         )
         key = memory.id, memory.endpoint
         if memory.id.version == 7:
@@ -57,15 +59,33 @@ def store_received(tx: Transaction, p: Params) -> Rows:
     return stored
 
 
-@does(sql.FIND_KNOWN, "id endpoint message_digest terms age_seconds")
+@does(sql.FIND_KNOWN, "id endpoint message_digest terms due_at expired deliver_by now")
 def find_known(tx: Transaction, p: Params) -> Rows:
     found = []
     for key in zip(p["id"], p["endpoint"], strict=True):
         for table in ("received_ids", "undated_ids"):
             if (row := tx.get(table, key)) is not None:
-                age = (tx.clock - row.received_at).total_seconds()
-                found.append((*key, row.message_digest, row.terms, age))
+                waiting = tx.get("incoming", key)
+                deliver_by = None if waiting is None else waiting.deliver_by
+                found.append((*key, row.message_digest, row.terms, row.due_at, row.expired, deliver_by, tx.clock))
     return found
+
+
+@does(sql.NOTE_EXPIRED, "count")
+def note_expired(tx: Transaction, p: Params) -> Rows:
+    for id_, endpoint, deliver_by in zip(p["id"], p["endpoint"], p["deliver_by"], strict=True):
+        remember_expired(tx, (id_, endpoint), deliver_by)
+    return [(len(p["id"]),)]
+
+
+@does(sql.LIVE_LONGER)
+def live_longer(tx: Transaction, p: Params) -> int:
+    later = dict(zip(zip(p["id"], p["endpoint"], strict=True), p["deliver_by"], strict=True))
+    rows = unlocked(tx, IN, lambda row: row.key in later and row.deliver_by is not None)
+    for row in rows:
+        until = later[row.key]
+        change(tx, IN, row, deliver_by=None if until is None else max(row.deliver_by, until))
+    return len(rows)
 
 
 @does(sql.QUARANTINE)
@@ -202,6 +222,7 @@ def expire_owned_incoming(tx: Transaction, p: Params) -> Rows:
     row = this(tx, p)
     if row is None or row.deliver_by is None or row.deliver_by >= tx.clock + p["within"]:
         return [(0,)]
+    remember_expired(tx, row.key, row.deliver_by)
     finish(tx, IN, row, "expired", p, p["reason"])
     return [(1,)]
 

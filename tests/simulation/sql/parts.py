@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
@@ -152,6 +153,13 @@ def known_digest(tx: Transaction, row: Work) -> int | None:
             digest: int = found.message_digest
             return digest
     return None
+
+
+def remember_expired(tx: Transaction, key: Hashable, deliver_by: datetime | None) -> None:
+    """Note the deadline of what expired with its id."""
+    for table in ("received_ids", "undated_ids"):
+        if (known := tx.get(table, key)) is not None:
+            tx.put(table, key, replace(known, expired=deliver_by))
 
 
 def bury(tx: Transaction, side: Side, row: Work, p: Params, *, counted: int = 0, digest: int | None = None) -> int:

@@ -8,7 +8,19 @@ from durable.storage.sql import recovery as sql
 from durable.storage.sql import schedules
 from durable.storage.sql.recovery import Recovery
 from tests.simulation.rows import Work
-from tests.simulation.sql.parts import CLAIMED, IN, OUT, Side, change, claim, finish, is_free, mine, unlocked
+from tests.simulation.sql.parts import (
+    CLAIMED,
+    IN,
+    OUT,
+    Side,
+    change,
+    claim,
+    finish,
+    is_free,
+    mine,
+    remember_expired,
+    unlocked,
+)
 from tests.simulation.sql.registry import Params, Rows, does, does_sql
 from tests.simulation.tables import Transaction
 
@@ -83,6 +95,8 @@ def _recovery(table: Recovery, side: Side) -> None:
     def expire(tx: Transaction, p: Params) -> Rows:
         rows = late(tx, p, buried=False)
         for row in rows:
+            if side is IN:
+                remember_expired(tx, row.key, row.deliver_by)
             finish(tx, side, row, "expired", p, "expired while it waited")
         return [(len(rows),)]
 
