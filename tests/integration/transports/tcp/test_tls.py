@@ -260,7 +260,7 @@ class TestPlaintext:
 
 class TestViolations:
     @pytest.mark.parametrize("leaves", [False, True], ids=["dropped", "leaving at once"])
-    async def test_nothing_is_written_to_an_ended_connection(
+    async def test_ended_connection_takes_no_writes(
         self, billing: Pem, orders: Pem, leaves: bool, caplog: pytest.LogCaptureFixture
     ) -> None:
         trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
