@@ -79,7 +79,7 @@ class ClientProof:
         expected = _mac(self.secret, b"server", hello, challenge, self.binding)
         if not hmac.compare_digest(expected, challenge.proof):
             relayed = f", {_RELAYED}" if self.is_needed else ""
-            raise ConnectionFailed(f"the peer is not believed: it does not know the secret{relayed}")
+            raise ConnectionFailed(f"wrong secret: the peer does not know the secret{relayed}")
         if self.peer not in ("", challenge.service):
             raise ConnectionFailed(
                 f"peer {printable(challenge.service)} answers in the place of {self.peer}; correct its address in peers"

@@ -42,6 +42,15 @@ def translated(doing: str) -> Iterator[None]:
         raise ConnectionFailed(f"{doing}: {reason}") from error
 
 
+class _OverTls(asyncio.StreamReaderProtocol):
+    """Protocol of a TLS connection. A peer may close it before asyncio has told the protocol that there is TLS."""
+
+    def eof_received(self) -> bool:
+        """Feed the end, and let the transport close: TLS knows no half-closed connection."""
+        super().eof_received()
+        return False
+
+
 class FrameStream:
     """Frames over one connection. Several tasks may write, each a whole frame at a time; one reads.
 
@@ -85,7 +94,7 @@ class FrameStream:
         if self._writer.transport.is_closing():  # asyncio would begin, and wait for a peer that is not there
             raise ConnectionFailed("TLS handshake: the connection was closed before it")
         reader = asyncio.StreamReader(limit=READ_BYTES // 4)  # TLS holds as much again
-        protocol = asyncio.StreamReaderProtocol(reader)
+        protocol = _OverTls(reader)
         self._is_lost = True
         with translated("TLS handshake"):
             transport = await self._loop.start_tls(
@@ -182,10 +191,21 @@ class FrameStream:
             raise
 
     def post(self, data: bytes) -> None:
-        """Write without waiting: for small frames that the peer's own frames keep few."""
+        """Write without waiting: for small frames that the peer's own frames keep few. Nothing is written to an end
+        that is closed: asyncio would log a line for each write.
+        """
+        if self._is_closed:
+            return
         self._writer.write(self._greeting + data)
         self._greeting = b""
         self.written_at = self._loop.time()
+
+    @property
+    def _is_closed(self) -> bool:
+        """True when nothing reaches the peer any more. Over TLS both directions end with the first."""
+        if self._writer.is_closing():
+            return True
+        return self._reader.at_eof() and self._writer.get_extra_info("ssl_object") is not None
 
     async def say(self, frame: Frame) -> None:
         await self.write(encode(frame))

@@ -58,7 +58,7 @@ def told(tables: Tables, rule: str, ids: list[UUID]) -> list[bool]:
 
 @settings(deadline=None)
 @given(ids=st.lists(st.integers(0, (1 << 128) - 1), min_size=1, max_size=20), rest=st.integers(0, (1 << 80) - 1))
-def test_python_and_postgres_agree_which_ids_carry_a_time(tables: Tables, ids: list[int], rest: int) -> None:
+def test_times_in_ids_are_the_same_to_python_and_postgres(tables: Tables, ids: list[int], rest: int) -> None:
     all_kinds = [of_kind(version, variant, datetime(2022, 1, 1, tzinfo=UTC), rest) for version, variant in KINDS]
     some = [*all_kinds, *(UUID(int=each) for each in ids), new_id(), uuid4()]
     assert told(tables, DATED, some) == [unix_ms(each) is not None for each in some]

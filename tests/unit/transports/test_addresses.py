@@ -117,7 +117,7 @@ def error_of(use: Callable[[], object]) -> str:
 @example("tcp://\ud800")
 @example("lines\n://x")
 @example("tcp://127.0.0.1:1\nERROR forged")
-def test_error_that_shows_an_address_is_one_printable_line(bus: Bus, uri: str) -> None:
+def test_error_with_an_address_is_one_printable_line(bus: Bus, uri: str) -> None:
     transports = bus.runtime.transports()
     for use in (
         check_destination,

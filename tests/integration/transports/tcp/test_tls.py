@@ -21,7 +21,10 @@ from durable.outcomes import STORED
 from durable.settings import Peer, load_settings
 from durable.testing import eventually
 from durable.testing.transports import MemoryReceiver, envelopes
+from durable.transports.frames import Frame, Hello, Ping
+from durable.transports.tcp.conversation import MAX_PINGS
 from durable.transports.tcp.transport import TcpListener, TcpTransport
+from durable.transports.wire import MAGIC, encode
 from tests.support.tls import Authority, Pem
 
 PATIENT = load_settings(
@@ -253,6 +256,30 @@ class TestPlaintext:
             await served.dropped(3)
             for _, writer in silent:
                 writer.close()
+
+
+class TestViolations:
+    @pytest.mark.parametrize("leaves", [False, True], ids=["dropped", "leaving at once"])
+    async def test_ended_connection_takes_no_writes(
+        self, billing: Pem, orders: Pem, leaves: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        trusted.load_verify_locations(cafile=orders.ca)
+        trusted.load_cert_chain(orders.certificate, orders.key)
+        pings = b"".join(encode(Frame(Ping(), channel)) for channel in range(1, MAX_PINGS + (not leaves) + 1))
+        async with serving(**billing.settings) as served:
+            port = int(served.listener.address.rpartition(":")[2])
+            reader, writer = await asyncio.open_connection("127.0.0.2", port, ssl=trusted)
+            writer.write(MAGIC + encode(Frame(Hello([1], "orders", 1, 1 << 20))) + pings)
+            if leaves:
+                writer.close()
+            with contextlib.suppress(OSError):
+                while await reader.read(1 << 16):
+                    pass
+            if not leaves:
+                await served.dropped()
+            writer.transport.abort()
+        assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 class TestReload:
