@@ -104,7 +104,8 @@ def leased(row: Row[Any]) -> LeasedEnvelope:
 
 def key_of(row: Row[Any]) -> LeaseKey:
     """The key of a claimed row, also of one that cannot be read."""
-    return row.id, row[_ADDRESS_AT], row.epoch
+    address: str = tuple(row)[_ADDRESS_AT]
+    return row.id, address, row.epoch
 
 
 UNREADABLE: Final = "unreadable row"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -46,7 +46,7 @@ def another(keys: KeyRing, first: Envelope, second: Envelope) -> bool:
     return is_another(keys, known_arrival(keys, first, NOW), second, NOW)
 
 
-def opens(form: str, held: Sequence[str]) -> bool:
+def opens(form: str, held: Collection[str]) -> bool:
     return form == "readable" or form in held
 
 
