@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 from unittest.mock import patch
 
 from msgspec.structs import replace
 
 from durable.agents.attempts import Attempts
-from durable.agents.deletions import Deletions
 from durable.agents.latch import Latch
 from durable.agents.receiving import ReceivingAgent
 from durable.agents.sending import SendingAgent
-from durable.errors import StorageUnavailable
 from durable.outbox.outbox import Outbox
 from durable.outcomes import STORED
 from durable.recovery.dormant_nodes import DormantNodes
 from durable.recovery.forgotten import Forgotten
+from durable.recovery.recurring import Recurring
 from durable.storage import inbox as storage_inbox
-from durable.storage import outbox as storage_outbox
 from durable.storage.sql import inbox, recovery
 from durable.storage.sql.statement import Statement
 from tests.simulation.sql import SCHEMA, parts, registry
@@ -160,6 +158,11 @@ def keys_are_claimed_without_their_turn(stack: ExitStack) -> None:
 
 
 @bug
+def a_schedule_moves_on_without_its_message(stack: ExitStack) -> None:
+    stack.enter_context(patch.object(Recurring, "_unowned", lambda self, envelopes: []))
+
+
+@bug
 def a_dead_node_leaves_its_rows_with_their_epoch(stack: ExitStack) -> None:
     def released(tx: Transaction, p: Params) -> Any:
         rows = parts.unlocked(tx, IN, lambda row: row.owner_id == p["node"])
@@ -168,12 +171,3 @@ def a_dead_node_leaves_its_rows_with_their_epoch(stack: ExitStack) -> None:
         return [(len(rows),)]
 
     _statement(stack, recovery.INCOMING.release_dormant.whole, lambda _: released)
-
-
-@bug
-def deletions_are_dropped_when_they_fail(stack: ExitStack) -> None:
-    async def delete(self: Deletions, sent: Any) -> None:
-        with suppress(StorageUnavailable):
-            await self._context.database.transaction(storage_outbox.delete_sent, self._context.node, sent)
-
-    stack.enter_context(patch.object(Deletions, "_delete", delete))

@@ -104,7 +104,7 @@ class Checks:
         for number, count in sorted(effects.items()):
             if count > 1:
                 world.violation(f"I2: message {number} has {count} effects")
-            if number not in sent:
+            if number in workload.items and number not in sent:
                 world.violation(f"I3: message {number} has an effect, and was never sent")
         for number in sorted(sent):
             id_ = workload.ids[number]
@@ -118,9 +118,17 @@ class Checks:
         for (outcome, side, id_), count in ends.items():
             if count > 1:
                 world.violation(f"I8: {id_} of {side} was {outcome} {count} times")
+        self._occurrences(set(effects))
         of_none = [id_ for _, _, id_ in ends if id_ not in set(workload.ids.values())]
         if of_none:
             world.violation(f"I3: {of_none[0]} has a history, and was never sent")
+
+    def _occurrences(self, numbers: set[int]) -> None:
+        """I1: the last occurrence of a schedule has had its effect."""
+        for server in self._world.servers.values():
+            for row in server.store.tables["schedules"].rows.values():
+                if row.last_at is not None and int(row.last_at.timestamp()) not in numbers:
+                    self._world.violation(f"I1: the occurrence of {row.name} at {row.last_at} is lost")
 
     def _ends(self) -> tuple[set[UUID], Counter[tuple[str, str, UUID]]]:
         letters: set[UUID] = set()
@@ -128,7 +136,7 @@ class Checks:
         for server in self._world.servers.values():
             letters |= {row.id for row in server.store.tables["letters"].rows.values()}
             for row in server.store.tables["history"].rows.values():
-                if row.outcome in _FINAL:
+                if row.outcome in _FINAL and row.message_type != "sim.tick":
                     ends[row.outcome, row.side, row.id] += 1
         return letters, ends
 

@@ -28,7 +28,8 @@ from tests.simulation.tables import Store, Transaction, Waits
 if TYPE_CHECKING:
     from tests.simulation.process import Process
 
-EPOCH: Final = datetime(2026, 3, 1, tzinfo=UTC)
+EPOCH: Final = datetime(2026, 3, 1, 11, 59, 50, tzinfo=UTC)
+"""Ten seconds before a schedule is due."""
 _LONGEST_WAIT: Final = 15.0  # seconds behind a lock: statement_timeout
 _SILENCE: Final = 20.0  # seconds until a client gives up an answer that does not come
 

@@ -159,8 +159,8 @@ def plain(value: Any, now: datetime) -> Any:
             return plain(_asdict(value), now)
         case Mapping():
             return {str(key): plain(each, now) for key, each in value.items()}
-        case tuple() if hasattr(value, "_asdict"):
-            return plain(value._asdict(), now)
+        case tuple() if (named := getattr(value, "_asdict", None)) is not None:
+            return plain(named(), now)
         case set() | frozenset():
             return sorted((plain(each, now) for each in value), key=repr)
         case list() | tuple():

@@ -329,7 +329,7 @@ class BothStores(RuleBasedStateMachine):
                 self.both(expiry.bury_incoming, node, lease, within=delay)
             case "count":
                 self.both(inbox.begin_suspect_attempt, node, lease)
-            case "uncount":
+            case _:
                 self.both(inbox.take_back_attempt, node, lease)
 
     @rule(data=st.data(), side=st.sampled_from(["outgoing", "incoming"]))

@@ -90,6 +90,17 @@ CLASSES: Final = {
 }  # fmt: skip
 
 
+TICK: Final = "tick"
+
+
+@message("sim.tick")
+@dataclass
+class Tick:
+    """An occurrence of a schedule; its number is the time."""
+
+    number: int
+
+
 class Mishap(Exception):
     """What a handler or a unit of work raises."""
 
@@ -184,6 +195,8 @@ class Workload:
                 bus.route(CLASSES[lane], to="sim://b")
             bus.route(Whole, to=f"sim://b/{WHOLE}", ordered=True)
             self._handles(bus, process, "answer", Answer)
+            self._handles(bus, process, TICK, Tick)
+            bus.every("* * * * *", lambda at: Tick(int(at.timestamp())), name=TICK)
             return bus
         bus.route(Answer, to="sim://a")
         self._handles(bus, process, "plain", Plain)
@@ -198,7 +211,8 @@ class Workload:
 
     def _handles(self, bus: Bus, process: Process, lane: str, cls: type, **options: Any) -> None:
         async def handle(message: Any, session: AsyncSession) -> None:
-            await self._handle(bus, process, self.items[message.number], session)
+            item = self.items.get(message.number) or Item(message.number, TICK)
+            await self._handle(bus, process, item, session)
 
         handle.__annotations__["message"] = cls
         bus.handles(cls, retry=Retry(1, (1, 3)), **options)(handle)

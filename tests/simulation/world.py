@@ -77,7 +77,8 @@ class World:
         self.outside = Context()
         self.settings = settings()
         self.engine = _engine()
-        self.faults = plan(Random(rng.random()), _SENDING) if faults is None else list(faults)
+        planned = plan(Random(rng.random()), _SENDING)  # in any case: what is drawn next is the same
+        self.faults = planned if faults is None else list(faults)
         self.servers = {name: Server(name, self.loop, Random(rng.random())) for name in (A, B)}
         self.network = Network(self.loop, Random(rng.random()))
         self.workload = Workload(self, Random(rng.random()), MESSAGES, _SENDING)
