@@ -54,7 +54,7 @@ async def take(message: Kind, session: AsyncSession, ctx: Context) -> None:
     """Write the effect first, so that a failed attempt that is not rolled back would be seen."""
     await session.execute(ADD_EFFECT, effect_row(ctx.id, kind_of(message), message.key, message.number))
     if message.behaviour == SLOW:
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.5)
     if message.behaviour == FAILS or (message.behaviour == FAILS_AT_FIRST and ctx.attempt <= 2):
         raise Failure(message.behaviour)
 

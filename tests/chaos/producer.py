@@ -23,7 +23,8 @@ log = logging.getLogger("chaos")
 TASKS = 2
 KEYS = 4
 """Keys of each task: no other task waits for the locks of a paused one."""
-MOSTLY_GOOD = (*[""] * 20, *[FAILS_AT_FIRST] * 3, SLOW)
+# Slow ones are there so that a pause or a kill finds handlers in the middle.
+MOSTLY_GOOD = (*[""] * 20, *[FAILS_AT_FIRST] * 3, *[SLOW] * 3)
 BEHAVIOURS: dict[type[Kind], tuple[str, ...]] = {
     Order: (*MOSTLY_GOOD, *[ANSWERS] * 8, FAILS),
     # None that fails by itself: each would open the circuit again when it is tried, and the others wait behind it.
