@@ -155,7 +155,7 @@ def test_checker_finds_nothing_in_a_right_history() -> None:
 
 
 @pytest.mark.parametrize(("plant", "rules"), PLANTED, ids=[plant.__name__ for plant, _ in PLANTED])
-def test_checker_finds_what_is_planted(plant: Callable[[History], None], rules: set[str]) -> None:
+def test_checker_finds_each_planted_violation(plant: Callable[[History], None], rules: set[str]) -> None:
     history = right()
     plant(history)
     assert {violation.rule for violation in check(history)} == rules
@@ -165,14 +165,14 @@ def test_every_rule_has_a_planted_violation() -> None:
     assert set().union(*(rules for _, rules in PLANTED)) == set(RULES)
 
 
-def test_row_that_waits_is_stuck_and_not_lost() -> None:
+def test_waiting_row_is_stuck_and_not_lost() -> None:
     history = right()
     plant_loss(history)
     history.waiting.append(waiting(LATER.id))
     assert {violation.rule for violation in check(history)} == {"stuck"}
 
 
-def test_occurrence_that_still_waits_is_not_missing() -> None:
+def test_waiting_occurrence_is_not_missing() -> None:
     history = right()
     plant_missing_occurrence(history)
     history.waiting.append(waiting(id_of(102))._replace(message_type="chaos.tick"))
