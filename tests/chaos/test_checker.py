@@ -155,7 +155,7 @@ def test_checker_finds_nothing_in_a_right_history() -> None:
 
 
 @pytest.mark.parametrize(("plant", "rules"), PLANTED, ids=[plant.__name__ for plant, _ in PLANTED])
-def test_checker_finds_planted_faults(plant: Callable[[History], None], rules: set[str]) -> None:
+def test_checker_finds_each_planted_violation(plant: Callable[[History], None], rules: set[str]) -> None:
     history = right()
     plant(history)
     assert {violation.rule for violation in check(history)} == rules

@@ -80,7 +80,7 @@ def test_gap_reaches_from_the_beginning_to_the_end() -> None:
     assert longest_gap([1, 4, 4.5, 20], 3, 8) == 3.5
 
 
-def test_percentiles_are_values_of_the_sample() -> None:
+def test_percentile_is_one_of_the_values() -> None:
     assert percentile([], 0.5) == 0
     assert percentile([1, 2, 3, 4], 0.5) == 3
     assert percentile([1, 2, 3, 4], 0.99) == 4
@@ -102,7 +102,7 @@ def test_chart_is_an_image_of_every_fault(outcome: Outcome) -> None:
     assert "kill of orders/0, second 10 to 12" in titles
 
 
-def test_page_loads_nothing_and_escapes_texts(outcome: Outcome) -> None:
+def test_page_loads_nothing_and_escapes_its_texts(outcome: Outcome) -> None:
     outcome.history.complaints.append("<script>alert(1)</script>")
     text = page(summarize(outcome))
     assert "<script>alert" not in text

@@ -31,7 +31,7 @@ def test_faults_of_a_lane_do_not_overlap(transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_lanes_share_no_place_but_the_service(transport: str) -> None:
+def test_lanes_share_no_place_except_a_service(transport: str) -> None:
     """A service names its server, its snapshots and its storm, which do not undo each other."""
     lanes = plan(1, PROFILES["nightly"], transport).lanes
     places = [

@@ -163,7 +163,7 @@ UNASKED = b"E" + (len(_SAID) + 4).to_bytes(4, "big") + _SAID
 """An error that nobody has asked for, as a pooler or an ending server sends it before it closes the connection."""
 
 
-async def test_error_told_unasked_to_a_new_connection_is_an_outage(
+async def test_error_sent_unasked_on_a_new_connection_is_an_outage(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLAlchemy does not call it a lost connection: to it, there is none yet."""
