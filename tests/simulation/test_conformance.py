@@ -484,7 +484,7 @@ def run(machine: type[BothStores], **options: Any) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_tables_in_memory_behave_like_postgres(both_stores: type[BothStores]) -> None:
+def test_tables_in_memory_behave_as_in_postgres(both_stores: type[BothStores]) -> None:
     machine = both_stores()
     go_through(machine)
     machine.teardown()
@@ -513,7 +513,7 @@ def _kinder(name: str) -> Callable[[Transaction, Any], Any]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["finish_handled", "store_received", "claim_outgoing", "retry_later", "store_sent"])
-def test_tables_kinder_than_postgres_are_found(both_stores: type[BothStores], name: str) -> None:
+def test_kinder_statement_is_found(both_stores: type[BothStores], name: str) -> None:
     changed = {
         sql: known._replace(work=_kinder(name)) if known.name == name else known for sql, known in statements().items()
     }

@@ -44,7 +44,7 @@ def test_timeout_is_in_virtual_time() -> None:
         assert task.result() == "given up at 60"
 
 
-def test_frozen_process_goes_on_after_its_pause() -> None:
+def test_frozen_process_continues_after_its_resume() -> None:
     process, context = process_context()
     times: list[float] = []
     with VirtualLoop() as loop:
