@@ -511,11 +511,16 @@ def _kinder(name: str) -> Callable[[Transaction, Any], Any]:
     return changed
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["finish_handled", "store_received", "claim_outgoing", "retry_later", "store_sent"])
 def test_kinder_statement_is_found(both_stores: type[BothStores], name: str) -> None:
     changed = {
         sql: known._replace(work=_kinder(name)) if known.name == name else known for sql, known in statements().items()
     }
+    machine = both_stores()
     with patch.dict(registry._known, changed), pytest.raises(AssertionError):
-        run(both_stores, max_examples=60)
+        try:
+            go_through(machine)
+        finally:
+            machine.teardown()
+        run(both_stores, max_examples=200)
