@@ -83,6 +83,8 @@ class Plan:
     lanes: tuple[tuple[Fault, ...], ...]
     pooled: str
     """The service behind PgBouncer, or nothing."""
+    is_secured: bool
+    """True when tcp and http carry TLS and prove a secret."""
 
     @property
     def faults(self) -> list[Fault]:
@@ -94,7 +96,7 @@ def plan(seed: int, profile: Profile, transport: str) -> Plan:
     rng = random.Random(f"{seed} {profile.name} {transport}")
     pooled = rng.choice(["", *SERVICES]) if profile.may_pool else ""
     lanes = tuple(tuple(lane(random.Random(rng.random()))) for lane in _lanes(profile, transport, pooled))
-    return Plan(seed, lanes, pooled)
+    return Plan(seed, lanes, pooled, is_secured=transport != "rabbitmq" and rng.random() < 0.5)
 
 
 def _lanes(profile: Profile, transport: str, pooled: str) -> Iterator[Callable[[random.Random], Iterator[Fault]]]:

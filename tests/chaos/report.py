@@ -75,6 +75,7 @@ def tables(summary: Summary) -> list[tuple[str, Rows]]:
                 ("pauses", faults.get("pause", 0)),
                 ("restarts of Postgres", sum(faults.get(each, 0) for each in ("restart", "crash", "away"))),
                 ("behind PgBouncer", summary.pooled or "none"),
+                ("TLS and a secret", "yes" if summary.is_secured else "no"),
                 ("false deaths", len(summary.false_deaths)),
                 ("processes that ended by themselves", len(summary.restarts)),
                 ("lines of log per fault", summary.log_lines_per_fault),

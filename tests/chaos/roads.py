@@ -1,5 +1,8 @@
 """The way between the services over each transport, with a proxy in each direction, or before the broker.
 
+A secret, where there is one, comes with TLS: without it a proof holds for one pair of addresses, and a proxy between
+them is an impostor. The plain half of the runs shows the proxies' small pieces to the readers of the wire.
+
 tcp, http   two nodes of a service listen on one port; the other service is led there by a proxy
 rabbitmq    each service has a queue, with one consumer at a time; each reaches the broker by a proxy of its own
 """
@@ -15,6 +18,7 @@ from urllib.parse import urlsplit
 from durable.embedded.rabbitmq import Broker, free_port, rabbitmq
 from tests.chaos.fleet import SERVICES
 from tests.chaos.wires import Wire
+from tests.support.tls import issue
 
 SECRET = "the secret of both services"
 OTHER = dict(zip(SERVICES, reversed(SERVICES), strict=True))
@@ -30,23 +34,32 @@ class Road:
 
 
 @asynccontextmanager
-async def road(transport: str, folder: Path) -> AsyncIterator[Road]:
+async def road(transport: str, folder: Path, is_secured: bool) -> AsyncIterator[Road]:
     if transport == "rabbitmq":
         async with _through_a_broker(folder) as through:
             yield through
         return
+    scheme = "https" if is_secured and transport == "http" else transport
+    common = _secured(folder) if is_secured else {}
     ports = {service: free_port() for service in SERVICES}
     wires = {service: Wire(f"{service} peer", f"tcp://127.0.0.1:{ports[OTHER[service]]}") for service in SERVICES}
     async with wires["orders"], wires["billing"]:
         environments = {
             service: {
-                "CHAOS_LISTEN": f"{transport}://127.0.0.1:{ports[service]}?reuse_port=1",
-                "CHAOS_SEND_TO": f"{transport}://127.0.0.1:{wires[service].port}",
-                "DURABLE_SHARED_SECRET": SECRET,
+                "CHAOS_LISTEN": f"{scheme}://127.0.0.1:{ports[service]}?reuse_port=1",
+                "CHAOS_SEND_TO": f"{scheme}://127.0.0.1:{wires[service].port}",
+                **common,
             }
             for service in SERVICES
         }
         yield Road(environments, {wire.name: wire for wire in wires.values()})
+
+
+def _secured(folder: Path) -> dict[str, str]:
+    """A secret, and files of TLS for both services."""
+    pem = issue(folder)
+    tls = {f"DURABLE_{name.upper()}": str(path) for name, path in pem.settings.items()}
+    return {"DURABLE_SHARED_SECRET": SECRET, **tls}
 
 
 @asynccontextmanager

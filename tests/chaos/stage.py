@@ -66,7 +66,7 @@ class Stage:
 async def staged(plan: Plan, profile: Profile, transport: str, folder: Path) -> AsyncIterator[Stage]:
     async with AsyncExitStack() as stack:
         started = stack.enter_context(servers(*server_names(profile)))
-        way = await stack.enter_async_context(road(transport, folder))
+        way = await stack.enter_async_context(road(transport, folder, plan.is_secured))
         wires = dict(way.wires)
         environments: dict[str, dict[str, str]] = {}
         poolers: dict[str, Pooler] = {}

@@ -21,6 +21,7 @@ class Summary:
     profile: str
     transport: str
     pooled: str
+    is_secured: bool
     messages: int
     handled: int
     occurrences: int
@@ -72,6 +73,7 @@ def summarize(outcome: Outcome) -> Summary:
         profile=outcome.profile,
         transport=outcome.transport,
         pooled=outcome.plan.pooled,
+        is_secured=outcome.plan.is_secured,
         messages=len(history.sent),
         handled=len({effect.id for effect in history.effects} & set(history.sent)),
         occurrences=len({effect.number for effect in history.effects if effect.kind == "tick"}),

@@ -13,16 +13,18 @@ from tests.chaos.profiles import PROFILES
 from tests.chaos.run import run
 from tests.chaos.summary import summarize
 
-SEED = 1
+SEEDS = {"plain": 2, "secured": 1}
 
 
 @pytest.mark.timeout(300)
-async def test_every_promise_is_kept_under_several_faults_at_once(tmp_path: Path) -> None:
-    told: list[str] = [f"seed {SEED}"]
-    outcome = await run(SEED, PROFILES["short"], "tcp", tmp_path / "run", told.append)
+@pytest.mark.parametrize("way", SEEDS)
+async def test_every_promise_is_kept_under_several_faults_at_once(tmp_path: Path, way: str) -> None:
+    told: list[str] = [f"seed {SEEDS[way]}"]
+    outcome = await run(SEEDS[way], PROFILES["short"], "tcp", tmp_path / "run", told.append)
     summary = summarize(outcome)
     assert summary.named == [], "\n".join(told)
     assert summary.is_right
+    assert outcome.plan.is_secured == (way == "secured")
     assert len(outcome.happened) >= 5
     assert summary.messages > 50
     assert {sent.kind for sent in outcome.history.sent.values()} >= {"order", "charge", "reminder", "note", "receipt"}

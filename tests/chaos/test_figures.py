@@ -43,7 +43,7 @@ def outcome(tmp_path: Path) -> Outcome:
     )
     kill = Fault(10, 2, "kill", "orders/0")
     return Outcome(
-        Plan(7, ((kill,),), ""),
+        Plan(7, ((kill,),), "", is_secured=False),
         "pr",
         "tcp",
         tmp_path,

@@ -58,7 +58,7 @@ def test_planted_bug_is_found(bug: str) -> None:
 @pytest.mark.timeout(300)
 def test_failing_seed_is_shrunk_and_replays() -> None:
     bug = "a dead node leaves its rows with their epoch"
-    done = simulate("--bug", bug, "--seeds", "10", "--failures", "1")
+    done = simulate("--bug", bug, "--seeds", str(_MOST_SEEDS), "--failures", "1")
     told = re.search(r"fails, with (\d+) of its (\d+) faults", done.stdout)
     assert told is not None, done.stdout + done.stderr
     assert int(told[1]) < int(told[2])

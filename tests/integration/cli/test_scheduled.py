@@ -107,9 +107,9 @@ class TestList:
         assert "retry 2" in shown
         assert "more messages" in scheduled(agent, "list", "--limit", 1).out
 
-    def test_message_due_beyond_the_calendar_is_listed(self, agent: Agent, tables: Tables) -> None:
+    def test_message_due_at_the_end_of_the_calendar_is_listed(self, agent: Agent, tables: Tables) -> None:
         distant = wait(tables, 60)
-        tables.execute("UPDATE durable.incoming_envelopes SET execution_time = '20000-01-01Z'")
+        tables.execute("UPDATE durable.incoming_envelopes SET execution_time = '9999-12-31Z'")
         (row,) = document(agent, "list")["messages"]
         assert row["id"] == str(distant)
         assert "9999-12-30" in scheduled(agent, "list").out

@@ -182,7 +182,6 @@ async def test_body_is_readable_on_no_wire(
             port = free_port()
             kept = await stack.enter_async_context(recording("127.0.0.1", port))
             listens, to = f"{transport}://127.0.0.1:{port}", f"{transport}://127.0.0.1:{kept.port}"
-            settings["shared_secret"] = "correct horse battery staple"
         seen: list[Any] = []
         billing = Bus("billing", tables.url, **settings)
         billing.keys_from(lambda: Keys({"b": B, "a": A}))  # it encrypts with another one
