@@ -46,12 +46,13 @@ from durable.pipeline.compaction import compact
 from durable.pipeline.copying import copy, opened
 from durable.pipeline.files import TaskFiles
 from durable.pipeline.known import KnownRows
-from durable.pipeline.lake import SOURCES, DataFile, Lake, LakeTable, Whose
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import SOURCES, DataFile, LakeTable, Whose
 from durable.pipeline.origin import Origin, locked
 from durable.pipeline.progress import Show, collected
 from durable.pipeline.session import spark_errors
 from durable.pipeline.spans import NO_SPAN, Gap, Span, merged
-from durable.storage import archives, slices
+from durable.storage import archives, horizons, slices
 from durable.storage.archives import LakeEnd
 from durable.storage.slices import Share, Snapshot, exported_snapshot, joined
 
@@ -117,11 +118,11 @@ def archive(
         before = lake.span(table, whose)
         if low < base and table == "dead_letters":
             recovering.renew_letters(conn, lake, origin, whose)
-        span = Span(archives.begins_at(conn, schema), archives.complete_until(conn, schema))
+        span = Span(horizons.begins_at(conn, schema), horizons.complete_until(conn, schema))
         with exported_snapshot(engine) as snapshot:
             run = _Run(conn, engine, spark, local_rows, lake, table, origin, whose, begun.app_id, snapshot, show)
             with joined(engine, snapshot) as seen:
-                horizon = archives.horizon(seen, schema)
+                horizon = horizons.horizon(seen, schema)
             done = run.repeat(low, base, begun.lost_below or 0)
             reached = done[-1].high if done else low
             gone = archives.gone(conn, schema, source, reached)

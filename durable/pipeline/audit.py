@@ -27,7 +27,8 @@ with needs_spark():
 
 from durable.pipeline import ledger
 from durable.pipeline.erasures import recorded
-from durable.pipeline.lake import Lake, LakeTable, Whose
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import LakeTable, Whose
 from durable.pipeline.matching import FINDINGS, Edges, History, findings, inside, of, once, unbalanced
 from durable.pipeline.rows import records
 from durable.pipeline.spans import Span, common, joint, settled

@@ -22,7 +22,8 @@ from sqlalchemy import Connection, Engine
 from durable.errors import DurableError, InvalidSetting
 from durable.pipeline import recovering
 from durable.pipeline.erasures import record, recorded
-from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
 from durable.pipeline.origin import Origin, app_id
 from durable.storage import archives, erasures
 from durable.storage.archives import Archive, LakeEnd, Place

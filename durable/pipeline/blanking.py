@@ -18,7 +18,8 @@ from uuid import UUID
 
 from durable.pipeline import places
 from durable.pipeline.files import TaskFiles
-from durable.pipeline.lake import DataFile, Lake, LakeTable, Whose, file_schema
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import DataFile, LakeTable, Whose, file_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,7 +17,8 @@ from durable.pipeline.session import spark_errors
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from durable.pipeline.lake import Lake, LakeTable
+    from durable.pipeline.lake import Lake
+    from durable.pipeline.lake_tables import LakeTable
 
 DONE: Final = ("sent", "handled")
 MOMENT: Final[Mapping[LakeTable, str]] = {"history": "finished_at", "dead_letters": "failed_at"}

@@ -16,7 +16,8 @@ from datetime import timedelta
 from typing import Final
 
 from durable.errors import InvalidSetting
-from durable.pipeline.lake import Lake, LakeTable
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import LakeTable
 from durable.pipeline.leftovers import remove_erased
 from durable.pipeline.progress import Show
 

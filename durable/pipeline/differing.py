@@ -9,10 +9,11 @@ from uuid import UUID
 
 from durable.pipeline.columns import COLUMNS
 from durable.pipeline.copying import copy
-from durable.pipeline.lake import DAY_OF, SOURCES, Lake
+from durable.pipeline.lake import Lake
 from durable.pipeline.lake_digests import ROW_KEYS, Rows, lake_files, readable_batches
+from durable.pipeline.lake_tables import DAY_OF, SOURCES
 from durable.pipeline.origin import Origin
-from durable.storage.archives import Key
+from durable.storage.archived_content import Key
 from durable.storage.slices import Slice, Snapshot, relation
 from durable.storage.sql.archive import ERASURE
 from durable.storage.sql.times import FIRST, LAST

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from durable.pipeline.columns import COLUMNS, Column
-from durable.pipeline.lake import SOURCES, LakeTable
+from durable.pipeline.lake_tables import SOURCES, LakeTable
 from durable.storage.sql.archive import BLOCKS, ERASURE
 
 if TYPE_CHECKING:

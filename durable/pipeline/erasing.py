@@ -33,8 +33,9 @@ from durable.pipeline.blanking import Wanted
 from durable.pipeline.copying import opened
 from durable.pipeline.describing import refuse_unknown_columns
 from durable.pipeline.erasures import Recorded, State, recorded, states
-from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose
+from durable.pipeline.lake import Lake
 from durable.pipeline.lake_erasure import LakeErasure
+from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
 from durable.pipeline.leftovers import Scrubbed
 from durable.pipeline.origin import Origin, locked
 from durable.storage import archives, erasures

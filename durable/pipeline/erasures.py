@@ -20,7 +20,8 @@ import msgspec
 
 from durable.pipeline import places
 from durable.pipeline.blanking import count_erased
-from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
 from durable.pipeline.spans import NO_SPAN
 from durable.storage.erasures import Erasure
 

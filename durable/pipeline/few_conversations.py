@@ -19,7 +19,8 @@ import pyarrow.dataset as ds
 
 from durable.pipeline import places, trees
 from durable.pipeline.conversations import MOST_ROWS, ORDERS, SCHEMA, Overview, no_history, summarise, unknown
-from durable.pipeline.lake import Lake, file_schema
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import file_schema
 
 pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from durable.pipeline.lake import DAY_OF, DataFile, LakeTable, Whose, file_schema
+from durable.pipeline.lake_tables import DAY_OF, DataFile, LakeTable, Whose, file_schema
 from durable.pipeline.places import created
 
 if TYPE_CHECKING:

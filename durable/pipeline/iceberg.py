@@ -23,7 +23,8 @@ from urllib.parse import urlsplit
 from durable.errors import InvalidSetting
 from durable.pipeline import places
 from durable.pipeline.describing import properties
-from durable.pipeline.lake import DAY_OF, Lake, LakeTable
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import DAY_OF, LakeTable
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final, Self
 
 from durable.pipeline import places
 from durable.pipeline.columns import LETTER
-from durable.pipeline.lake import DAY_OF, Lake, LakeTable, Whose, file_schema
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import DAY_OF, LakeTable, Whose, file_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

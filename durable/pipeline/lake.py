@@ -16,62 +16,33 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from durable.errors import ArchiveConflict, InvalidSetting
 from durable.pipeline import places
-from durable.pipeline.columns import COLUMNS
 from durable.pipeline.describing import DESCRIPTIONS, commented, describe, properties, refuse_newer
+from durable.pipeline.lake_marks import marked, span_of
+from durable.pipeline.lake_tables import DAY_OF, SOURCES, DataFile, LakeTable, Whose, arrow_schema, spark_schema
 from durable.pipeline.places import StoredFile
 from durable.pipeline.session import needs_spark
-from durable.pipeline.spans import NO_SPAN, Gap, Span, merged
-from durable.storage.archives import Absent, midnight
+from durable.pipeline.spans import NO_SPAN, Span
+from durable.storage.archives import Absent
+from durable.storage.days import midnight
 
 if TYPE_CHECKING:
-    import pyarrow
     from deltalake import DeltaTable
-    from deltalake.transaction import Transaction
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["Lake"]
 
-LakeTable = Literal["history", "dead_letters"]
-SOURCES: Final[Mapping[LakeTable, str]] = {"history": "envelope_history", "dead_letters": "dead_letters"}
-"""Which table of Postgres each table of the lake is filled from."""
-
-DAY_OF: Final[Mapping[LakeTable, str]] = {"history": "finished_at", "dead_letters": "failed_at"}
-"""The column whose UTC date is the partition."""
-
 _BRANCH = re.compile(r"\n|\x1b\[\d*m|↳")
-
 _REPLACES: Final = "durable.replaces"
 """In the commits that bring no new rows."""
 _DAY = timedelta(days=1)
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """A Parquet file that is to become part of the lake: `stats` are Delta's, as JSON."""
-
-    path: str
-    """Relative to its table."""
-    day: date
-    rows: int
-    size: int
-    stats: str
-
-
-class Whose(NamedTuple):
-    """Owner of rows: a service and one of its databases."""
-
-    service: str
-    database: str
 
 
 class Lake:
@@ -175,9 +146,7 @@ class Lake:
         if not self.exists(table):
             return NO_SPAN
         with _readable(self.url):
-            opened = self.opened(table)
-            begin, until = (_moment(opened.transaction_version(name)) for name in _edges(whose))
-            return Span(begin, until, _gaps(opened, whose))
+            return span_of(self.opened(table), whose)
 
     def rows_from(self, table: LakeTable, whose: Whose, xid: int) -> list[Absent]:
         """Describe the files that may have rows of this database of this transaction or a later one, by their
@@ -267,7 +236,7 @@ class Lake:
             raise ArchiveConflict
         properties = CommitProperties(
             custom_metadata={"durable.low": str(low), "durable.high": str(high)},
-            app_transactions=[Transaction(app_id, high), *self._marked(opened, whose, span)],
+            app_transactions=[Transaction(app_id, high), *marked(opened, whose, span)],
         )
         try:
             opened.create_write_transaction(
@@ -314,24 +283,6 @@ class Lake:
             )
         except CommitFailedError as error:
             raise ArchiveConflict from error
-
-    def _marked(self, opened: DeltaTable, whose: Whose | None, span: Span) -> list[Transaction]:
-        """A table's log keeps a number for each name, whatever becomes of old commits."""
-        from deltalake.transaction import Transaction
-
-        if whose is None:
-            return []
-        begin, until = _edges(whose)
-        marks = {until: _micros(span.until)} if span.until else {}
-        if span.begin and opened.transaction_version(begin) is None:
-            marks[begin] = _micros(span.begin)
-        known = _gaps(opened, whose)
-        gaps = merged([*known, *span.gaps])
-        if gaps != known:
-            marks[_gap_count(whose)] = len(gaps)
-            for number, gap in enumerate(gaps):
-                marks |= zip(_edges_of_gap(whose, number), map(_micros, gap), strict=True)
-        return [Transaction(name, value) for name, value in marks.items()]
 
     # ---------------------------------------------------------------- files that are no part of it
 
@@ -397,68 +348,6 @@ def _rows_from(opened: DeltaTable, time: str, whose: Whose, xid: int) -> list[Ab
             below = xid + 1 if last_xid is None else last_xid + 1
             found.append(Absent(day, first, last, file["num_records"] or 0, below))
     return found
-
-
-# ---------------------------------------------------------------- schemas
-
-
-def spark_schema(table: LakeTable) -> str:
-    """The columns of a table of the lake, as Spark's schemas are written: whose they are, those of Postgres, `day`."""
-    columns = ", ".join(column.ddl.removesuffix(" NOT NULL") for column in COLUMNS[SOURCES[table]])
-    return f"service STRING, database STRING, {columns}, day DATE"
-
-
-def arrow_schema(table: LakeTable) -> pyarrow.Schema:
-    """The same for Arrow."""
-    import pyarrow as pa
-
-    columns = [column.arrow.with_nullable(True) for column in COLUMNS[SOURCES[table]]]
-    whose = [pa.field("service", pa.string()), pa.field("database", pa.string())]
-    return pa.schema([*whose, *columns, pa.field("day", pa.date32())])
-
-
-def file_schema(table: LakeTable) -> pyarrow.Schema:
-    """Return the schema of a file: the day is in its path."""
-    whole = arrow_schema(table)
-    return whole.remove(whole.get_field_index("day"))
-
-
-# ---------------------------------------------------------------- spans
-
-
-def _edges(whose: Whose) -> tuple[str, str]:
-    """The names under which a table's log keeps the span of this database."""
-    return _mark("begin", whose), _mark("until", whose)
-
-
-def _gap_count(whose: Whose) -> str:
-    return _mark("gaps", whose)
-
-
-def _edges_of_gap(whose: Whose, number: int) -> tuple[str, str]:
-    return _mark(f"gap-{number}-begin", whose), _mark(f"gap-{number}-end", whose)
-
-
-def _mark(what: str, whose: Whose) -> str:
-    return f"durable:{what}:{whose.service}:{whose.database}"
-
-
-def _gaps(opened: DeltaTable, whose: Whose) -> tuple[Gap, ...]:
-    """The gaps that a table's log knows of."""
-    found = []
-    for number in range(opened.transaction_version(_gap_count(whose)) or 0):
-        begin, end = (_moment(opened.transaction_version(name)) for name in _edges_of_gap(whose, number))
-        if begin is not None and end is not None:
-            found.append(Gap(begin, end))
-    return tuple(found)
-
-
-def _micros(moment: datetime) -> int:
-    return (moment - _EPOCH) // timedelta(microseconds=1)
-
-
-def _moment(micros: int | None) -> datetime | None:
-    return None if micros is None else _EPOCH + timedelta(microseconds=micros)
 
 
 # ---------------------------------------------------------------- places

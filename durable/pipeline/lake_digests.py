@@ -17,10 +17,11 @@ import numpy as np
 
 from durable.pipeline import places
 from durable.pipeline.digests import row_blocks, row_digests
-from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose, file_schema
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose, file_schema
 from durable.pipeline.progress import Show, collected
 from durable.pipeline.session import spark_errors
-from durable.storage.archives import Block, Digest, Key
+from durable.storage.archived_content import Block, Digest, Key
 from durable.storage.sql import archive as archive_statements
 
 if TYPE_CHECKING:

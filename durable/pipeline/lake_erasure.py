@@ -21,7 +21,8 @@ from durable.pipeline import blanking
 from durable.pipeline.blanking import Wanted
 from durable.pipeline.describing import properties
 from durable.pipeline.erasures import Recorded, mark, record
-from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
 from durable.pipeline.leftovers import Scrubbed, remove_all
 from durable.pipeline.origin import Origin, app_id
 from durable.storage import archives

@@ -31,7 +31,8 @@ with needs_spark():
 from durable.messages.routing import LOCAL
 from durable.pipeline import places
 from durable.pipeline.columns import COLUMNS
-from durable.pipeline.lake import SOURCES, Lake, file_schema
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import SOURCES, file_schema
 from durable.pipeline.matching import Edges, widened
 
 pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from durable.pipeline import places
 from durable.pipeline.blanking import Wanted, erased_rows
-from durable.pipeline.lake import Lake, LakeTable, file_schema
+from durable.pipeline.lake import Lake
 from durable.pipeline.lake_digests import ROW_KEYS
+from durable.pipeline.lake_tables import LakeTable, file_schema
 from durable.pipeline.places import StoredFile
 
 if TYPE_CHECKING:

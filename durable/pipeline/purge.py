@@ -19,13 +19,14 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 
 from durable.errors import DurableError, InvalidSetting
 from durable.pipeline.copying import opened
-from durable.pipeline.lake import SOURCES, Lake, LakeTable
+from durable.pipeline.lake import Lake
 from durable.pipeline.lake_digests import Spark
+from durable.pipeline.lake_tables import SOURCES, LakeTable
 from durable.pipeline.origin import Origin, locked
 from durable.pipeline.progress import Show
 from durable.pipeline.status import problem_of
 from durable.pipeline.verify import Verified, claimed, verify
-from durable.storage import archives
+from durable.storage import archives, purging
 
 _SHORTEST = timedelta(hours=1)
 
@@ -70,7 +71,7 @@ def purge(
         letters = work.old_letters(keep.dead_letters)
         dropped = work.drop_history(history) if history is not None else 0
         if letters is not None:
-            letters = archives.drop_resolved_letters(conn, origin.schema, letters, keep.dead_letters)
+            letters = purging.drop_resolved_letters(conn, origin.schema, letters, keep.dead_letters)
     return Purged(days=history.days if history else [], rows=dropped, letters=letters or 0)
 
 
@@ -94,9 +95,9 @@ class _Purge:
         """The days that are past this retention; None when there are none."""
         conn, schema = self._conn, self._origin.schema
         offset = self._offset("history")
-        until = archives.first_day_kept(conn, schema, keep)
-        days = archives.days_older_than(conn, schema, keep)
-        if not days and not archives.stray_rows(conn, schema, offset, until):
+        until = purging.first_day_kept(conn, schema, keep)
+        days = purging.days_older_than(conn, schema, keep)
+        if not days and not purging.stray_rows(conn, schema, offset, until):
             return None
         self._refuse_unarchived(offset, until)
         return _OldHistory(days, until, offset, self._compared("history", until).rows)
@@ -104,7 +105,7 @@ class _Purge:
     def old_letters(self, keep: timedelta) -> int | None:
         """The offset below which letters are archived; None when none is past this retention."""
         offset = self._offset("dead_letters")
-        if not archives.resolved_letters(self._conn, self._origin.schema, offset, keep):
+        if not purging.resolved_letters(self._conn, self._origin.schema, offset, keep):
             return None
         self._compared("dead_letters", None)
         return offset
@@ -114,7 +115,7 @@ class _Purge:
         for done, day in enumerate(old.days):
             self._show(done, len(old.days))
             _drop(self._conn, self._origin.schema, day, done)
-        archives.drop_stray_rows(self._conn, self._origin.schema, old.offset, old.until)
+        purging.drop_stray_rows(self._conn, self._origin.schema, old.offset, old.until)
         return old.rows
 
     def _offset(self, table: LakeTable) -> int:
@@ -135,7 +136,7 @@ class _Purge:
         return offset
 
     def _refuse_unarchived(self, offset: int, until: date) -> None:
-        unarchived = archives.unarchived_days(self._conn, self._origin.schema, offset, until)
+        unarchived = purging.unarchived_days(self._conn, self._origin.schema, offset, until)
         for day, rows in unarchived.items():
             raise InvalidSetting(
                 f"--keep: not all rows are archived: {rows:,} rows of {day} are not in the lake; "
@@ -165,7 +166,7 @@ class _Purge:
 def _drop(conn: Connection, schema: str, day: date, done: int) -> None:
     """Drop one day, after a wait of some seconds for transactions that use the history just now."""
     try:
-        _patiently(archives.drop_day, conn, schema, day)
+        _patiently(purging.drop_day, conn, schema, day)
     except DurableError as error:
         raise DurableError(f"{done} days were dropped, {day} was not: {error}") from error
 

@@ -17,11 +17,13 @@ from sqlalchemy import Connection
 
 from durable.pipeline import places
 from durable.pipeline.columns import LETTER
-from durable.pipeline.lake import DAY_OF, SOURCES, Lake, LakeTable, Whose, file_schema
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import DAY_OF, SOURCES, LakeTable, Whose, file_schema
 from durable.pipeline.origin import Origin
 from durable.pipeline.spans import Gap, after, merged
 from durable.storage import archives
-from durable.storage.archives import Absent, LakeEnd, midnight
+from durable.storage.archives import Absent, LakeEnd
+from durable.storage.days import midnight
 
 _MICROSECOND = timedelta(microseconds=1)
 _DAY = timedelta(days=1)

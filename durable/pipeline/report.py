@@ -22,7 +22,8 @@ with needs_spark():
 
 from durable.pipeline import rollups, transform
 from durable.pipeline.columns import COLUMNS
-from durable.pipeline.lake import SOURCES, Lake
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import SOURCES
 from durable.pipeline.rows import records
 
 if TYPE_CHECKING:

@@ -9,10 +9,12 @@ from datetime import date, datetime, timedelta
 from sqlalchemy import Connection
 
 from durable.pipeline.copying import connection
-from durable.pipeline.lake import SOURCES, Lake, LakeTable
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import SOURCES, LakeTable
 from durable.pipeline.recovering import known_gaps
-from durable.storage import archives, migrator
-from durable.storage.archives import Archive, Holder
+from durable.storage import archives, horizons, migrator, purging
+from durable.storage.archives import Archive
+from durable.storage.horizons import Holder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +67,15 @@ def read_status(url: str, schema: str, lake: Lake | None, keep: timedelta | None
         tables = [_table(conn, schema, lake, table) for table in SOURCES]
         is_archived = keep is not None and any(each.table == "history" and each.lake for each in tables)
         return Status(
-            horizon=archives.horizon(conn, schema),
-            holder=archives.holder(conn, schema),
+            horizon=horizons.horizon(conn, schema),
+            holder=horizons.holder(conn, schema),
             tables=tables,
             gaps=[
                 TableGap(table=table, begin=gap.begin, end=gap.end)
                 for table in SOURCES
                 for gap in known_gaps(conn, schema, table)
             ],
-            days_to_purge=archives.days_older_than(conn, schema, keep) if keep is not None and is_archived else (),
+            days_to_purge=purging.days_older_than(conn, schema, keep) if keep is not None and is_archived else (),
         )
 
 
@@ -81,7 +83,7 @@ def _table(conn: Connection, schema: str, lake: Lake | None, table: LakeTable) -
     source = SOURCES[table]
     archive = archives.find(conn, schema, source)
     if archive is None or archive.ended_at is not None:
-        lag = archives.lag(conn, schema, source, 0 if archive is None else archive.archived_below)
+        lag = horizons.lag(conn, schema, source, 0 if archive is None else archive.archived_below)
         return TableStatus(
             table=table, lake=None, offset=None, confirmed=None, archived_at=None, lag_rows=lag.rows, lag_age=lag.age
         )
@@ -91,7 +93,7 @@ def _table(conn: Connection, schema: str, lake: Lake | None, table: LakeTable) -
     offset = confirmed if lake is None else lake.offset(archive.app_id, table)
     problem = problem_of(conn, schema, archive, offset, source)
     is_other = archive.identity != archives.identity(conn, schema)  # then no number says what was archived
-    lag = archives.lag(conn, schema, source, 0 if is_other else offset)
+    lag = horizons.lag(conn, schema, source, 0 if is_other else offset)
     return TableStatus(
         table=table,
         lake=archive.lake,

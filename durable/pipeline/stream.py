@@ -28,7 +28,7 @@ from durable.errors import InvalidSetting
 from durable.pipeline.copying import connection, copy
 from durable.pipeline.read_options import ReadOptions, selected
 from durable.pipeline.reader import SharePartition, as_spark
-from durable.storage import archives, migrator, slices
+from durable.storage import archives, horizons, migrator, slices
 
 if TYPE_CHECKING:
     import pyarrow
@@ -63,7 +63,7 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         options = self._options
         with connection(options.url) as conn:
-            found = archives.end_of_batch(conn, options.schema, options.table, start["xid"], end["xid"], rows)
+            found = horizons.end_of_batch(conn, options.schema, options.table, start["xid"], end["xid"], rows)
         return start if found is None else end | {"xid": found}
 
     def reportLatestOffset(self) -> Offset:
@@ -89,14 +89,14 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         above 0.
         """
         with connection(self._options.url) as conn:
-            return archives.start(conn, self._options.schema, self._options.table)
+            return horizons.start(conn, self._options.schema, self._options.table)
 
     def _end(self) -> Offset:
         """The horizon of now."""
         with connection(self._options.url) as conn:
             schema = self._options.schema
             migrator.check_version(conn, schema)
-            return {"xid": archives.horizon(conn, schema), "identity": archives.identity(conn, schema)}
+            return {"xid": horizons.horizon(conn, schema), "identity": archives.identity(conn, schema)}
 
 
 def _check(read: Offset, end: Offset) -> None:

@@ -23,12 +23,13 @@ from sqlalchemy import Connection, Engine
 from durable.errors import InvalidSetting
 from durable.pipeline.copying import opened
 from durable.pipeline.differing import differing_columns
-from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose
+from durable.pipeline.lake import Lake
 from durable.pipeline.lake_digests import Rows, Spark, lake_digests, rows_of_blocks
+from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
 from durable.pipeline.origin import Origin
 from durable.pipeline.progress import Show
-from durable.storage import archives
-from durable.storage.archives import Block, Digest, Key
+from durable.storage import archived_content, archives
+from durable.storage.archived_content import Block, Digest, Key
 from durable.storage.outages import translated
 from durable.storage.slices import Snapshot, exported_snapshot, joined
 
@@ -127,7 +128,7 @@ def verify(
     rows = Rows(lake.table_url(table), table, whose, of.offset)
     with opened(origin.url) as engine, translated(), exported_snapshot(engine) as snapshot:
         with joined(engine, snapshot) as seen:
-            here = archives.digests(seen, origin.schema, SOURCES[table], of.offset, until=until)
+            here = archived_content.digests(seen, origin.schema, SOURCES[table], of.offset, until=until)
         days = sorted({block.day for block in here})
         there = lake_digests(spark, lake, rows, days, local_rows=local_rows, show=show)
         compared = _Comparison(lake, rows, origin, engine, snapshot)
@@ -177,8 +178,8 @@ class _Comparison:
         """The rows of these blocks of a day."""
         here, there = _Digests(), _Digests()
         with joined(self._engine, self._snapshot) as seen:
-            source = SOURCES[self._rows.table]
-            for key, digest in archives.row_digests(seen, self._origin.schema, source, self._rows.below, day, blocks):
+            source, below = SOURCES[self._rows.table], self._rows.below
+            for key, digest in archived_content.row_digests(seen, self._origin.schema, source, below, day, blocks):
                 here.add(key, digest)
         for key, digest in rows_of_blocks(self._lake, self._rows, day, blocks):
             if key in here.of:

@@ -14,30 +14,18 @@ database succeeds the one that was archived. With that another generation of tra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import UTC, date, datetime, time, timedelta
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
-from uuid import UUID
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime, timedelta
+from typing import Any, Final, Literal, NamedTuple
 
-from sqlalchemy import Connection, Row, TextClause
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import Connection, Row
 
-from durable.errors import DurableError
+from durable.storage.horizons import naming_users
 from durable.storage.locks import Job, jobs_class
-from durable.storage.outages import sqlstate
-from durable.storage.slices import relation
 from durable.storage.sql import absent
 from durable.storage.sql import archive as statements
-from durable.storage.sql.times import FIRST, LAST
 
 _KEEP_COMMITS: Final = timedelta(days=365)
-_LOCKED: Final = "55P03"
-_BATCH_SIZE: Final = 10_000
-_WORD: Final = (1 << 64) - 1
-
-Key: TypeAlias = tuple[Any, ...]
-"""The identity of a row: the values of archive_statements.KEYS, an id as its 16 bytes."""
 
 
 class Place(NamedTuple):
@@ -90,38 +78,6 @@ class LakeEnd(NamedTuple):
     until: datetime | None
 
 
-class Lag(NamedTuple):
-    """Rows that are not archived yet."""
-
-    rows: int
-    age: timedelta | None
-
-
-class Holder(NamedTuple):
-    """The transaction that holds the horizon back."""
-
-    who: str
-    age: timedelta | None
-    """None where this role may not see it."""
-    query: str
-
-
-class Block(NamedTuple):
-    """Some of the rows of a side of a day."""
-
-    day: date
-    side: str
-    number: int
-
-
-class Digest(NamedTuple):
-    """Digest of rows: their number, and the sum of their digests."""
-
-    rows: int
-    digest: int
-    """64 bits."""
-
-
 def try_lock(conn: Connection, schema: str) -> bool:
     """Take the archiver's lock until unlock(), for as long as this connection lasts, or return False at once."""
     return bool(conn.execute(statements.LOCK_ARCHIVE.within(schema), _lock(schema)).scalar_one())
@@ -162,7 +118,7 @@ def begin_generation(conn: Connection, schema: str) -> None:
 
     Waits up to two seconds for transactions that write history or dead letters; raises DurableError then.
     """
-    with _naming_users(conn, schema, *statements.BY_TRANSACTION), conn.begin_nested():
+    with naming_users(conn, schema, *statements.BY_TRANSACTION), conn.begin_nested():
         conn.execute(statements.BEGIN_GENERATION.within(schema))
 
 
@@ -307,166 +263,6 @@ def renew_letters(conn: Connection, schema: str, letters: Sequence[int]) -> int:
 def oldest(conn: Connection, schema: str, table: str, rows: int) -> Sequence[Row[Any]]:
     """The oldest rows of a table that have an id: `id` as 16 bytes, `side`, `xid`, and `moment`, of its day."""
     return conn.execute(statements.BY_TRANSACTION[table].oldest.within(schema), {"rows": rows}).all()
-
-
-def horizon(conn: Connection, schema: str) -> int:
-    """Every transaction below it is finished."""
-    return int(conn.execute(statements.READ_HORIZON.within(schema)).scalar_one())
-
-
-def complete_until(conn: Connection, schema: str) -> datetime | None:
-    """A moment before which every row was written that a snapshot taken later does not miss; None where none is known.
-
-    A transaction that runs holds it back to its own beginning.
-    """
-    found = conn.execute(statements.READ_COMPLETE_UNTIL.within(schema)).one()
-    return found.moment if found.is_quiet or not found.is_hidden else None
-
-
-def begins_at(conn: Connection, schema: str) -> datetime | None:
-    """Return the time from which every outcome is here: that of the first day that was not dropped."""
-    params = {"table": relation(schema, "envelope_history")}
-    oldest: datetime | None = conn.execute(statements.READ_OLDEST_DAY.within(schema), params).scalar_one()
-    return oldest
-
-
-def start(conn: Connection, schema: str, table: str) -> int:
-    """Below it there is no row, and none will appear."""
-    params = {"high": horizon(conn, schema)}
-    return int(conn.execute(statements.BY_TRANSACTION[table].find_start.within(schema), params).scalar_one())
-
-
-def end_of_batch(conn: Connection, schema: str, table: str, low: int, high: int, rows: int | None) -> int | None:
-    """Return the end of a batch from `low` on: `high`, or after about so many rows. None when it would be empty."""
-    of_table, params = statements.BY_TRANSACTION[table], {"low": low, "high": high}
-    if rows is not None:
-        end = conn.execute(of_table.find_end.within(schema), params | {"rows": rows}).scalar_one()
-        return None if end is None else int(end)
-    return high if conn.execute(of_table.exists.within(schema), params).scalar_one() else None
-
-
-def lag(conn: Connection, schema: str, table: str, low: int) -> Lag:
-    return Lag(*conn.execute(statements.BY_TRANSACTION[table].lag.within(schema), {"low": low}).one())
-
-
-def holder(conn: Connection, schema: str) -> Holder | None:
-    """Return the holder of the oldest transaction number; a prepared transaction holds it until it is ended."""
-    row = conn.execute(statements.READ_HOLDER.within(schema)).one_or_none()
-    return None if row is None else _holder(row)
-
-
-def _holder(row: Row[Any]) -> Holder:
-    if row.gid is not None:
-        return Holder(f"prepared transaction {row.gid}", row.age, "")
-    who = f"process {row.pid} ({row.application_name or 'unnamed'}, role {row.role}), {row.state or 'hidden'}"
-    return Holder(who, row.age, row.query or "")
-
-
-@contextmanager
-def _naming_users(conn: Connection, schema: str, *tables: str) -> Iterator[None]:
-    """Say who uses one of the tables where its lock cannot be had."""
-    try:
-        yield
-    except OperationalError as error:
-        if sqlstate(error) != _LOCKED:
-            raise
-        params = {"tables": [relation(schema, table) for table in tables]}
-        row = conn.execute(statements.READ_USER.within(schema), params).one_or_none()
-        user = "a transaction that has just ended" if row is None else _holder(row).who
-        raise DurableError(f"{' or '.join(tables)} is in use by {user}; run this again when that has ended") from error
-
-
-def digests(
-    conn: Connection, schema: str, table: str, high: int, since: date | None = None, until: date | None = None
-) -> dict[Block, Digest]:
-    """The content of what is archived and here, by block; `since` is included, `until` is not."""
-    params = {"high": high, "since": _from(since), "until": _to(until)}
-    rows = conn.execute(statements.BY_TRANSACTION[table].digest_blocks.within(schema), params)
-    return {Block(row.day, row.side, row.block): Digest(row.rows, int(row.digest) & _WORD) for row in rows}
-
-
-def row_digests(
-    conn: Connection, schema: str, table: str, high: int, day: date, blocks: Sequence[int]
-) -> Iterator[tuple[Key, int]]:
-    """The key of each archived row of these blocks of a day, and the digest of its content, 64 bits."""
-    params = {"high": high, "since": _from(day), "until": _to(day + timedelta(days=1)), "blocks": list(blocks)}
-    for row in conn.execute(statements.BY_TRANSACTION[table].digest_rows.within(schema), params):
-        *key, digest = row
-        yield tuple(each.bytes if isinstance(each, UUID) else each for each in key), digest & _WORD
-
-
-def unarchived_days(conn: Connection, schema: str, low: int, until: date) -> dict[date, int]:
-    """Count the rows of the days before `until` that are not archived, by day."""
-    params = {"low": low, "until": midnight(until)}
-    return {row.day: row.rows for row in conn.execute(statements.COUNT_UNARCHIVED.within(schema), params)}
-
-
-def days_older_than(conn: Connection, schema: str, keep: timedelta) -> list[date]:
-    """The days of history that have a partition and are past this retention, the oldest first."""
-    params = {"table": relation(schema, "envelope_history"), "keep": keep}
-    return list(conn.execute(statements.READ_OLD_DAYS.within(schema), params).scalars())
-
-
-def first_day_kept(conn: Connection, schema: str, keep: timedelta) -> date:
-    """Every day before it is past this retention."""
-    day: date = conn.execute(statements.READ_FIRST_DAY_KEPT.within(schema), {"keep": keep}).scalar_one()
-    return day
-
-
-def stray_rows(conn: Connection, schema: str, high: int, until: date) -> int:
-    """Count the archived rows of the days before `until` that lie in no day's partition."""
-    params = {"high": high, "until": midnight(until)}
-    return int(conn.execute(statements.COUNT_STRAY_HISTORY.within(schema), params).scalar_one())
-
-
-def drop_stray_rows(conn: Connection, schema: str, high: int, until: date) -> int:
-    """Delete them, and return how many."""
-    params = {"high": high, "until": midnight(until), "batch_size": _BATCH_SIZE}
-    return _drained(conn, statements.PURGE_STRAY_HISTORY.within(schema), params)
-
-
-def resolved_letters(conn: Connection, schema: str, high: int, keep: timedelta) -> int:
-    """Count the archived dead letters that were resolved longer ago than this."""
-    params = {"high": high, "keep": keep}
-    return int(conn.execute(statements.COUNT_RESOLVED_LETTERS.within(schema), params).scalar_one())
-
-
-def drop_resolved_letters(conn: Connection, schema: str, high: int, keep: timedelta) -> int:
-    """Delete them, and return how many."""
-    params = {"high": high, "keep": keep, "batch_size": _BATCH_SIZE}
-    return _drained(conn, statements.PURGE_RESOLVED_LETTERS.within(schema), params)
-
-
-def drop_day(conn: Connection, schema: str, day: date) -> str:
-    """Detach and drop this day's partition. The database refuses unless all of it is archived.
-
-    Raises DurableError when others use the history just now.
-    """
-    with _naming_users(conn, schema, "envelope_history"):
-        return str(conn.execute(statements.DROP_ARCHIVED_HISTORY.within(schema), {"day": day}).scalar_one())
-
-
-def _drained(conn: Connection, statement: TextClause, params: Mapping[str, Any]) -> int:
-    """Repeat a bounded statement, of which each run is a transaction, until nothing is left to it."""
-    count = 0
-    while rows := conn.execute(statement, params).scalar_one():
-        count += rows
-    return count
-
-
-def midnight(day: date) -> datetime:
-    """Return the time when a UTC day begins."""
-    return datetime.combine(day, time.min, UTC)
-
-
-def _from(day: date | None) -> datetime | None:
-    """The begin of a day; None for the first day of all, which has the earlier times, too."""
-    return None if day is None or day <= FIRST.date() else midnight(day)
-
-
-def _to(day: date | None) -> datetime | None:
-    """The end of the day before; None behind the last day of all, which has the later times, too."""
-    return None if day is None or day > LAST.date() else midnight(day)
 
 
 def _lock(schema: str) -> dict[str, int]:

@@ -16,7 +16,8 @@ from durable.errors import InvalidSetting
 from durable.pipeline import ledger
 from durable.pipeline.audit import Question, Verdict, audit, audit_here
 from durable.pipeline.choosing import Choice, choose
-from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
 from durable.pipeline.matching import Edges, History, findings, inside, of, unbalanced
 from durable.pipeline.rows import records
 from durable.pipeline.spans import Gap, Span

@@ -14,7 +14,8 @@ from pyspark.sql import SparkSession
 from sqlalchemy import make_url
 
 from durable.pipeline import session
-from durable.pipeline.lake import DataFile, Lake
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import DataFile
 from tests.support.command import Agent
 from tests.support.history import add_history, add_letters, add_old_day
 from tests.support.roles import runtime_role

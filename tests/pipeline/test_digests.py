@@ -16,8 +16,8 @@ from psycopg.types.json import Jsonb
 from durable.pipeline.columns import COLUMNS
 from durable.pipeline.copying import copy, opened
 from durable.pipeline.digests import row_blocks, row_digests
-from durable.pipeline.lake import SOURCES, LakeTable
-from durable.storage import archives
+from durable.pipeline.lake_tables import SOURCES, LakeTable
+from durable.storage import archived_content
 from durable.storage.slices import Slice
 
 DAY = date(2026, 11, 20)
@@ -94,9 +94,9 @@ def test_digests_of_random_rows_equal_those_of_postgres(
         count, total = sums.get((side, int(block)), (0, 0))
         sums[side, int(block)] = (count + 1, (total + int(digest)) % 2**64)
     with opened(database_url) as engine, engine.connect() as storage:
-        found = archives.digests(storage, "durable", SOURCES[table], 2**62)
+        found = archived_content.digests(storage, "durable", SOURCES[table], 2**62)
         blocks = sorted({block for _, block in sums})
-        by_row = dict(archives.row_digests(storage, "durable", SOURCES[table], 2**62, DAY, blocks))
+        by_row = dict(archived_content.row_digests(storage, "durable", SOURCES[table], 2**62, DAY, blocks))
     assert {(each.side, each.number): tuple(digest) for each, digest in found.items()} == sums
     assert {each.day for each in found} == {DAY}
     assert sorted(by_row.values()) == sorted(int(each) for each in row_digests(batch, table))

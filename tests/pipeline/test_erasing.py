@@ -27,7 +27,8 @@ from durable.pipeline.blanking import Wanted
 from durable.pipeline.compaction import compact, vacuum
 from durable.pipeline.copying import opened
 from durable.pipeline.erasures import State
-from durable.pipeline.lake import SOURCES, Lake, Whose
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import SOURCES, Whose
 from durable.pipeline.leftovers import Scrubbed
 from durable.storage import archives
 from durable.storage.erasures import Chosen, Erasure

@@ -27,7 +27,8 @@ from durable.pipeline.beginning import Wish
 from durable.pipeline.compaction import compact
 from durable.pipeline.copying import opened
 from durable.pipeline.erasures import State
-from durable.pipeline.lake import SOURCES, Lake, LakeTable
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import SOURCES, LakeTable
 from durable.pipeline.origin import Origin
 from durable.pipeline.purge import Retention, purge
 from durable.pipeline.verify import claimed, verify

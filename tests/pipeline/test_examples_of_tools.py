@@ -17,7 +17,8 @@ import typer
 import yaml  # type: ignore[import-untyped]
 
 from durable.cli.app import app
-from durable.pipeline.lake import Lake, LakeTable
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import LakeTable
 from tests.support.command import ROOT
 from tests.support.lakes import at, fill, handled, letter, message_id, sent, table
 

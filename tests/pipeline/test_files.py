@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from durable.pipeline.files import TaskFiles
-from durable.pipeline.lake import Whose, file_schema
+from durable.pipeline.lake_tables import Whose, file_schema
 from tests.support.lakes import handled, table
 
 TYPES = ["orders.placed", "orders.paid", "orders.shipped"]

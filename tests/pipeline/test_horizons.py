@@ -15,16 +15,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
 from durable.errors import DurableError
-from durable.pipeline import purge as purging
+from durable.pipeline import purge as purge_module
 from durable.pipeline.beginning import Wish
 from durable.pipeline.copying import connection
-from durable.pipeline.lake import SOURCES, Whose
+from durable.pipeline.lake_tables import SOURCES, Whose
 from durable.pipeline.purge import Retention, purge
 from durable.pipeline.read_options import ReadOptions
 from durable.pipeline.source import register
 from durable.pipeline.status import Status, read_status
 from durable.pipeline.stream import EnvelopeStreamReader
-from durable.storage import archives, migrator
+from durable.storage import archives, migrator, purging
 from tests.support.archiving import Archiver, origin_of
 from tests.support.clusters import Cluster, Clusters, clusters
 from tests.support.history import add_history, add_letters, add_old_day
@@ -152,7 +152,7 @@ def test_purge_names_the_transaction_using_the_history(
     archiver.run("dead_letters")
     with preparing(database_url, "long") as other:
         add_history(other, 1, first=101)
-    monkeypatch.setattr(purging, "_patiently", lambda drop, *given: drop(*given))
+    monkeypatch.setattr(purge_module, "_patiently", lambda drop, *given: drop(*given))
 
     def purged() -> int:
         return len(purge(lambda: archiver.spark, archiver.lake, archiver.origin, MONTH).days)
@@ -169,7 +169,7 @@ def test_purge_waits_for_a_short_transaction(
     add_old_day(conn, 41, 4)
     archiver.run()
     archiver.run("dead_letters")
-    drop, tried = archives.drop_day, []
+    drop, tried = purging.drop_day, []
     with contextlib.closing(psycopg.connect(database_url)) as other:
         add_history(other, 1, first=101)
 
@@ -179,7 +179,7 @@ def test_purge_waits_for_a_short_transaction(
                 other.commit()
             return drop(*given)
 
-        monkeypatch.setattr(archives, "drop_day", drop_later)
+        monkeypatch.setattr(purging, "drop_day", drop_later)
         done = purge(lambda: archiver.spark, archiver.lake, archiver.origin, MONTH)
     assert (len(done.days), len(tried)) == (1, 3)
 

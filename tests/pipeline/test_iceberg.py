@@ -20,7 +20,8 @@ from durable.errors import InvalidSetting
 from durable.pipeline import iceberg, places
 from durable.pipeline.compaction import compact, vacuum
 from durable.pipeline.iceberg import Exported, export
-from durable.pipeline.lake import DataFile, Lake, LakeTable
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import DataFile, LakeTable
 from tests.support.command import Agent
 from tests.support.lakes import BEGAN, fill, handled, letter, sent, table
 

@@ -14,7 +14,8 @@ from pyspark.sql import SparkSession
 
 from durable.errors import ArchiveConflict, InvalidSetting
 from durable.pipeline import places
-from durable.pipeline.lake import DataFile, Lake, arrow_schema
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import DataFile, arrow_schema
 
 DAY = date(2026, 11, 20)
 

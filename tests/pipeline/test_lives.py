@@ -40,11 +40,12 @@ from durable.pipeline.archive import Archived, archive
 from durable.pipeline.beginning import Wish
 from durable.pipeline.compaction import compact
 from durable.pipeline.copying import connection
-from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
 from durable.pipeline.purge import Retention, purge
 from durable.pipeline.spans import Gap
 from durable.pipeline.verify import claimed, verify
-from durable.storage import archives, dead_letters, migrator
+from durable.storage import archives, dead_letters, horizons, migrator
 from durable.storage.rows import QUARANTINED
 from tests.support.archiving import origin_of
 from tests.support.clusters import Cluster, clusters
@@ -244,7 +245,7 @@ class Lives(RuleBasedStateMachine):
                 if left[0] < 0:
                     raise Killed
 
-        until = patch.object(archives, "complete_until", lambda *_: self.now + timedelta(seconds=1))
+        until = patch.object(horizons, "complete_until", lambda *_: self.now + timedelta(seconds=1))
         with until, patch.object(archiving, "failpoint", passed), suppress(Killed):
             for table in SOURCES:
                 try:

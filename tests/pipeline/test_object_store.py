@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 from durable.errors import InvalidSetting
 from durable.pipeline import places
 from durable.pipeline.archive import archive
-from durable.pipeline.lake import Lake, file_schema
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import file_schema
 from durable.pipeline.session import spark_errors
 from tests.support.archiving import origin_of
 from tests.support.history import add_history, numbers

@@ -24,7 +24,8 @@ from durable.pipeline import choosing, replay
 from durable.pipeline.archive import archive
 from durable.pipeline.choosing import Choice
 from durable.pipeline.chunks import chunks
-from durable.pipeline.lake import Lake, LakeTable
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import LakeTable
 from durable.pipeline.origin import Origin
 from durable.settings import load_settings
 from durable.testing import eventually

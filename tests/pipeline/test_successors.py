@@ -21,7 +21,8 @@ from durable.errors import InvalidSetting
 from durable.pipeline.beginning import Wish
 from durable.pipeline.choosing import Choice, choose
 from durable.pipeline.copying import connection
-from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
 from durable.pipeline.purge import Retention, purge
 from durable.pipeline.rows import records
 from durable.pipeline.spans import Gap

@@ -12,7 +12,7 @@ import pytest
 
 from durable.pipeline.columns import COLUMNS
 from durable.pipeline.copying import copy
-from durable.pipeline.lake import SOURCES, LakeTable
+from durable.pipeline.lake_tables import SOURCES, LakeTable
 from durable.storage.slices import Slice
 from durable.storage.sql.times import FIRST, LAST
 from tests.support.archiving import Archiver

@@ -15,7 +15,7 @@ import pytest
 from durable.errors import DurableError
 from durable.pipeline.columns import COLUMNS
 from durable.pipeline.copying import connection
-from durable.pipeline.lake import SOURCES, LakeTable
+from durable.pipeline.lake_tables import SOURCES, LakeTable
 from durable.pipeline.purge import Purged, Retention, purge
 from durable.storage.sql.archive import KEYS
 from tests.support.archiving import Archiver

@@ -21,7 +21,8 @@ from durable.pipeline.beginning import Wish
 from durable.pipeline.columns import COLUMNS
 from durable.pipeline.compaction import compact
 from durable.pipeline.describing import FORMAT, comments
-from durable.pipeline.lake import SOURCES, Lake, LakeTable
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import SOURCES, LakeTable
 from durable.pipeline.report import report
 from durable.pipeline.status import read_status
 from durable.storage.erasures import Chosen

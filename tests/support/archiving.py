@@ -20,7 +20,8 @@ from durable.pipeline import archive as archiving
 from durable.pipeline import copying, files
 from durable.pipeline.archive import Archived, ArchiveTask, archive
 from durable.pipeline.copying import connection, copy
-from durable.pipeline.lake import DataFile, Lake, LakeTable
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import DataFile, LakeTable
 from durable.pipeline.origin import Origin
 from durable.pipeline.session import spark_session
 from durable.pipeline.verify import Verified, claimed, verify

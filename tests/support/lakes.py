@@ -14,7 +14,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from durable.pipeline.lake import DataFile, Lake, LakeTable, arrow_schema
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import DataFile, LakeTable, arrow_schema
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 SHOP, BILLING = "shop", "billing"

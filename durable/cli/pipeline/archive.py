@@ -21,7 +21,8 @@ from durable.cli.pipeline.steps import Ended, Step
 from durable.cli.target import connection
 from durable.pipeline.erasing import Listed, listed
 from durable.pipeline.erasures import State
-from durable.pipeline.lake import SOURCES, Lake
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import SOURCES
 from durable.pipeline.session import needs_spark
 from durable.settings import Settings
 from durable.storage import archives

@@ -12,7 +12,8 @@ from durable.cli.command import reading
 from durable.cli.output import Table, progress
 from durable.cli.pipeline.options import load_lake
 from durable.cli.pipeline.steps import Ended, Step
-from durable.pipeline.lake import SOURCES, Lake
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import SOURCES
 from durable.pipeline.session import needs_spark
 from durable.settings import load_settings
 

@@ -12,7 +12,8 @@ from durable.cli.command import taking
 from durable.cli.output import Table, emit
 from durable.cli.pipeline.options import load_lake
 from durable.errors import InvalidSetting
-from durable.pipeline.lake import SOURCES, Lake, LakeTable
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import SOURCES, LakeTable
 from durable.pipeline.session import needs_spark
 
 

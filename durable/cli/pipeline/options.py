@@ -22,7 +22,8 @@ from durable.cli.command import reading
 from durable.cli.output import is_debug
 from durable.cli.target import Target, load_target
 from durable.errors import InvalidSetting
-from durable.pipeline.lake import SOURCES, Lake
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import SOURCES
 from durable.pipeline.origin import Origin, find_origin
 from durable.pipeline.session import FEW_ROWS, check_session, needs_spark, spark_session
 from durable.settings import Settings, load_settings

@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from durable.embedded import Embedded
 from durable.envelope import NodeId, derived_id, new_id
 from durable.errors import SchemaMismatch
-from durable.storage import archives, inbox, maintenance, migrator, tables
+from durable.storage import inbox, maintenance, migrator, purging, tables
 from durable.storage.inbox import Arrival
 from durable.storage.locks import Job, try_lock
 from durable.storage.maintenance import HISTORY, IDS, Day
@@ -355,7 +355,7 @@ async def test_day_is_kept_for_a_row_committed_during_the_drop(engine: Engine, d
 
     def drop() -> None:
         with pytest.raises(DBAPIError, match="not archived whole"), engine.begin() as conn:
-            archives.drop_day(conn, SCHEMA, past)
+            purging.drop_day(conn, SCHEMA, past)
 
     with engine.connect() as late:
         add_history(late, datetime.now(UTC) - timedelta(days=40))

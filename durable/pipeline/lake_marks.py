@@ -1,0 +1,79 @@
+"""Marks: numbers that the log of a table of the lake keeps for each database, whatever becomes of old commits.
+
+durable:begin:SERVICE:DATABASE   durable:until:...   the span of which the table has every row, in microseconds
+durable:gaps:...   durable:gap-N-begin:...           what it lacks in between
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from durable.pipeline.lake_tables import Whose
+from durable.pipeline.spans import Gap, Span, merged
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from deltalake.transaction import Transaction
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def marked(opened: DeltaTable, whose: Whose | None, span: Span) -> list[Transaction]:
+    """Return what a commit adds to the marks: a later end, gaps, and a beginning where none is named yet."""
+    from deltalake.transaction import Transaction
+
+    if whose is None:
+        return []
+    begin, until = _edges(whose)
+    marks = {until: _micros(span.until)} if span.until else {}
+    if span.begin and opened.transaction_version(begin) is None:
+        marks[begin] = _micros(span.begin)
+    known = _gaps(opened, whose)
+    gaps = merged([*known, *span.gaps])
+    if gaps != known:
+        marks[_gap_count(whose)] = len(gaps)
+        for number, gap in enumerate(gaps):
+            marks |= zip(_edges_of_gap(whose, number), map(_micros, gap), strict=True)
+    return [Transaction(name, value) for name, value in marks.items()]
+
+
+def span_of(opened: DeltaTable, whose: Whose) -> Span:
+    """Return the span of which the table has every row of this database."""
+    begin, until = (_moment(opened.transaction_version(name)) for name in _edges(whose))
+    return Span(begin, until, _gaps(opened, whose))
+
+
+def _edges(whose: Whose) -> tuple[str, str]:
+    """The names under which a table's log keeps the span of this database."""
+    return _mark("begin", whose), _mark("until", whose)
+
+
+def _gap_count(whose: Whose) -> str:
+    return _mark("gaps", whose)
+
+
+def _edges_of_gap(whose: Whose, number: int) -> tuple[str, str]:
+    return _mark(f"gap-{number}-begin", whose), _mark(f"gap-{number}-end", whose)
+
+
+def _mark(what: str, whose: Whose) -> str:
+    return f"durable:{what}:{whose.service}:{whose.database}"
+
+
+def _gaps(opened: DeltaTable, whose: Whose) -> tuple[Gap, ...]:
+    """The gaps that a table's log knows of."""
+    found = []
+    for number in range(opened.transaction_version(_gap_count(whose)) or 0):
+        begin, end = (_moment(opened.transaction_version(name)) for name in _edges_of_gap(whose, number))
+        if begin is not None and end is not None:
+            found.append(Gap(begin, end))
+    return tuple(found)
+
+
+def _micros(moment: datetime) -> int:
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def _moment(micros: int | None) -> datetime | None:
+    return None if micros is None else _EPOCH + timedelta(microseconds=micros)

@@ -1,0 +1,101 @@
+"""The horizon: the transaction below which all are finished, what is to be archived below it, and who holds it back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import Connection, Row
+from sqlalchemy.exc import OperationalError
+
+from durable.errors import DurableError
+from durable.storage.outages import sqlstate
+from durable.storage.slices import relation
+from durable.storage.sql import archive as statements
+
+_LOCKED: Final = "55P03"
+
+
+class Lag(NamedTuple):
+    """Rows that are not archived yet."""
+
+    rows: int
+    age: timedelta | None
+
+
+class Holder(NamedTuple):
+    """The transaction that holds the horizon back."""
+
+    who: str
+    age: timedelta | None
+    """None where this role may not see it."""
+    query: str
+
+
+def horizon(conn: Connection, schema: str) -> int:
+    """Every transaction below it is finished."""
+    return int(conn.execute(statements.READ_HORIZON.within(schema)).scalar_one())
+
+
+def complete_until(conn: Connection, schema: str) -> datetime | None:
+    """A moment before which every row was written that a snapshot taken later does not miss; None where none is known.
+
+    A transaction that runs holds it back to its own beginning.
+    """
+    found = conn.execute(statements.READ_COMPLETE_UNTIL.within(schema)).one()
+    return found.moment if found.is_quiet or not found.is_hidden else None
+
+
+def begins_at(conn: Connection, schema: str) -> datetime | None:
+    """Return the time from which every outcome is here: that of the first day that was not dropped."""
+    params = {"table": relation(schema, "envelope_history")}
+    oldest: datetime | None = conn.execute(statements.READ_OLDEST_DAY.within(schema), params).scalar_one()
+    return oldest
+
+
+def start(conn: Connection, schema: str, table: str) -> int:
+    """Below it there is no row, and none will appear."""
+    params = {"high": horizon(conn, schema)}
+    return int(conn.execute(statements.BY_TRANSACTION[table].find_start.within(schema), params).scalar_one())
+
+
+def end_of_batch(conn: Connection, schema: str, table: str, low: int, high: int, rows: int | None) -> int | None:
+    """Return the end of a batch from `low` on: `high`, or after about so many rows. None when it would be empty."""
+    of_table, params = statements.BY_TRANSACTION[table], {"low": low, "high": high}
+    if rows is not None:
+        end = conn.execute(of_table.find_end.within(schema), params | {"rows": rows}).scalar_one()
+        return None if end is None else int(end)
+    return high if conn.execute(of_table.exists.within(schema), params).scalar_one() else None
+
+
+def lag(conn: Connection, schema: str, table: str, low: int) -> Lag:
+    return Lag(*conn.execute(statements.BY_TRANSACTION[table].lag.within(schema), {"low": low}).one())
+
+
+def holder(conn: Connection, schema: str) -> Holder | None:
+    """Return the holder of the oldest transaction number; a prepared transaction holds it until it is ended."""
+    row = conn.execute(statements.READ_HOLDER.within(schema)).one_or_none()
+    return None if row is None else _holder(row)
+
+
+def _holder(row: Row[Any]) -> Holder:
+    if row.gid is not None:
+        return Holder(f"prepared transaction {row.gid}", row.age, "")
+    who = f"process {row.pid} ({row.application_name or 'unnamed'}, role {row.role}), {row.state or 'hidden'}"
+    return Holder(who, row.age, row.query or "")
+
+
+@contextmanager
+def naming_users(conn: Connection, schema: str, *tables: str) -> Iterator[None]:
+    """Say who uses one of the tables where its lock cannot be had."""
+    try:
+        yield
+    except OperationalError as error:
+        if sqlstate(error) != _LOCKED:
+            raise
+        params = {"tables": [relation(schema, table) for table in tables]}
+        row = conn.execute(statements.READ_USER.within(schema), params).one_or_none()
+        user = "a transaction that has just ended" if row is None else _holder(row).who
+        raise DurableError(f"{' or '.join(tables)} is in use by {user}; run this again when that has ended") from error
