@@ -19,10 +19,10 @@ from typing import Any, Final
 import psycopg
 
 from durable import failpoints
-from durable.pipeline import purge as purging
 from durable.pipeline.lake import Lake
+from durable.pipeline.purge import Retention, purge
 from durable.pipeline.session import spark_session
-from durable.storage import archives
+from durable.storage import purging
 from tests.support.archiving import origin_of
 from tests.support.killing import arm_session
 
@@ -74,8 +74,8 @@ class _Drops:
 if __name__ == "__main__":
     arm_session()
     lake, url = sys.argv[1:]
-    _before(archives, "days_older_than", lambda: failpoints.failpoint("locked"))
-    _before(archives, "drop_day", _Drops(url).next)
-    keep = purging.Retention(timedelta(days=30), timedelta(days=30))
-    purging.purge(lambda: spark_session(master="local[2]"), Lake(lake), origin_of(url), keep)
+    _before(purging, "days_older_than", lambda: failpoints.failpoint("locked"))
+    _before(purging, "drop_day", _Drops(url).next)
+    keep = Retention(timedelta(days=30), timedelta(days=30))
+    purge(lambda: spark_session(master="local[2]"), Lake(lake), origin_of(url), keep)
     failpoints.failpoint("done")
