@@ -10,7 +10,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from durable.cli import demo, inspect, migrate, output, pauses, run, send, topology
+from durable.cli import console, demo, inspect, migrate, output, pauses, run, send, topology
 from durable.cli.dead_letters import commands as dead_letters
 from durable.cli.dead_letters.debug import debug_letter
 from durable.cli.doctor import commands as doctor
@@ -36,6 +36,7 @@ for command in (
     pauses.pause,
     pauses.resume,
     topology.topology,
+    console.console,
     send.send,
     doctor.doctor,
     check_deploy,

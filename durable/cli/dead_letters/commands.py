@@ -17,7 +17,6 @@ import msgspec
 import typer
 
 from durable.cli.command import group, taking
-from durable.cli.dead_letters import bodies as letter_bodies
 from durable.cli.dead_letters import views
 from durable.cli.dead_letters.runs import rehearse_all, resolve_all
 from durable.cli.dead_letters.selection import (
@@ -34,6 +33,7 @@ from durable.cli.output import emit
 from durable.cli.runs import Work, Yes, actor_name, confirm, work_options
 from durable.cli.send import read_body
 from durable.cli.target import Target, ring_of, schema_connection
+from durable.dead_letters import bodies as letter_bodies
 from durable.dead_letters.bulk import Run
 from durable.encryption.ring import KeyRing
 from durable.errors import DurableError, InvalidMessage, InvalidSetting

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from durable.cli.dead_letters import bodies as letter_bodies
 from durable.cli.output import Block, Columns, Table, one_line, utc
+from durable.dead_letters import bodies as letter_bodies
 from durable.dead_letters.bulk import Run
 from durable.dead_letters.rehearsal import Rehearsed
 from durable.envelope import Envelope

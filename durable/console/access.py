@@ -1,0 +1,110 @@
+"""Who may come in, and as what.
+
+    authorize=   the application's own check of a request, which returns a Person, or None
+    tokens=      a secret for each person, shown as `Authorization: Bearer ...`, or once to the login page
+
+After a login the browser holds a cookie: the name, the time at which it ends, and an HMAC over both under a key that is
+derived from the token. So it ends with the token, and needs no memory of this process.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from enum import IntEnum
+from hashlib import sha256
+from typing import Final, NamedTuple
+
+from starlette.requests import Request
+
+from durable.errors import InvalidSetting
+
+COOKIE: Final = "durable-console"
+SESSION_SECONDS: Final = 12 * 3600
+
+_NAME: Final = re.compile(r"[A-Za-z0-9._@+-]{1,100}")
+_SHORTEST_TOKEN: Final = 16
+_MOST_FAILURES: Final = 10
+_FAILURE_SECONDS: Final = 60.0
+
+
+class Role(IntEnum):
+    """What a person may do; each may do what those before may."""
+
+    VIEWER = 1
+    """See everything but the contents of messages."""
+    OPERATOR = 2
+    """See contents, pause and resume, replay and discard dead letters."""
+
+
+class Person(NamedTuple):
+    """Somebody who has come in."""
+
+    name: str
+    role: Role
+
+
+Authorize = Callable[[Request], Awaitable[Person | None]]
+"""The application's own check of a request: a person, or None for nobody."""
+
+
+class Tokens:
+    """People by their secrets."""
+
+    def __init__(self, people: Mapping[str, Person]) -> None:
+        for token, person in people.items():
+            if len(token) < _SHORTEST_TOKEN:
+                raise InvalidSetting(
+                    f"console: the token of {person.name} has {len(token)} characters; give {_SHORTEST_TOKEN} or more"
+                )
+            if not _NAME.fullmatch(person.name):
+                raise InvalidSetting(f"console: {person.name!r} is no name; give letters, digits and any of ._@+-")
+        self._people = dict(people)
+        self._failures: deque[float] = deque(maxlen=_MOST_FAILURES)
+
+    async def __call__(self, request: Request) -> Person | None:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            return None if self.is_closed() else self._shown(token.strip())
+        return self._of_cookie(request.cookies.get(COOKIE, ""))
+
+    def is_closed(self) -> bool:
+        """Tell whether so many wrong tokens came within a minute that no more are looked at."""
+        now = time.monotonic()
+        return len(self._failures) == _MOST_FAILURES and now - self._failures[0] < _FAILURE_SECONDS
+
+    def log_in(self, token: str) -> str | None:
+        """Return the value of the cookie; None for a wrong token."""
+        person = self._shown(token)
+        if person is None:
+            return None
+        ends = int(time.time()) + SESSION_SECONDS
+        return f"{person.name}|{ends}|{_mac(token, person, ends)}"
+
+    def _shown(self, token: str) -> Person | None:
+        found = [person for each, person in self._people.items() if _is_same(each, token)]
+        if not found:
+            self._failures.append(time.monotonic())
+            return None
+        return found[0]
+
+    def _of_cookie(self, cookie: str) -> Person | None:
+        name, ends, mac = cookie.split("|") if cookie.count("|") == 2 else ("", "", "")
+        if not (ends.isascii() and ends.isdigit() and len(ends) < 12) or int(ends) < time.time():
+            return None
+        for token, person in self._people.items():
+            if person.name == name and _is_same(_mac(token, person, int(ends)), mac):
+                return person
+        return None
+
+
+def _mac(token: str, person: Person, ends: int) -> str:
+    said = f"durable console\n{person.name}\n{int(person.role)}\n{ends}"
+    return hmac.new(token.encode(errors="surrogatepass"), said.encode(), sha256).hexdigest()
+
+
+def _is_same(first: str, second: str) -> bool:
+    return hmac.compare_digest(first.encode(errors="surrogatepass"), second.encode(errors="surrogatepass"))

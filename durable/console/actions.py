@@ -1,0 +1,105 @@
+"""What forms do. Each action is a row that names who did it: circuits.actor, dead_letters.resolved_by."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from durable.bus import Bus
+from durable.console.access import Person
+from durable.console.runs import Progress, Runs, new_name
+from durable.console.security import fields, redirect
+from durable.dead_letters.bulk import Resolution
+from durable.duration import time_from_now
+from durable.storage import circuits, dead_letters
+from durable.storage.circuits import CircuitKind
+from durable.storage.dead_letters import Selection
+
+_LONGEST: Final = 500
+_PAUSED_HERE: Final = (CircuitKind.DESTINATION, CircuitKind.HANDLER)
+
+
+class Actions:
+    """The actions of one console, on the service of a bus."""
+
+    def __init__(self, bus: Bus, runs: Runs) -> None:
+        self._bus = bus
+        self._runs = runs
+
+    async def pause(self, request: Request, person: Person) -> Response:
+        """Stop a destination or a handler on every node, for a time or until it is resumed."""
+        kind, key = await self._circuit(request)
+        if kind not in _PAUSED_HERE:
+            raise HTTPException(422, f"a {kind} is paused by durable-agent pause")
+        time = await _field(request, "for", needed=False)
+        try:
+            duration = time_from_now(time) if time else None
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from error
+        if duration is not None and not duration:
+            raise HTTPException(422, "for: the pause is over before it begins; give a time above 0, or none")
+        reason = await _field(request, "reason")
+        await self._bus.runtime.database.transaction(
+            circuits.pause, kind, key, reason=reason, actor=_actor(person), duration=duration
+        )
+        return redirect(request, "circuits")
+
+    async def resume(self, request: Request, person: Person) -> Response:
+        await self._bus.runtime.database.transaction(circuits.resume, *await self._circuit(request))
+        return redirect(request, "circuits")
+
+    async def _circuit(self, request: Request) -> tuple[CircuitKind, str]:
+        kind = await _field(request, "kind")
+        if kind not in set(CircuitKind):
+            raise HTTPException(422, f"kind: {kind!r} is none of {', '.join(CircuitKind)}")
+        return CircuitKind(kind), await _field(request, "key")
+
+    async def resolve(self, request: Request, person: Person) -> Response:
+        """Begin to replay, or to discard, one letter or the group of a cause."""
+        selection, what = await _selected(request)
+        reason = await _field(request, "reason", needed=False) or None
+        verb = await _field(request, "verb")
+        change: Resolution
+        if verb == "replay":
+            change = partial(dead_letters.replay, actor=_actor(person), reason=reason)
+        elif verb == "discard" and reason is not None:
+            change = partial(dead_letters.discard, actor=_actor(person), reason=reason)
+        else:
+            raise HTTPException(422, "give a reason: it is kept with what is discarded")
+        progress = Progress(new_name(), f"{verb} {what}", f"{verb}ed", _actor(person))
+        self._runs.begin(lambda: self._bus.runtime.database, change, selection, progress)
+        return redirect(request, "run", name=progress.name)
+
+    async def stop(self, request: Request, person: Person) -> Response:
+        """Stop a run after the batch that it is at."""
+        progress = self._runs.find(request.path_params["name"])
+        if progress is not None:
+            progress.stopping.set()
+        return redirect(request, "run", name=request.path_params["name"])
+
+
+async def _selected(request: Request) -> tuple[Selection, str]:
+    letter = await _field(request, "letter", needed=False)
+    if letter:
+        if not (letter.isascii() and letter.isdigit() and len(letter) < 19):
+            raise HTTPException(422, f"letter: {letter!r} is no number")
+        return Selection(letters=[int(letter)]), f"letter {letter}"
+    fingerprint = await _field(request, "fingerprint")
+    return Selection(fingerprint=fingerprint), f"group {fingerprint}"
+
+
+async def _field(request: Request, name: str, *, needed: bool = True) -> str:
+    value = (await fields(request)).get(name, "")
+    if len(value) > _LONGEST or not value.isprintable():
+        raise HTTPException(422, f"{name}: give up to {_LONGEST} characters of printable text")
+    if needed and not value.strip():
+        raise HTTPException(422, f"{name}: it is missing")
+    return value.strip()
+
+
+def _actor(person: Person) -> str:
+    return f"console: {person.name}"

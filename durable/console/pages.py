@@ -1,0 +1,151 @@
+"""The pages. Each is made whole; a part of the overview is loaded again by htmx."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from durable.console import shown
+from durable.console.access import COOKIE, SESSION_SECONDS, Authorize, Person, Role, Tokens
+from durable.console.reading import PAGE, Reading
+from durable.console.runs import Runs
+from durable.console.security import FORM_COOKIE, FORM_FIELD, check_form, fields, form_secret, redirect, set_cookie
+from durable.storage.dead_letters import Selection
+from durable.storage.gauges import MOST_COUNTED
+from durable.version import __version__
+
+Page = Callable[[Request, Person], Awaitable[Response]]
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+_FILTERS: Final = ("fingerprint", "message_type", "exception_type", "address")
+_LONGEST_FILTER: Final = 500
+
+
+class Pages:
+    """The pages of one console."""
+
+    def __init__(self, service: str, reading: Reading, runs: Runs, authorize: Authorize) -> None:
+        self._service = service
+        self._reading = reading
+        self._runs = runs
+        self._authorize = authorize
+        self._templates = Environment(
+            loader=PackageLoader("durable.console"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters |= {"age": shown.age, "moment": shown.moment, "count": shown.count, "body": shown.body}
+        self._templates.globals |= {"service": service, "version": __version__, "most": MOST_COUNTED, "Role": Role}
+
+    # ------------------------------------------------------------------ coming in
+
+    def asks(self, role: Role, page: Page) -> Endpoint:
+        """A page for people of this role: others are asked who they are, or told why not."""
+
+        async def endpoint(request: Request) -> Response:
+            person = await self._authorize(request)
+            if person is None:
+                return self._stranger(request)
+            if request.method == "POST":
+                await check_form(request)
+            if person.role < role:
+                raise HTTPException(403, f"{person.name} is a {person.role.name.lower()} here, and may not do this")
+            return await page(request, person)
+
+        return endpoint
+
+    def _stranger(self, request: Request) -> Response:
+        if isinstance(self._authorize, Tokens) and "text/html" in request.headers.get("accept", ""):
+            return redirect(request, "login")
+        return self.render(request, "message.html", None, status=401, title="Who are you?", text="Show a token.")
+
+    async def login(self, request: Request) -> Response:
+        """Show the login, and take its token."""
+        if not isinstance(self._authorize, Tokens):
+            raise HTTPException(404, "the application has a login of its own")
+        if request.method == "GET":
+            return self.render(request, "login.html", None, error="")
+        await check_form(request)
+        if self._authorize.is_closed():
+            return self.render(
+                request, "login.html", None, status=429, error="Too many wrong tokens; wait for a minute."
+            )
+        cookie = self._authorize.log_in((await fields(request)).get("token", ""))
+        if cookie is None:
+            return self.render(request, "login.html", None, status=401, error="This is nobody's token.")
+        response = redirect(request, "overview")
+        set_cookie(request, response, COOKIE, cookie, SESSION_SECONDS)
+        return response
+
+    async def logout(self, request: Request) -> Response:
+        await check_form(request)
+        response = redirect(request, "login")
+        response.delete_cookie(COOKIE, path=request.scope.get("root_path", "") or "/")
+        return response
+
+    # ------------------------------------------------------------------ looking
+
+    async def overview(self, request: Request, person: Person) -> Response:
+        """The whole page, or its live part for htmx."""
+        part = "_live.html" if request.headers.get("hx-request") == "true" else "overview.html"
+        return self.render(request, part, person, overview=await self._reading.overview())
+
+    async def groups(self, request: Request, person: Person) -> Response:
+        return self.render(request, "groups.html", person, groups=await self._reading.groups())
+
+    async def letters(self, request: Request, person: Person) -> Response:
+        """One page of dead letters, the newest first."""
+        chosen = {name: value[:_LONGEST_FILTER] for name in _FILTERS if (value := request.query_params.get(name))}
+        if not all(value.isprintable() for value in chosen.values()):
+            raise HTTPException(422, f"give printable text for {', '.join(chosen)}")
+        before = request.query_params.get("before", "")
+        found = await self._reading.page(
+            Selection(**chosen),  # type: ignore[arg-type]
+            int(before) if before.isascii() and before.isdigit() and len(before) < 19 else None,
+        )
+        following = found[PAGE - 1].letter_id if len(found) > PAGE else None
+        return self.render(
+            request, "letters.html", person, letters=found[:PAGE], chosen=chosen, names=_FILTERS, following=following
+        )
+
+    async def letter(self, request: Request, person: Person) -> Response:
+        found = await self._reading.letter(request.path_params["letter"])
+        if found is None:
+            raise HTTPException(
+                404, f"there is no dead letter {request.path_params['letter']}: it may have been purged"
+            )
+        return self.render(request, "letter.html", person, found=found, shows_body=person.role >= Role.OPERATOR)
+
+    async def run(self, request: Request, person: Person) -> Response:
+        progress = self._runs.find(request.path_params["name"])
+        if progress is None:
+            raise HTTPException(404, "there is no such run in this process: it may have been restarted")
+        part = "_run.html" if request.headers.get("hx-request") == "true" else "run.html"
+        return self.render(request, part, person, progress=progress)
+
+    async def circuits(self, request: Request, person: Person) -> Response:
+        return self.render(request, "circuits.html", person, overview=await self._reading.overview())
+
+    async def nodes(self, request: Request, person: Person) -> Response:
+        return self.render(request, "nodes.html", person, overview=await self._reading.overview())
+
+    # ------------------------------------------------------------------ making
+
+    def render(
+        self, request: Request, template: str, person: Person | None, *, status: int = 200, **values: Any
+    ) -> Response:
+        secret = form_secret(request)
+        text = self._templates.get_template(template).render(
+            request=request, person=person, form_field=FORM_FIELD, form_secret=secret, here=request.url.path, **values
+        )
+        response = HTMLResponse(text, status)
+        if request.cookies.get(FORM_COOKIE) != secret:
+            set_cookie(request, response, FORM_COOKIE, secret)
+        return response

@@ -1,0 +1,151 @@
+"""What the pages show: the reads of /health, /metrics and the command line, made once for a page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from durable.bus import Bus
+from durable.console.shown import age, count
+from durable.envelope import NodeId
+from durable.observability import health
+from durable.observability.health import NodeState
+from durable.recovery.policy import DormancyPolicy
+from durable.storage import dead_letters, gauges
+from durable.storage.circuits import CircuitKind, OpenCircuit
+from durable.storage.dead_letters import Attempt, DeadLetter, Group, LetterRange, Relative, Selection, Summary
+from durable.storage.gauges import MOST_COUNTED, Gauges, Side
+from durable.storage.nodes import Node
+
+PAGE = 50
+
+
+class Lane(NamedTuple):
+    """What waits for one destination, or handler."""
+
+    name: str
+    waiting: int
+    oldest: timedelta | None
+    circuit: OpenCircuit | None
+
+    @property
+    def is_many(self) -> bool:
+        return self.waiting >= MOST_COUNTED
+
+
+class NodeRow(NamedTuple):
+    """A node, or an owner of messages that is no node any more."""
+
+    node_id: NodeId
+    node: Node | None
+    state: NodeState
+    owned: int
+
+
+class Overview(NamedTuple):
+    """The state of the service."""
+
+    now: datetime
+    problems: Sequence[str]
+    destinations: Sequence[Lane]
+    handlers: Sequence[Lane]
+    circuits: Sequence[OpenCircuit]
+    groups: Sequence[Group]
+    nodes: Sequence[NodeRow]
+    dead_letters: int
+    scheduled: int
+
+    @property
+    def needs(self) -> list[str]:
+        """What somebody has to do, the problems of /health first."""
+        latched = [circuit for circuit in self.circuits if circuit.probing]
+        letters = f"{count(self.dead_letters, MOST_COUNTED)} dead letters wait to be replayed or discarded"
+        return [
+            *self.problems,
+            *(
+                f"{circuit.kind} {circuit.key} has been stopped by failures for {age(self.now - circuit.since)}: "
+                f"{circuit.reason}"
+                for circuit in latched
+            ),
+            *([letters] if self.dead_letters else []),
+        ]
+
+
+class Letter(NamedTuple):
+    """A dead letter with what led to it."""
+
+    letter: DeadLetter
+    attempts: Sequence[Attempt]
+    relatives: Sequence[Relative]
+
+
+class Reading:
+    """Reads the state of the service of a bus. Raises StorageUnavailable."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._policy = DormancyPolicy(grace=bus.settings.dormant_grace, stale=bus.settings.heartbeat_stale)
+
+    async def overview(self) -> Overview:
+        return self._overview(*await self._bus.runtime.database.transaction(_read))
+
+    async def groups(self) -> list[Group]:
+        return await self._bus.runtime.database.transaction(dead_letters.groups, Selection())
+
+    async def page(self, selection: Selection, before: int | None) -> list[Summary]:
+        """The next dead letters, the newest first; one more than a page where there are more."""
+        return await self._bus.runtime.database.transaction(dead_letters.page, selection, limit=PAGE + 1, before=before)
+
+    async def letter(self, letter_id: int) -> Letter | None:
+        return await self._bus.runtime.database.transaction(_letter, letter_id)
+
+    def _overview(self, read: Gauges, groups: Sequence[Group]) -> Overview:
+        dormant = health.dormant(self._policy, read, time.monotonic())
+        problems = health.problems(read, dormant, health.unowned_waits(read), self._bus.settings)
+        states = health.node_states(read, self._bus.settings.heartbeat_stale)
+        nodes = {node.node_id: node for node in read.nodes}
+        return Overview(
+            now=read.now,
+            problems=problems,
+            destinations=_lanes(read, Side.OUTGOING, CircuitKind.DESTINATION, ()),
+            handlers=_lanes(read, Side.INCOMING, CircuitKind.HANDLER, list(self._bus.application.by_type())),
+            circuits=read.circuits,
+            groups=groups,
+            nodes=[
+                NodeRow(node, nodes.get(node), state, sum(owned.get(node, 0) for owned in read.owned.values()))
+                for node, state in states.items()
+            ],
+            dead_letters=read.dead_letters,
+            scheduled=sum(read.scheduled.values()),
+        )
+
+
+def _read(conn: Connection, schema: str) -> tuple[Gauges, list[Group]]:
+    return gauges.read(conn, schema), dead_letters.groups(conn, schema, Selection())[:5]
+
+
+def _letter(conn: Connection, schema: str, letter_id: int) -> Letter | None:
+    selection = Selection(letters=[letter_id], resolved=None)
+    found = dead_letters.read(conn, schema, selection, LetterRange(letter_id - 1, letter_id, 1))
+    if not found:
+        return None
+    return Letter(
+        found[0],
+        dead_letters.attempts(conn, schema, letter_id),
+        dead_letters.relatives(conn, schema, found[0]),
+    )
+
+
+def _lanes(read: Gauges, side: Side, kind: CircuitKind, declared: Sequence[str]) -> list[Lane]:
+    """Those with waiting messages, those that are stopped, and those that this bus declares."""
+    waiting = {group.name: group for group in read.unowned[side]}
+    stopped = {circuit.key: circuit for circuit in read.circuits if circuit.kind == kind}
+    lanes = [
+        Lane(name, group.waiting if (group := waiting.get(name)) else 0, group and group.oldest_age, stopped.get(name))
+        for name in sorted(waiting.keys() | stopped.keys() | set(declared))
+    ]
+    return sorted(lanes, key=lambda lane: (lane.circuit is None, -lane.waiting, lane.name))

@@ -1,0 +1,50 @@
+"""Values as the pages show them."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from typing import Any
+
+from markupsafe import Markup
+
+from durable.dead_letters.bodies import row
+from durable.storage.dead_letters import DeadLetter
+
+
+def age(duration: timedelta | None) -> str:
+    """A length of time in its largest unit: 45 s, 12 min, 3 h, 9 days."""
+    if duration is None:
+        return ""
+    seconds = max(0.0, duration.total_seconds())
+    for unit, length in (("days", 172_800), ("h", 7_200), ("min", 120)):
+        if seconds >= length:
+            return f"{seconds / {'days': 86_400, 'h': 3_600, 'min': 60}[unit]:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+def moment(at: datetime | None) -> Markup | str:
+    """A time, in UTC; the page's script shows it in the reader's own zone."""
+    if at is None:
+        return ""
+    shown = at.strftime("%Y-%m-%d %H:%M:%S")
+    return Markup('<time datetime="{}" title="{} UTC">{} UTC</time>').format(at.isoformat(), shown, shown)
+
+
+def count(number: int, most: int | None = None) -> str:
+    """A number with its thousands apart; with a plus where counting ended."""
+    return f"{number:,}" + ("+" if most is not None and number >= most else "")
+
+
+def body(letter: DeadLetter) -> str:
+    """The body as text, JSON on several lines; of an encrypted one its key."""
+    contents = letter.body if letter.edited_body is None else letter.edited_body
+    told: dict[str, Any] = row("body", contents, letter.content_type, letter.summary.message_type)
+    if "body_key" in told:
+        return f"(encrypted with key {told['body_key'] or 'unknown'})"
+    if told["body"] is None:
+        return f"(bytes, in base64) {told['body_base64']}"
+    try:
+        return json.dumps(json.loads(told["body"]), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return str(told["body"])

@@ -1,0 +1,357 @@
+"""The console on a real Postgres: who comes in, what is shown, and what forms do."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import pytest_asyncio
+from sqlalchemy import create_engine
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Mount
+
+from durable import Bus, message
+from durable.console import Person, Role, console_app
+from durable.embedded import Embedded
+from durable.errors import InvalidSetting
+from durable.storage.rows import Letter
+from durable.testing import eventually
+from tests.support import letters
+from tests.support.tables import Tables, shared_tables
+
+OPERATOR, VIEWER = "operator's secret 1234", "viewer's secret 123456"
+TOKENS = {OPERATOR: Person("olga", Role.OPERATOR), VIEWER: Person("vic", Role.VIEWER)}
+PAGES = ["/", "/dead-letters", "/dead-letters/all", "/circuits", "/nodes"]
+ACTIONS = ["/dead-letters/resolve", "/circuits/pause", "/circuits/resume", "/runs/any/stop"]
+MARKUP = "<img src=x onerror=alert(1)><script>alert(2)</script>\"'>"
+SECRET = re.compile(r'name="form" value="([^"]+)"')
+
+
+@message("console.ordered")
+class Ordered(msgspec.Struct):
+    number: int
+
+
+@pytest.fixture(scope="module")
+def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
+    with shared_tables(servers(18)) as tables:
+        yield tables
+
+
+@pytest.fixture
+def tables(database: Tables) -> Tables:
+    database.clear()
+    return database
+
+
+@pytest_asyncio.fixture
+async def bus(tables: Tables) -> AsyncIterator[Bus]:
+    bus = Bus("shop", tables.url)
+    bus.handles(Ordered)(handle)
+    yield bus
+    await bus.runtime.stop()
+
+
+async def handle(ordered: Ordered) -> None: ...
+
+
+@pytest.fixture
+def app(bus: Bus) -> Starlette:
+    return Starlette(routes=[Mount("/console", console_app(bus, tokens=TOKENS))])
+
+
+def browser(app: Starlette, **headers: str) -> httpx.AsyncClient:
+    """A client of the mounted console that keeps cookies, as a browser does."""
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    accepts = {"accept": "text/html"} | headers
+    return httpx.AsyncClient(transport=transport, base_url="https://shop.example/console", headers=accepts)
+
+
+def bearer(app: Starlette, token: str) -> httpx.AsyncClient:
+    return browser(app, authorization=f"Bearer {token}")
+
+
+@asynccontextmanager
+async def logged_in(app: Starlette, token: str = OPERATOR) -> AsyncIterator[httpx.AsyncClient]:
+    async with browser(app) as client:
+        assert (await submit(client, "/login", "/login", token=token)).status_code == 303
+        yield client
+
+
+async def submit(client: httpx.AsyncClient, page: str, action: str, **fields: str) -> httpx.Response:
+    """Send a form of a page, with the secret that the page holds."""
+    found = SECRET.search((await client.get(page)).text)
+    assert found is not None
+    return await client.post(action, data={"form": found[1], **fields})
+
+
+def add_letters(tables: Tables, count: int, letter: Letter = letters.LETTER, **options: Any) -> list[int]:
+    engine = create_engine(tables.url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.begin() as conn:
+        letters.incoming(conn, [letters.envelope(number, **options) for number in range(count)], letter)
+    engine.dispose()
+    return tables.rows("SELECT letter_id FROM durable.dead_letters ORDER BY 1")
+
+
+class TestComingIn:
+    @pytest.mark.parametrize("page", PAGES)
+    async def test_page_asks_a_stranger_to_log_in(self, app: Starlette, page: str) -> None:
+        async with browser(app) as client:
+            response = await client.get(page)
+            assert (response.status_code, response.headers["location"]) == (303, "/console/login")
+        async with browser(app, accept="*/*", authorization="Bearer wrong") as client:
+            assert (await client.get(page)).status_code == 401
+
+    async def test_login_gives_a_cookie_that_no_script_and_no_other_site_sends(self, app: Starlette) -> None:
+        async with browser(app) as client:
+            response = await submit(client, "/login", "/login", token=OPERATOR)
+            (cookie,) = [
+                each for each in response.headers.get_list("set-cookie") if each.startswith("durable-console=")
+            ]
+            assert OPERATOR not in cookie
+            for attribute in ("HttpOnly", "SameSite=strict", "Secure", "Path=/console"):
+                assert attribute in cookie
+            assert "olga" in (await client.get("/")).text
+            assert (await submit(client, "/", "/logout")).headers["location"] == "/console/login"
+            assert (await client.get("/")).status_code == 303
+
+    @pytest.mark.parametrize("cookie", ["", "olga", "olga|9999999999|00", "olga|x|y", "vic|9999999999|{mac}", "|||"])
+    async def test_cookie_that_was_not_given_opens_nothing(self, app: Starlette, cookie: str) -> None:
+        async with logged_in(app) as client:
+            mac = client.cookies["durable-console"].rpartition("|")[2]
+        async with browser(app, cookie="durable-console=" + cookie.format(mac=mac)) as stranger:
+            assert (await stranger.get("/")).status_code == 303
+
+    async def test_wrong_tokens_close_the_door_for_a_while(self, app: Starlette) -> None:
+        async with browser(app) as client:
+            tried = [(await submit(client, "/login", "/login", token=f"guess {n}")).status_code for n in range(11)]
+            assert tried == [401] * 10 + [429]
+            assert (await submit(client, "/login", "/login", token=OPERATOR)).status_code == 429
+        async with bearer(app, OPERATOR) as client:
+            assert (await client.get("/")).status_code == 303
+
+    async def test_application_decides_by_its_own_check(self, bus: Bus) -> None:
+        async def by_header(request: Request) -> Person | None:
+            return Person("app", Role.VIEWER) if request.headers.get("x-user") == "known" else None
+
+        app = Starlette(routes=[Mount("/console", console_app(bus, authorize=by_header))])
+        async with browser(app) as client:
+            assert (await client.get("/")).status_code == 401
+            assert (await client.get("/login")).status_code == 404
+        async with browser(app, **{"x-user": "known"}) as client:
+            assert "app · viewer" in (await client.get("/")).text
+
+    @pytest.mark.parametrize("given", [{}, {"tokens": {}}, {"tokens": {"short": Person("a", Role.VIEWER)}}])
+    async def test_console_without_a_door_is_refused(self, bus: Bus, given: dict[str, Any]) -> None:
+        with pytest.raises(InvalidSetting, match="console: "):
+            console_app(bus, **given)
+
+
+class TestForms:
+    @pytest.mark.parametrize("action", ACTIONS)
+    async def test_viewer_does_nothing(self, app: Starlette, tables: Tables, action: str) -> None:
+        async with logged_in(app, VIEWER) as client:
+            response = await submit(client, "/", action, kind="handler", key="console.ordered", reason="r", letter="1")
+            assert response.status_code == 403
+            assert "vic is a viewer" in response.text
+        assert tables.count("circuits") == 0
+
+    @pytest.mark.parametrize("action", [*ACTIONS, "/login", "/logout"])
+    @pytest.mark.parametrize("secret", [None, "", "x" * 43])
+    async def test_form_of_another_site_does_nothing(self, app: Starlette, action: str, secret: str | None) -> None:
+        async with logged_in(app) as client:
+            fields = {"kind": "handler", "key": "console.ordered", "reason": "r"}
+            response = await client.post(action, data=fields if secret is None else fields | {"form": secret})
+            assert response.status_code == 403
+
+    @pytest.mark.parametrize("header", [("origin", "https://evil.example"), ("sec-fetch-site", "cross-site")])
+    async def test_form_sent_by_another_site_with_our_secret_does_nothing(
+        self, app: Starlette, header: tuple[str, str]
+    ) -> None:
+        async with logged_in(app) as client:
+            client.headers[header[0]] = header[1]
+            assert (await submit(client, "/", "/logout")).status_code == 403
+
+    @pytest.mark.parametrize("action", ACTIONS)
+    async def test_action_is_no_link(self, app: Starlette, action: str) -> None:
+        async with logged_in(app) as client:
+            assert (await client.get(action)).status_code == 405
+
+    @pytest.mark.parametrize(
+        ("action", "fields"),
+        [
+            ("/circuits/pause", {}),
+            ("/circuits/pause", {"kind": "moon", "key": "a", "reason": "r"}),
+            ("/circuits/pause", {"kind": "schedule", "key": "a", "reason": "r"}),
+            ("/circuits/pause", {"kind": "handler", "key": " ", "reason": "r"}),
+            ("/circuits/pause", {"kind": "handler", "key": "a"}),
+            ("/circuits/pause", {"kind": "handler", "key": "a", "reason": "r", "for": "soon"}),
+            ("/circuits/pause", {"kind": "handler", "key": "a", "reason": "r", "for": "0s"}),
+            ("/circuits/pause", {"kind": "handler", "key": "a" * 501, "reason": "r"}),
+            ("/circuits/pause", {"kind": "handler", "key": "a\0b", "reason": "r"}),
+            ("/dead-letters/resolve", {"letter": "one", "verb": "replay"}),
+            ("/dead-letters/resolve", {"letter": "9" * 30, "verb": "replay"}),
+            ("/dead-letters/resolve", {"letter": "1", "verb": "discard"}),
+            ("/dead-letters/resolve", {"letter": "1", "verb": "shred", "reason": "r"}),
+            ("/dead-letters/resolve", {"verb": "replay"}),
+        ],
+    )
+    async def test_bad_field_is_refused_with_its_name(
+        self, app: Starlette, tables: Tables, action: str, fields: dict[str, str]
+    ) -> None:
+        async with logged_in(app) as client:
+            response = await submit(client, "/", action, **fields)
+            assert response.status_code == 422
+            assert "<h1>422</h1>" in response.text
+        assert tables.count("circuits") == 0
+
+    async def test_form_that_is_none_is_refused(self, app: Starlette) -> None:
+        async with logged_in(app) as client:
+            assert (await client.post("/logout", json={})).status_code == 415
+            kind = {"content-type": "application/x-www-form-urlencoded"}
+            assert (await client.post("/logout", content=b"a" * 70_000, headers=kind)).status_code == 413
+            assert (await client.post("/logout", content=b"a=%ff&b=\xff", headers=kind)).status_code == 422
+            assert (await client.post("/logout", content=b"&".join([b"a=b"] * 60), headers=kind)).status_code == 422
+
+
+class TestPages:
+    @pytest.mark.parametrize("page", [*PAGES, "/login", "/dead-letters/1", "/no-such-page", "/static/console.css"])
+    async def test_answer_runs_no_foreign_script_and_is_framed_by_nobody(self, app: Starlette, page: str) -> None:
+        async with bearer(app, OPERATOR) as client:
+            response = await client.get(page)
+            policy = response.headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "script-src 'self';" in policy
+            assert "frame-ancestors 'none'" in policy
+            assert "unsafe" not in policy
+            assert response.headers["x-content-type-options"] == "nosniff"
+            assert "<style" not in response.text
+            assert not re.search(r"<script(?! src=)|\son\w+=|\sstyle=|https?://", response.text)
+
+    async def test_overview_says_what_needs_somebody(self, app: Starlette, tables: Tables) -> None:
+        async with bearer(app, VIEWER) as client:
+            assert "All is well" in (await client.get("/")).text
+            add_letters(tables, 3)
+            page = (await client.get("/")).text
+            assert "1 thing needs you" in page
+            assert "3 dead letters wait to be replayed or discarded" in page
+            tables.execute(
+                "INSERT INTO durable.circuits (kind, key, reason, until, actor, probing) VALUES"
+                " ('destination', 'tcp://b.example:1', 'refused', now() + '1 min', 'node 1', true)"
+            )
+            page = (await client.get("/")).text
+            assert "2 things need you" in page
+            assert "destination tcp://b.example:1 has been stopped by failures" in page
+            part = (await client.get("/", headers={"hx-request": "true"})).text
+            assert "2 things need you" in part
+            assert "<html" not in part
+
+    async def test_markup_in_messages_is_shown_as_text(self, app: Starlette, tables: Tables) -> None:
+        broken = Letter.because(MARKUP, MARKUP)
+        (letter,) = add_letters(tables, 1, broken, message_type="console.<b>", field=MARKUP)
+        tables.execute(
+            "UPDATE durable.dead_letters SET headers = jsonb_build_object(%s::text, %s::text)", MARKUP, MARKUP
+        )
+        tables.execute(
+            "INSERT INTO durable.circuits (kind, key, reason, actor, probing) VALUES ('handler', %s, %s, %s, false)",
+            *[MARKUP] * 3,
+        )
+        async with bearer(app, OPERATOR) as client:
+            for page in (*PAGES, f"/dead-letters/{letter}"):
+                text = (await client.get(page)).text
+                assert "<img" not in text
+                assert "<script>" not in text
+                assert "console.<b>" not in text
+            assert "&lt;script&gt;alert(2)" in text
+
+    async def test_viewer_sees_no_contents(self, app: Starlette, tables: Tables) -> None:
+        (letter,) = add_letters(tables, 1, field="salary")
+        async with bearer(app, OPERATOR) as client:
+            assert "salary" in (await client.get(f"/dead-letters/{letter}")).text
+        async with bearer(app, VIEWER) as client:
+            page = await client.get(f"/dead-letters/{letter}")
+            assert page.status_code == 200
+            assert "salary" not in page.text
+
+    async def test_letters_come_by_pages_of_what_was_chosen(self, app: Starlette, tables: Tables) -> None:
+        every = add_letters(tables, 60)
+        add_letters(tables, 1, message_type="console.other")
+        async with bearer(app, VIEWER) as client:
+            seen: list[int] = []
+            url = "/dead-letters/all?message_type=letters.placed"
+            while url:
+                text = (await client.get(url)).text
+                seen += map(int, re.findall(r'/console/dead-letters/(\d+)"', text))
+                found = re.search(r'rel="next" href="([^"]+)"', text)
+                url = "/dead-letters/all" + found[1].replace("&amp;", "&") if found else ""
+            assert seen == every[::-1]
+
+    @pytest.mark.parametrize("query", ["before=x", "before=" + "9" * 40, "before=%00", "address=" + "a" * 9_000])
+    async def test_odd_query_is_no_failure(self, app: Starlette, query: str) -> None:
+        async with bearer(app, VIEWER) as client:
+            assert (await client.get(f"/dead-letters/all?{query}")).status_code == 200
+            assert (await client.get("/dead-letters/all?message_type=%00")).status_code == 422
+
+    async def test_database_that_is_away_is_a_page_that_says_so(self) -> None:
+        bus = Bus("shop", "postgresql://nobody@127.0.0.1:9/none")
+        async with bearer(Starlette(routes=[Mount("/console", console_app(bus, tokens=TOKENS))]), OPERATOR) as client:
+            for page in PAGES:
+                response = await client.get(page)
+                assert response.status_code == 503
+                assert "The database does not answer" in response.text
+        await bus.runtime.stop()
+
+
+class TestActions:
+    async def test_pause_stops_a_handler_until_it_is_resumed(self, app: Starlette, tables: Tables) -> None:
+        async with logged_in(app) as client:
+            fields = {"kind": "handler", "key": "console.ordered", "reason": "new prices", "for": "2h"}
+            assert (await submit(client, "/circuits", "/circuits/pause", **fields)).status_code == 303
+            (row,) = tables.rows("SELECT kind, key, reason, actor, until > now() + '110 min' FROM durable.circuits")
+            assert row == ("handler", "console.ordered", "new prices", "console: olga", True)
+            assert "new prices" in (await client.get("/circuits")).text
+            response = await submit(client, "/circuits", "/circuits/resume", kind="handler", key="console.ordered")
+            assert response.status_code == 303
+        assert tables.count("circuits") == 0
+
+    async def test_replayed_group_waits_again_and_says_who_did_it(self, app: Starlette, tables: Tables) -> None:
+        add_letters(tables, 250)
+        add_letters(tables, 1, Letter.because("another cause", "other"))
+        cause = tables.one("SELECT fingerprint FROM durable.dead_letters LIMIT 1")
+        page = f"/dead-letters/all?fingerprint={cause}"
+        async with logged_in(app) as client:
+            response = await submit(client, page, "/dead-letters/resolve", fingerprint=cause, verb="replay")
+            run = response.headers["location"].removeprefix("/console")
+
+            async def text() -> str:
+                return (await client.get(run)).text
+
+            while "every 1s" in (told := await text()):
+                assert "Stop after this batch" in told
+                await asyncio.sleep(0.05)
+            assert "250 of 250 replayed: done" in await text()
+        assert tables.count("incoming_envelopes") == 250
+        resolved = "SELECT resolution, resolved_by, count(*)::int FROM durable.dead_letters GROUP BY 1, 2 ORDER BY 3"
+        assert tables.rows(resolved) == [(None, None, 1), ("replayed", "console: olga", 250)]
+
+    async def test_discarded_letter_keeps_the_reason(self, app: Starlette, tables: Tables) -> None:
+        letter, _ = add_letters(tables, 2)
+        page = f"/dead-letters/{letter}"
+        async with logged_in(app) as client:
+            fields = {"letter": str(letter), "verb": "discard", "reason": "a test order"}
+            assert (await submit(client, page, "/dead-letters/resolve", **fields)).status_code == 303
+            resolved = "FROM durable.dead_letters WHERE resolved_at IS NOT NULL"
+            told = f"SELECT letter_id, resolution, resolution_reason {resolved}"
+            await eventually(lambda: tables.rows(told) == [(letter, "discarded", "a test order")], within=20, what="it")
+            assert "a test order" in (await client.get(page)).text
+
+    async def test_run_that_is_not_here_says_so(self, app: Starlette) -> None:
+        async with bearer(app, OPERATOR) as client:
+            assert (await client.get("/runs/none")).status_code == 404
