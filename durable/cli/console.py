@@ -25,7 +25,7 @@ TokenFile = Annotated[
 
 @on_bus()
 def console(bus: Bus, port: Port = 8089, token_file: TokenFile = None) -> None:
-    """Serve the console on 127.0.0.1: what an operator sees, and mends, in a browser.
+    """Show the console of this service in a browser, at 127.0.0.1.
 
     It needs no running node. To other machines, mount console_app(bus) behind the TLS of a web application.
     """

@@ -1,4 +1,4 @@
-"""Who may come in, and as what.
+"""People who may come in, and their roles.
 
     authorize=   the application's own check of a request, which returns a Person, or None
     tokens=      a secret for each person, shown as `Authorization: Bearer ...`, or once to the login page
@@ -32,7 +32,7 @@ _FAILURE_SECONDS: Final = 60.0
 
 
 class Role(IntEnum):
-    """What a person may do; each may do what those before may."""
+    """Rights of a person; each role may do what those before may."""
 
     VIEWER = 1
     """See everything but the contents of messages."""
@@ -41,7 +41,7 @@ class Role(IntEnum):
 
 
 class Person(NamedTuple):
-    """Somebody who has come in."""
+    """A person who has come in."""
 
     name: str
     role: Role

@@ -1,4 +1,4 @@
-"""What forms do. Each action is a row that names who did it: circuits.actor, dead_letters.resolved_by."""
+"""Actions of forms. Each is a row that names who did it: circuits.actor, dead_letters.resolved_by."""
 
 from __future__ import annotations
 

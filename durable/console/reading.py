@@ -1,4 +1,4 @@
-"""What the pages show: the reads of /health, /metrics and the command line, made once for a page."""
+"""Contents of the pages: the reads of /health, /metrics and the command line, made once for a page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAGE = 50
 
 
 class Lane(NamedTuple):
-    """What waits for one destination, or handler."""
+    """Messages that wait for one destination, or handler."""
 
     name: str
     waiting: int
@@ -61,7 +61,7 @@ class Overview(NamedTuple):
 
     @property
     def needs(self) -> list[str]:
-        """What somebody has to do, the problems of /health first."""
+        """Work for somebody, the problems of /health first."""
         latched = [circuit for circuit in self.circuits if circuit.probing]
         letters = f"{count(self.dead_letters, MOST_COUNTED)} dead letters wait to be replayed or discarded"
         return [
@@ -141,7 +141,7 @@ def _letter(conn: Connection, schema: str, letter_id: int) -> Letter | None:
 
 
 def _lanes(read: Gauges, side: Side, kind: CircuitKind, declared: Sequence[str]) -> list[Lane]:
-    """Those with waiting messages, those that are stopped, and those that this bus declares."""
+    """Return those with waiting messages, those that are stopped, and those that this bus declares."""
     waiting = {group.name: group for group in read.unowned[side]}
     stopped = {circuit.key: circuit for circuit in read.circuits if circuit.kind == kind}
     lanes = [

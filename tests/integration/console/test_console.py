@@ -1,4 +1,4 @@
-"""The console on a real Postgres: who comes in, what is shown, and what forms do."""
+"""The console on a real Postgres: its door, its pages and its forms."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class TestComingIn:
         async with browser(app, accept="*/*", authorization="Bearer wrong") as client:
             assert (await client.get(page)).status_code == 401
 
-    async def test_login_gives_a_cookie_that_no_script_and_no_other_site_sends(self, app: Starlette) -> None:
+    async def test_login_gives_a_cookie_for_this_site_alone(self, app: Starlette) -> None:
         async with browser(app) as client:
             response = await submit(client, "/login", "/login", token=OPERATOR)
             (cookie,) = [
@@ -123,7 +123,7 @@ class TestComingIn:
             assert (await client.get("/")).status_code == 303
 
     @pytest.mark.parametrize("cookie", ["", "olga", "olga|9999999999|00", "olga|x|y", "vic|9999999999|{mac}", "|||"])
-    async def test_cookie_that_was_not_given_opens_nothing(self, app: Starlette, cookie: str) -> None:
+    async def test_forged_cookie_opens_nothing(self, app: Starlette, cookie: str) -> None:
         async with logged_in(app) as client:
             mac = client.cookies["durable-console"].rpartition("|")[2]
         async with browser(app, cookie="durable-console=" + cookie.format(mac=mac)) as stranger:
@@ -212,7 +212,7 @@ class TestForms:
             assert "<h1>422</h1>" in response.text
         assert tables.count("circuits") == 0
 
-    async def test_form_that_is_none_is_refused(self, app: Starlette) -> None:
+    async def test_body_of_another_kind_than_a_form_is_refused(self, app: Starlette) -> None:
         async with logged_in(app) as client:
             assert (await client.post("/logout", json={})).status_code == 415
             kind = {"content-type": "application/x-www-form-urlencoded"}
@@ -223,7 +223,7 @@ class TestForms:
 
 class TestPages:
     @pytest.mark.parametrize("page", [*PAGES, "/login", "/dead-letters/1", "/no-such-page", "/static/console.css"])
-    async def test_answer_runs_no_foreign_script_and_is_framed_by_nobody(self, app: Starlette, page: str) -> None:
+    async def test_answer_allows_no_foreign_scripts_and_no_frames(self, app: Starlette, page: str) -> None:
         async with bearer(app, OPERATOR) as client:
             response = await client.get(page)
             policy = response.headers["content-security-policy"]
@@ -235,7 +235,7 @@ class TestPages:
             assert "<style" not in response.text
             assert not re.search(r"<script(?! src=)|\son\w+=|\sstyle=|https?://", response.text)
 
-    async def test_overview_says_what_needs_somebody(self, app: Starlette, tables: Tables) -> None:
+    async def test_overview_lists_the_work_for_operators(self, app: Starlette, tables: Tables) -> None:
         async with bearer(app, VIEWER) as client:
             assert "All is well" in (await client.get("/")).text
             add_letters(tables, 3)
@@ -280,7 +280,7 @@ class TestPages:
             assert page.status_code == 200
             assert "salary" not in page.text
 
-    async def test_letters_come_by_pages_of_what_was_chosen(self, app: Starlette, tables: Tables) -> None:
+    async def test_chosen_letters_come_in_pages(self, app: Starlette, tables: Tables) -> None:
         every = add_letters(tables, 60)
         add_letters(tables, 1, message_type="console.other")
         async with bearer(app, VIEWER) as client:
@@ -299,7 +299,7 @@ class TestPages:
             assert (await client.get(f"/dead-letters/all?{query}")).status_code == 200
             assert (await client.get("/dead-letters/all?message_type=%00")).status_code == 422
 
-    async def test_database_that_is_away_is_a_page_that_says_so(self) -> None:
+    async def test_outage_of_the_database_is_a_page_of_its_own(self) -> None:
         bus = Bus("shop", "postgresql://nobody@127.0.0.1:9/none")
         async with bearer(Starlette(routes=[Mount("/console", console_app(bus, tokens=TOKENS))]), OPERATOR) as client:
             for page in PAGES:
@@ -310,7 +310,7 @@ class TestPages:
 
 
 class TestActions:
-    async def test_pause_stops_a_handler_until_it_is_resumed(self, app: Starlette, tables: Tables) -> None:
+    async def test_paused_handler_is_stopped_until_a_resume(self, app: Starlette, tables: Tables) -> None:
         async with logged_in(app) as client:
             fields = {"kind": "handler", "key": "console.ordered", "reason": "new prices", "for": "2h"}
             assert (await submit(client, "/circuits", "/circuits/pause", **fields)).status_code == 303
@@ -321,7 +321,7 @@ class TestActions:
             assert response.status_code == 303
         assert tables.count("circuits") == 0
 
-    async def test_replayed_group_waits_again_and_says_who_did_it(self, app: Starlette, tables: Tables) -> None:
+    async def test_replayed_group_waits_again_and_names_its_actor(self, app: Starlette, tables: Tables) -> None:
         add_letters(tables, 250)
         add_letters(tables, 1, Letter.because("another cause", "other"))
         cause = tables.one("SELECT fingerprint FROM durable.dead_letters LIMIT 1")
@@ -352,6 +352,6 @@ class TestActions:
             await eventually(lambda: tables.rows(told) == [(letter, "discarded", "a test order")], within=20, what="it")
             assert "a test order" in (await client.get(page)).text
 
-    async def test_run_that_is_not_here_says_so(self, app: Starlette) -> None:
+    async def test_unknown_run_is_not_found(self, app: Starlette) -> None:
         async with bearer(app, OPERATOR) as client:
             assert (await client.get("/runs/none")).status_code == 404
