@@ -30,6 +30,19 @@ def pytest_report_header() -> list[str]:
     return sources.report()
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the tests that may take minutes, the same number in each worker: so none is left alone at the end.
+
+    Each worker of xdist is given one part of the list, and takes from the ends of the others' when it is done.
+    """
+    workers: int = getattr(config, "workerinput", {}).get("workercount", 1)
+    if workers == 1:
+        return
+    slow = [item for item in items if item.get_closest_marker("timeout")]
+    others = [item for item in items if not item.get_closest_marker("timeout")]
+    items[:] = [item for part in range(workers) for item in (*slow[part::workers], *others[part::workers])]
+
+
 @pytest.fixture(autouse=True)
 def forgotten_secrets() -> Iterator[None]:
     """A process keeps the secrets that it was given: those of one test would be stars in the texts of the next."""

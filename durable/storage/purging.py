@@ -1,4 +1,4 @@
-"""What has been archived and is past its retention: found, counted and dropped."""
+"""Purging of what has been archived and is past its retention: found, counted and dropped."""
 
 from __future__ import annotations
 

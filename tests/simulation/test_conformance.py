@@ -488,7 +488,7 @@ def test_tables_in_memory_behave_as_in_postgres(both_stores: type[BothStores]) -
     machine = both_stores()
     go_through(machine)
     machine.teardown()
-    run(both_stores, max_examples=150)
+    run(both_stores, max_examples=60)
     compared = FRUITFUL | _NOT_COMPARED
     assert {statement.name for statement in statements().values()} - compared == set()
 

@@ -169,12 +169,18 @@ def shared_postgres(version: int) -> Iterator[Embedded]:
 
 @contextmanager
 def own_postgres(version: int) -> Iterator[Embedded]:
-    """A private server, of the wheel or of an installed older version, which may be broken."""
+    """A private server, which may be broken, with a template database that holds durable's tables."""
+    with bare_postgres(version) as server, _template(server):
+        yield server
+
+
+@contextmanager
+def bare_postgres(version: int = EMBEDDED) -> Iterator[Embedded]:
+    """A private server, of the wheel or of an installed older version."""
     _register_older_servers()
     with _folder("durable-pg-") as folder, postgres(folder, version=version) as server:
         _do_not_sync(server)
-        with _template(server):
-            yield server
+        yield server
 
 
 @contextmanager
