@@ -41,6 +41,11 @@ class Busy(Exception):
     retry_after = 0
 
 
+@message("contract.basket")
+class Basket(msgspec.Struct):
+    articles: list[int]
+
+
 @message("contract.unrouted")
 class Unrouted(msgspec.Struct):
     """Has neither a route nor a handler."""
@@ -65,6 +70,24 @@ class TestFailing:
             assert shipped == [OrderShipped(2)]
             async with world.bus.unit_of_work() as uow:
                 assert list(await uow.session.scalars(text("SELECT number FROM effects"))) == [2]
+
+    async def test_each_attempt_is_given_the_message_as_it_was_sent(self, world: World) -> None:
+        seen: list[int] = []
+
+        @world.bus.handles(Basket, retry=Retry(immediate=1, delays=[SECOND]))
+        async def handle(basket: Basket) -> None:
+            basket.articles.append(len(seen))
+            seen.append(len(basket.articles))
+            if len(seen) < 3:
+                raise ZeroDivisionError
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(Basket([]))
+            await world.settle()
+            await world.advance(2 * SECOND)
+            await world.settle()
+        assert seen == [1, 1, 1]
 
     async def test_failing_message_is_retried_at_once_then_after_each_delay_then_dead_lettered(
         self, world: World

@@ -525,6 +525,16 @@ class TestOutcomes:
         assert outcomes == ["dead-lettered", "sent", "sent"]
         assert (agent.circuit.failures_in_a_row, agent.buffer.used_count) == (0, 0)
 
+    async def test_batch_with_too_few_outcomes_is_sent_again(self, office: Office) -> None:
+        """Which of them have arrived nobody knows: those that have are duplicates then."""
+        agent = office.agent()
+        office.peers[BILLING].script = [lambda batch: stored(batch)[1:], lambda batch: [*stored(batch), STORED]]
+        async with running(agent):
+            sent = await office.commit(3)
+            await eventually(office.is_empty)
+        assert [[each.id for each in batch] for batch in office.peers[BILLING].batches] == [[e.id for e in sent]] * 3
+        assert agent.buffer.used_count == 0
+
     async def test_envelope_failed_at_the_peer_is_sent_again_and_counted(self, office: Office) -> None:
         agent = office.agent()
         peer = office.peers[BILLING]

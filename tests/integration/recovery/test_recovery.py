@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -16,11 +17,15 @@ from durable import Bus
 from durable.clock import SystemClock
 from durable.envelope import ANY_NODE, NodeId
 from durable.recovery.dormant_nodes import DormantNodes
+from durable.recovery.forgotten import Forgotten
 from durable.recovery.former import Memberships
 from durable.recovery.membership import Membership
 from durable.settings import load_settings
-from durable.storage import nodes
+from durable.storage import leases, nodes
 from durable.storage.locks import Job, nodes_class, try_lock
+from durable.storage.sql import housekeeping
+from durable.storage.sql.recovery import INCOMING
+from durable.storage.sql.statement import Statement
 from durable.telemetry import Event
 from durable.transports.memory import MemoryTransport
 from tests.failure import leftovers
@@ -133,6 +138,18 @@ async def test_unregistered_member_notices_with_its_next_heartbeat(database_url:
     async with member(database_url) as membership:
         with leftovers.transaction(database_url) as conn:
             nodes.remove(conn, SCHEMA, membership.node)
+        async with asyncio.timeout(30):
+            await membership.lost.wait()
+
+
+async def test_member_without_its_lock_notices_with_its_next_heartbeat(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only its own session can give the lock back, as a pooler that resets sessions does."""
+    async with member(database_url) as membership:
+        unlocking = " AND pg_advisory_unlock_all() IS NOT NULL RETURNING"
+        beat = Statement(housekeeping.HEARTBEAT._sql.replace(" RETURNING", unlocking))
+        monkeypatch.setattr(housekeeping, "HEARTBEAT", beat)
         async with asyncio.timeout(30):
             await membership.lost.wait()
 
@@ -273,6 +290,19 @@ async def test_rows_owned_by_a_node_and_unknown_there_are_released_and_handled(s
 
         await eventually(lambda: all_handled(shop))
         await eventually(lambda: bus.runtime.counters[Event.FORGOTTEN] == 1)  # counted just after the commit
+
+
+@pytest.mark.parametrize("answers", [(set(), {"it"}), ({"it"}, set())], ids=["came meanwhile", "ended meanwhile"])
+async def test_row_that_came_or_ended_during_the_look_is_not_forgotten(
+    shop: str, answers: tuple[set[str], ...]
+) -> None:
+    """What an agent holds is asked before the rows are read, and after it: in between it may change."""
+    async with Workbench(shop) as bench:
+        leftovers.received_orders(shop, shop, [leftovers.envelope(1)], NodeId(7))
+        (lease,) = await bench.database.transaction(leases.owned_by, INCOMING, NodeId(7))
+        held = itertools.cycle([{lease} if answer else set() for answer in answers])
+        forgotten = Forgotten(bench.context(NodeId(7)), INCOMING, lambda: next(held))
+        assert [await forgotten.poll() for _ in range(4)] == [0] * 4
 
 
 # ---------------------------------------------------------------- time

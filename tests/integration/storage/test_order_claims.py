@@ -97,6 +97,13 @@ class TestTurns:
         desk.run(inbox.finish_handled, A, first[2:])
         assert numbers(desk.claim(node=B)) == [4]
 
+    def test_claim_with_room_for_a_part_of_a_run_takes_its_beginning(self, desk: Desk) -> None:
+        desk.receive(*range(1, 8))
+        for expected in ([1, 2, 3], [4, 5, 6], [7]):
+            claimed = desk.claim(size=3)
+            assert numbers(claimed) == expected
+            desk.run(inbox.finish_handled, A, claimed)
+
     def test_message_waiting_for_its_retry_holds_only_its_own_key(self, desk: Desk) -> None:
         desk.receive(1, 2)
         desk.receive(3, key="other")

@@ -30,6 +30,14 @@ def test_a_success_starts_the_count_again() -> None:
     assert not circuit.latched
 
 
+def test_batches_failing_together_count_once() -> None:
+    circuit = Latch(failures_to_latch=2)
+    together = [circuit.ticket for _ in range(5)]
+    assert [circuit.batch_failed(ticket) for ticket in together] == [False] * 5
+    assert circuit.failures_in_a_row == 1
+    assert circuit.batch_failed(circuit.ticket)
+
+
 def test_failures_after_the_latch_do_not_latch_again() -> None:
     circuit = latched()
     assert [circuit.batch_failed() for _ in range(5)] == [False] * 5
