@@ -6,7 +6,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pipeline test quick fuzz simulate chaos check docs lowest pythons bench load clean
+.PHONY: help setup demo pipeline test quick fuzz simulate mutants chaos check docs lowest pythons bench load clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ fuzz: setup ## Fuzz everything that reads what others write; failing inputs are 
 
 simulate: setup ## Run the agents under seeded faults on virtual time; a failing seed is shrunk (SEEDS=n, FIRST=n)
 	.venv/bin/python -m tests.simulation --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),0)
+
+mutants: setup ## Take each guard away, and see a named test fail (ONLY="words of its name", JOBS=n)
+	@scripts/rabbitmq.sh
+	@nice -n 5 .venv/bin/python -m tests.mutants $(ONLY) --jobs $(or $(JOBS),2) --json build/mutants.json
 
 chaos: setup ## Break real processes and servers under traffic, and judge what became of it (PROFILE=pr|nightly|release, TRANSPORT=tcp|http|rabbitmq, SEED=n, MINUTES=n)
 	@$(if $(filter rabbitmq,$(TRANSPORT)),scripts/rabbitmq.sh)

@@ -141,6 +141,11 @@ class TestClient:
         assert (side.credit, side.outstanding) == (0, 10)
         assert side.offer(envelopes(1)) is None
 
+    def test_client_welcomed_without_credit_sends_nothing(self) -> None:
+        side = client(credit=0)
+        assert side.offer(envelopes(1)) is None
+        assert side.outstanding == 0
+
     def test_an_answer_brings_the_outcomes_and_more_credit(self) -> None:
         side = client(credit=2)
         channel, _ = sent(side, envelopes(2))

@@ -1,0 +1,20 @@
+"""The guards, by the room that they stand in."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.guards import doors, handling, order, outbox, receiving, recovery, sending, storage, wire
+from tests.mutants.mutant import Mutant
+
+GUARDS: Final[tuple[Mutant, ...]] = (
+    *outbox.ROWS,
+    *handling.ROWS,
+    *receiving.ROWS,
+    *sending.ROWS,
+    *order.ROWS,
+    *recovery.ROWS,
+    *storage.ROWS,
+    *wire.ROWS,
+    *doors.ROWS,
+)

@@ -1,0 +1,92 @@
+"""Guards of doors: who may come in, and whom to believe."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+ROWS = (
+    Mutant(
+        "doors",
+        "a listener that does not know the secret is believed",
+        "transports/tcp/proofs.py",
+        before="        if not hmac.compare_digest(expected, challenge.proof):",
+        after="        if False:",
+        killed_by=("tests/unit/transports/tcp/test_proofs.py::test_server_without_a_proof_is_not_believed",),
+    ),
+    Mutant(
+        "doors",
+        "a client that does not know the secret comes in",
+        "transports/tcp/proofs.py",
+        before="        return known if hmac.compare_digest(expected, proof.proof) else None",
+        after="        return known",
+        killed_by=(
+            "tests/unit/transports/tcp/test_proofs.py::test_client_naming_the_key_without_a_proof_is_turned_away",
+        ),
+    ),
+    Mutant(
+        "doors",
+        "a proof is not bound to its connection",
+        "transports/tcp/proofs.py",
+        before="challenge.nonce, binding]",
+        after="challenge.nonce]",
+        killed_by=("tests/unit/transports/tcp/test_proofs.py::test_a_proof_for_one_certificate_does_not_fit_another",),
+    ),
+    Mutant(
+        "doors",
+        "another peer with the secret answers in its place",
+        "transports/tcp/proofs.py",
+        before='        if self.peer not in ("", challenge.service):',
+        after="        if False:",
+        killed_by=(
+            "tests/unit/transports/tcp/test_proofs.py::test_server_of_another_name_is_not_believed[invoices-False]",
+        ),
+    ),
+    Mutant(
+        "doors",
+        "a body other than the signed one comes in",
+        "transports/http/auth.py",
+        before="        return hmac.compare_digest(self.body, sha256(body).hexdigest())",
+        after="        return True",
+        killed_by=("tests/unit/transports/http/test_auth.py::test_signature_matches_its_own_request",),
+    ),
+    Mutant(
+        "doors",
+        "an old signature comes in",
+        "transports/http/auth.py",
+        before="        return abs(now - self.timestamp) <= skew_seconds",
+        after="        return True",
+        killed_by=(
+            "tests/integration/transports/http/test_bad_input.py::test_a_stranger_gets_401[a signature that is too old]",
+        ),
+    ),
+    Mutant(
+        "doors",
+        "a signature does not say the origin",
+        "transports/http/auth.py",
+        before="    lines = [said.to, said.at, said.sender,",
+        after="    lines = [said.to, said.sender,",
+        killed_by=(
+            "tests/integration/transports/http/test_messages.py::TestTheDocumentation::test_javascript_example_of_the_documentation_works",
+        ),
+    ),
+    Mutant(
+        "doors",
+        "an answer that nobody signed is believed",
+        "transports/http/auth.py",
+        before="    if found is None or _equal_one(shown, [sign_answer(secret, signature, found[1], status, body)]) is None:",
+        after="    if found is None:",
+        killed_by=(
+            "tests/integration/transports/http/test_identity.py::test_impostor_on_the_port_of_a_peer_loses_no_message[stored-another_secret]",
+        ),
+    ),
+    Mutant(
+        "doors",
+        "a peer sends to an endpoint that is not its own",
+        "transports/http/exchange.py",
+        before="    if not peers.may_use(door.settings, caller.peer, door.endpoint):",
+        after="    if False:",
+        killed_by=(
+            "tests/integration/transports/http/test_identity.py::test_peer_sends_only_its_types_to_its_endpoints",
+        ),
+    ),
+)

@@ -1,0 +1,209 @@
+"""Guards of handling: one transaction for each attempt, and the fence at its end."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+ROWS = (
+    Mutant(
+        "handling",
+        "a completion that met too few rows commits",
+        "durable/agents/attempts.py",
+        before="""\
+        if met != len(owned):
+            raise LeaseLost
+""",
+        after="",
+        killed_by=("tests/failure/test_guards.py::test_node_declared_dead_leaves_no_second_effect[guarded]",),
+    ),
+    Mutant(
+        "handling",
+        "a completion does not look at the owner",
+        "durable/storage/sql/work.py",
+        before="row.epoch = mine.epoch AND row.owner_id + 0 = :node",
+        after="row.epoch = mine.epoch",
+        killed_by=(
+            "tests/integration/storage/test_storage.py::test_a_row_is_changed_only_by_its_owner_in_its_epoch[pg18-psycopg-delete sent]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a completion does not look at the epoch",
+        "durable/storage/sql/work.py",
+        before="row.id = mine.id AND row.epoch = mine.epoch AND",
+        after="row.id = mine.id AND",
+        killed_by=(
+            "tests/integration/storage/test_storage.py::test_a_row_is_changed_only_by_its_owner_in_its_epoch[pg18-psycopg-delete sent]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a settlement does not look at the epoch",
+        "durable/storage/sql/inbox.py",
+        before=' AND owner_id + 0 = :node AND epoch = :epoch"',
+        after=' AND owner_id + 0 = :node"',
+        killed_by=(
+            "tests/integration/storage/test_storage.py::test_a_row_is_changed_only_by_its_owner_in_its_epoch[pg18-psycopg-begin a suspect attempt]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a settlement does not look at the owner",
+        "durable/storage/sql/inbox.py",
+        before=' AND owner_id + 0 = :node AND epoch = :epoch"',
+        after=' AND epoch = :epoch"',
+        killed_by=(
+            "tests/integration/storage/test_storage.py::test_a_row_is_changed_only_by_its_owner_in_its_epoch[pg18-psycopg-begin a suspect attempt]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a handler may end its transaction",
+        "durable/agents/fence.py",
+        before="""\
+        if self._has_ended:
+            raise TransactionEnded
+""",
+        after="",
+        killed_by=(
+            "tests/integration/agents/test_handling_groups.py::test_message_between_others_leaves_its_neighbours_unchanged[roll back-async]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a handler may send COMMIT as text",
+        "durable/agents/fence.py",
+        before="""\
+def _before_statement(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
+    if _is_guarded(connection) and""",
+        after="""\
+def _before_statement(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
+    if False and""",
+        killed_by=(
+            "tests/integration/agents/test_handling_groups.py::test_message_between_others_leaves_its_neighbours_unchanged[roll back by text-async]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "one object serves all attempts",
+        "durable/agents/delivery.py",
+        before="""\
+            task = await self._decode(lease, attempt, held)
+""",
+        after="""\
+            task = Task(lease, task.message, attempt)
+""",
+        killed_by=(
+            "tests/contract/bus/test_failing.py::TestFailing::test_each_attempt_is_given_the_message_as_it_was_sent[postgres]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a failed group's objects are used again",
+        "durable/agents/delivery.py",
+        before="""\
+        again = [await self._decode(task.lease, task.attempt, held) for task in tasks]
+""",
+        after="""\
+        again = list(tasks)
+""",
+        killed_by=(
+            "tests/integration/agents/test_handling_groups.py::test_message_between_others_leaves_its_neighbours_unchanged[raise-async]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a group goes on although its handler has stopped",
+        "durable/agents/delivery.py",
+        before="""\
+                if await self._may_begin(task.lease, held, has_threads=self._attempts.has_last_threads):
+""",
+        after="""\
+                if True:
+""",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py::TestStoppingAGroup::test_opened_breaker_stops_the_rest_of_a_group",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "an expired message begins",
+        "durable/agents/delivery.py",
+        before="        return not (lease.envelope.is_late(self._clock.now()) and await self.settling.expire(lease))",
+        after="        return True",
+        killed_by=(
+            "tests/integration/storage/test_expiry.py::test_message_late_at_its_turn_is_a_dead_letter_and_can_be_replayed",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a message that expires within a group is handled",
+        "durable/agents/attempts.py",
+        before="""\
+                raise LateInGroup
+""",
+        after="""\
+                pass
+""",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py::TestStoppingAGroup::test_a_message_of_a_group_does_not_begin_after_its_deadline[within the transaction]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a suspect's attempt is not counted before it runs",
+        "durable/agents/delivery.py",
+        before="""\
+        if is_suspect(lease):
+            counted =""",
+        after="""\
+        if False:
+            counted =""",
+        killed_by=("tests/failure/test_guards.py::test_message_killing_every_node_becomes_a_dead_letter[guarded]",),
+    ),
+    Mutant(
+        "handling",
+        "a failure for lack of a connection counts",
+        "durable/agents/delivery.py",
+        before="""\
+            if isinstance(error, NoRoom):
+                await self._give_back([task], error, held)
+                return
+""",
+        after="",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_wait_of_a_suspect_is_no_attempt",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "an outage in an attempt counts",
+        "durable/agents/delivery.py",
+        before="            if isinstance(error, Outage) and outages < _FREE_OUTAGES:",
+        after="            if False:",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_loss_of_the_database_is_no_attempt[handler-async]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a handler may hang for ever",
+        "durable/agents/attempts.py",
+        before="            async with asyncio.timeout(self._timeout) as timeout:",
+        after="            async with asyncio.timeout(None) as timeout:",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_a_wait_for_a_connection_is_no_attempt",
+        ),
+        hangs=True,
+    ),
+    Mutant(
+        "handling",
+        "a rolled back commit of a lost connection is a failure of the handler",
+        "durable/agents/runner.py",
+        before="            if is_lost or isinstance(error, StorageUnavailable) or is_outage(error):",
+        after="            if False:",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_loss_of_the_database_is_no_attempt[completion-async]",
+        ),
+    ),
+)

@@ -1,0 +1,44 @@
+"""Guards of order: one message of a key at a time, in the order of the commits."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+ROWS = (
+    Mutant(
+        "order",
+        "a key is claimed while another node has it",
+        "durable/storage/sql/ordering.py",
+        before='        HAVING count(*) FILTER (WHERE owner_id <> 0) = 0"""',
+        after='        """',
+        killed_by=(
+            "tests/integration/storage/test_order_claims.py::TestTurns::test_message_committed_late_waits_for_owned_ones_behind[guarded]",
+        ),
+    ),
+    Mutant(
+        "order",
+        "a key is claimed past a message that waits for its retry",
+        "durable/storage/sql/ordering.py",
+        before='turn = "(free.seq IS NULL OR free.seq > first.seq)"',
+        after='turn = "true"',
+        killed_by=(
+            "tests/integration/storage/test_order_claims.py::TestLooking::test_held_key_is_found_without_a_type",
+        ),
+    ),
+    Mutant(
+        "order",
+        "the order of sending is not that of storing",
+        "durable/storage/sql/outbox.py",
+        before="""\
+FROM sent WHERE endpoint IS NULL
+    ORDER BY position
+""",
+        after="""\
+FROM sent WHERE endpoint IS NULL
+    ORDER BY position DESC
+""",
+        killed_by=(
+            "tests/integration/storage/test_order_claims.py::TestTurns::test_rows_of_one_statement_keep_its_order_for_any_ids",
+        ),
+    ),
+)

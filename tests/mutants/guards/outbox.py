@@ -1,0 +1,155 @@
+"""Guards of outbox: what a commit stores, and what a rollback forgets."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+ROWS = (
+    Mutant(
+        "outbox",
+        "a commit below an open savepoint stores nothing",
+        "durable/outbox/transactions.py",
+        before="""\
+            outbox.may_commit()
+""",
+        after="""\
+            pass
+""",
+        killed_by=(
+            "tests/integration/outbox/test_unit_of_work.py::TestShapes::test_a_commit_with_a_savepoint_open_stores_everything[asyncpg-messages alone-by_its_transaction]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a connection's commit does not store what is left",
+        "durable/outbox/transactions.py",
+        before="""\
+        outbox.store_last(connection)
+""",
+        after="""\
+        pass
+""",
+        killed_by=(
+            "tests/integration/outbox/test_transaction_shapes.py::test_messages_stored_and_handed_over_are_those_of_the_committed_rows[engine]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a commit that cannot store goes on",
+        "durable/outbox/transactions.py",
+        before="""\
+        _rollback(connection)
+        raise
+""",
+        after="""\
+        _rollback(connection)
+""",
+        killed_by=(
+            "tests/integration/outbox/test_unit_of_work.py::TestShapes::test_a_handlers_commit_is_refused_in_any_shape[asyncpg-in a savepoint-with data-by_its_transaction]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a rolled back savepoint keeps its messages",
+        "durable/outbox/outbox.py",
+        before="""\
+        self._abandon(self._pending.forget(transaction))
+""",
+        after="""\
+        self._pending.keep(transaction)
+""",
+        killed_by=("tests/failure/test_guards.py::test_messages_of_a_rolled_back_transaction_are_discarded[guarded]",),
+    ),
+    Mutant(
+        "outbox",
+        "a rolled back connection keeps its messages",
+        "durable/outbox/outbox.py",
+        before="""\
+        self._abandon(self._pending.take(self._not_connected))
+        return self._connection is not None""",
+        after="        return self._connection is not None",
+        killed_by=(
+            "tests/integration/outbox/test_transaction_shapes.py::test_messages_stored_and_handed_over_are_those_of_the_committed_rows[engine]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a rolled back savepoint of the connection keeps its messages",
+        "durable/outbox/outbox.py",
+        before="""\
+        self._abandon(self._pending.forget_savepoint(name, self._not_connected))
+""",
+        after="",
+        killed_by=(
+            "tests/integration/outbox/test_transaction_shapes.py::test_messages_stored_and_handed_over_are_those_of_the_committed_rows[joined by savepoints]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a rollback that is not over takes messages",
+        "durable/outbox/outbox.py",
+        before="""\
+        if self._is_rolled_back:
+""",
+        after="""\
+        if False:
+""",
+        killed_by=(
+            "tests/integration/outbox/test_unit_of_work.py::TestCommits::test_message_sent_by_a_rollback_listener_is_refused_and_later_ones_are_stored[asyncpg-savepoint]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a closed unit of work takes messages",
+        "durable/outbox/outbox.py",
+        before="        if self._is_closed or self._is_committing or",
+        after="        if self._is_committing or",
+        killed_by=(
+            "tests/integration/outbox/test_unit_of_work.py::TestOtherTasks::test_messages_sent_while_the_unit_of_work_commits_are_stored_or_refused[commits]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "messages are taken while the COMMIT is under way",
+        "durable/outbox/outbox.py",
+        before="        if self._is_closed or self._is_committing or",
+        after="        if self._is_closed or",
+        killed_by=(
+            "tests/integration/outbox/test_unit_of_work.py::TestCommits::test_a_message_sent_after_the_commit_is_refused_and_not_lost[asyncpg]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "messages are handed over before the transaction ends",
+        "durable/outbox/outbox.py",
+        before="""\
+        elif not self._connection.in_transaction():
+            self._hand_over""",
+        after="""\
+        else:
+            self._hand_over""",
+        killed_by=(
+            "tests/integration/outbox/test_transaction_shapes.py::test_messages_stored_and_handed_over_are_those_of_the_committed_rows[joined by savepoints]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a joined session owns its rows",
+        "durable/outbox/outbox.py",
+        before="owned=not self._is_joined",
+        after="owned=True",
+        killed_by=(
+            "tests/integration/outbox/test_unit_of_work.py::TestJoinedTransactions::test_messages_are_handed_over_by_the_outer_commit_alone[committed-conditional_savepoint]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a key's message is owned by the node that sends it",
+        "durable/outbox/outbox.py",
+        before="if owned and places[key].ordering_key is None]",
+        after="if owned]",
+        killed_by=(
+            "tests/integration/agents/test_order.py::TestAKey::test_key_is_claimed_again_without_waiting_for_the_next_poll",
+        ),
+    ),
+)

@@ -1,0 +1,149 @@
+"""Guards of receiving: stored before it is answered, and each id once."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+ROWS = (
+    Mutant(
+        "receiving",
+        "another message under a known id is a duplicate",
+        "durable/agents/arrivals.py",
+        before="        changed = self._compare(conn, schema, duplicates) if duplicates else []",
+        after="        changed: list[Arrival] = []",
+        killed_by=(
+            "tests/integration/agents/test_receiving.py::TestDuplicates::test_another_body_under_a_known_id_is_quarantined[later]",
+        ),
+    ),
+    Mutant(
+        "receiving",
+        "another message under an id of the same round is a duplicate",
+        "durable/agents/arrivals.py",
+        before="""\
+        if is_another(self._ring, known, envelope, now):
+            return _OTHER_BODY
+""",
+        after="",
+        killed_by=(
+            "tests/integration/agents/test_receiving.py::TestDuplicates::test_another_body_under_a_known_id_is_quarantined[in one batch]",
+        ),
+    ),
+    Mutant(
+        "receiving",
+        "a message that expired takes its id from one that could be handled",
+        "durable/messages/repeats.py",
+        before="""\
+    return known.expired is not None and _lives_longer(envelope, known.expired)
+
+
+def outlives""",
+        after="""\
+    return False
+
+
+def outlives""",
+        killed_by=(
+            "tests/integration/agents/test_taken_ids.py::test_real_message_is_an_alarm_when_its_id_was_taken_by_claimed_times[expired-one batch]",
+        ),
+    ),
+    Mutant(
+        "receiving",
+        "a message put off takes its id from one that is due",
+        "durable/messages/repeats.py",
+        before="""\
+    if known.due_at is not None and known.due_at > due + DUE_JITTER:
+        return True
+""",
+        after="",
+        killed_by=(
+            "tests/integration/agents/test_taken_ids.py::test_real_message_is_an_alarm_when_its_id_was_taken_by_claimed_times[put_off-one batch]",
+        ),
+    ),
+    Mutant(
+        "receiving",
+        "a digest that only looks encrypted is believed",
+        "durable/encryption/repeats.py",
+        before="    if not is_sealed(envelope.body) or _message(ring, envelope) is not None:",
+        after="    if True:",
+        killed_by=(
+            "tests/unit/encryption/test_repeats.py::test_duplicate_has_the_same_bytes_or_the_same_opened_message",
+        ),
+    ),
+    Mutant(
+        "receiving",
+        "a batch that cannot be stored is answered Stored",
+        "durable/agents/receiving.py",
+        before="            outcomes = [failure] * sum(len(waiting.batch) for waiting in taken)",
+        after="""\
+            from durable.outcomes import STORED
+            outcomes = [STORED] * sum(len(waiting.batch) for waiting in taken)""",
+        killed_by=(
+            "tests/integration/agents/test_receiving.py::TestQuarantine::test_faults_of_the_database_make_no_dead_letters",
+        ),
+    ),
+    Mutant(
+        "receiving",
+        "a full node takes more",
+        "durable/agents/receiving.py",
+        before="        return fits and count <= self.credit()",
+        after="        return True",
+        killed_by=(
+            "tests/integration/agents/test_receiving.py::TestRoom::test_envelopes_beyond_the_credit_are_answered_busy",
+        ),
+    ),
+    Mutant(
+        "receiving",
+        "the bytes of waiting batches are not bounded",
+        "durable/agents/receiving.py",
+        before="        return fits and count <= self.credit()",
+        after="        return count <= self.credit()",
+        killed_by=("tests/integration/agents/test_receiving.py::TestRoom::test_room_is_bounded_in_bytes",),
+    ),
+    Mutant(
+        "receiving",
+        "a batch has no answer when the node stops",
+        "durable/agents/receiving.py",
+        before="                    waiting.answered.set_result([_STOPPED] * len(waiting.batch))",
+        after="                    pass",
+        killed_by=(
+            "tests/integration/agents/test_receiving.py::TestRoom::test_cancelled_receiver_answers_every_waiting_sender",
+        ),
+        hangs=True,
+    ),
+    Mutant(
+        "receiving",
+        "an envelope that the database refuses spoils its batch",
+        "durable/agents/arrivals.py",
+        before="        if await self._is_the_wiring(errors, len(envelopes)):",
+        after="        if errors:",
+        killed_by=(
+            "tests/integration/agents/test_receiving.py::TestQuarantine::test_one_bad_envelope_of_a_hundred_leaves_its_neighbours_stored[0-22000]",
+        ),
+    ),
+    Mutant(
+        "receiving",
+        "an envelope that is no envelope is stored",
+        "durable/agents/arrivals.py",
+        before="""\
+            reason = self._unacceptable(envelope)
+""",
+        after="""\
+            reason = None
+""",
+        killed_by=(
+            "tests/integration/agents/test_receiving.py::TestQuarantine::test_envelope_older_than_the_dedupe_window_is_quarantined",
+        ),
+    ),
+    Mutant(
+        "receiving",
+        "room of duplicates is not given back",
+        "durable/agents/arrivals.py",
+        before="""\
+        if idle:
+            self._intake.abandon(idle)""",
+        after="""\
+        if False:
+            self._intake.abandon(idle)""",
+        killed_by=("tests/integration/agents/test_receiving.py::TestDuplicates::test_a_duplicate_gives_its_room_back",),
+    ),
+)

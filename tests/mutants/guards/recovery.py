@@ -1,0 +1,152 @@
+"""Guards of recovery: who is dead, what is forgotten, and who may take it over."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+ROWS = (
+    Mutant(
+        "recovery",
+        "dead nodes are not swept",
+        "durable/recovery/dormant_nodes.py",
+        before="""\
+        for node in await self._database.transaction(self._find):
+            released += await self._release(node)
+""",
+        after="",
+        killed_by=("tests/failure/test_guards.py::test_rows_of_a_dead_node_are_handled_by_another[guarded]",),
+    ),
+    Mutant(
+        "recovery",
+        "two nodes sweep at once",
+        "durable/recovery/dormant_nodes.py",
+        before="""\
+        if not try_lock(conn, schema, Job.SWEEP):
+            return []
+""",
+        after="",
+        killed_by=("tests/integration/recovery/test_recovery.py::test_sweep_runs_on_one_node_at_a_time",),
+    ),
+    Mutant(
+        "recovery",
+        "a dead node is not struck off",
+        "durable/recovery/dormant_nodes.py",
+        before="""\
+        for node in dormant:
+            nodes.remove(conn, schema, node)
+""",
+        after="",
+        killed_by=(
+            "tests/integration/recovery/test_recovery.py::test_work_of_a_dead_node_is_taken_over_and_its_registration_removed",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "the rows of a dead node keep their epoch",
+        "durable/storage/sql/recovery.py",
+        before='owned, free = "owner_id = :node{only}", "owner_id = 0, epoch = row.epoch + 1"',
+        after='owned, free = "owner_id = :node{only}", "owner_id = 0"',
+        killed_by=(
+            "tests/integration/storage/test_storage.py::test_a_dead_nodes_rows_are_released_in_bounded_batches_and_marked[pg18-psycopg-outgoing]",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "a death is not counted",
+        "durable/storage/sql/recovery.py",
+        before='f"{free}, interruptions = row.interruptions + 1"',
+        after="free",
+        killed_by=("tests/failure/test_guards.py::test_message_killing_every_node_becomes_a_dead_letter[guarded]",),
+    ),
+    Mutant(
+        "recovery",
+        "forgotten rows are not released",
+        "durable/recovery/forgotten.py",
+        before="""\
+        released = await self._database.transaction(leases.release, self._table, self._node, forgotten)
+""",
+        after="""\
+        released = 0
+""",
+        killed_by=("tests/failure/test_guards.py::test_rows_left_by_a_lost_reply_are_handled_in_the_end[guarded]",),
+    ),
+    Mutant(
+        "recovery",
+        "a node without its lock is dead at once",
+        "durable/recovery/policy.py",
+        before="if now - since >= self._grace.total_seconds()}",
+        after="if now - since >= 0}",
+        killed_by=(
+            "tests/unit/recovery/test_policy.py::TestDormancy::test_a_node_without_its_lock_is_dormant_a_grace_later_and_not_before",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "a server that has just started makes all nodes dead",
+        "durable/recovery/policy.py",
+        before="""\
+        if server_uptime < self._grace:
+            self._suspect_since.clear()
+            return []
+""",
+        after="",
+        killed_by=(
+            "tests/unit/recovery/test_policy.py::TestDormancy::test_nodes_are_not_judged_just_after_a_start_of_the_server",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "a paused node is alive",
+        "durable/recovery/policy.py",
+        before="        return sorted(gone | paused)",
+        after="        return sorted(gone)",
+        killed_by=(
+            "tests/unit/recovery/test_policy.py::TestDormancy::test_node_with_its_lock_and_a_stale_heartbeat_is_dormant",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "a due message is not promoted",
+        "durable/storage/sql/recovery.py",
+        before='            "execution_time = NULL",',
+        after='            "execution_time = execution_time",',
+        killed_by=(
+            "tests/integration/recovery/test_recovery.py::test_clock_of_the_database_decides_when_messages_are_due[slow clock]",
+        ),
+        hangs=True,
+    ),
+    Mutant(
+        "recovery",
+        "a node that was struck off goes on",
+        "durable/recovery/membership.py",
+        before='        if conn.execute(self._sql(housekeeping.HEARTBEAT), {"node": node}).first() is None:',
+        after='        if conn.execute(self._sql(housekeeping.HEARTBEAT), {"node": node}) is None:',
+        killed_by=(
+            "tests/integration/recovery/test_recovery.py::test_unregistered_member_notices_with_its_next_heartbeat",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "a pooler may hold the lock of a node",
+        "durable/recovery/membership.py",
+        before="        if told != actual:",
+        after="        if False:",
+        killed_by=(
+            "tests/integration/storage/test_pooler.py::test_node_without_a_direct_connection_names_the_setting[auto-asyncpg]",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "an occurrence of a schedule is stored and its schedule stays",
+        "durable/recovery/recurring.py",
+        before="""\
+            occurrence_at=following if moved else row.occurrence_at,
+            due_at=following or row.due_at,""",
+        after="""\
+            occurrence_at=row.occurrence_at,
+            due_at=row.due_at,""",
+        killed_by=(
+            "tests/integration/application/test_schedules.py::TestOnceOverAllNodes::test_each_occurrence_runs_once_and_on_time_however_many_nodes_there_are",
+        ),
+    ),
+)

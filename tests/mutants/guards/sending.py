@@ -1,0 +1,179 @@
+"""Guards of sending: a row goes when the peer has it, and the latch."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+ROWS = (
+    Mutant(
+        "sending",
+        "a claim does not look at the latch",
+        "durable/storage/sql/outbox.py",
+        before="""\
+        AND NOT EXISTS (
+            SELECT FROM {{schema}}.circuits
+            WHERE kind = 'destination' AND key = :destination AND (probing OR until IS NULL OR until > now())
+        )""",
+        after="",
+        killed_by=(
+            "tests/integration/storage/test_storage.py::test_claim_takes_nothing_for_open_circuits[pg18-psycopg]",
+        ),
+    ),
+    Mutant(
+        "sending",
+        "a claim takes expired rows",
+        "durable/storage/sql/outbox.py",
+        before="{FREE} AND (deliver_by IS NULL OR deliver_by > now())",
+        after="{FREE}",
+        killed_by=(
+            "tests/integration/storage/test_storage.py::test_claim_takes_only_unowned_due_and_unexpired_rows[pg18-psycopg]",
+        ),
+    ),
+    Mutant(
+        "sending",
+        "Busy deletes the row",
+        "durable/agents/sending.py",
+        before="""\
+                case Busy():
+                    keep.append(lease)""",
+        after="""\
+                case Busy():
+                    stored.append(lease)""",
+        killed_by=(
+            "tests/integration/agents/test_sending.py::TestOutcomes::test_a_peer_without_room_slows_the_agent_and_is_no_failure",
+        ),
+    ),
+    Mutant(
+        "sending",
+        "Failed deletes the row",
+        "durable/agents/sending.py",
+        before="""\
+                case Failed(reason=reason):
+                    keep.append(lease)""",
+        after="""\
+                case Failed(reason=reason):
+                    stored.append(lease)""",
+        killed_by=(
+            "tests/integration/agents/test_sending.py::TestOutcomes::test_envelope_failed_at_the_peer_is_sent_again_and_counted",
+        ),
+    ),
+    Mutant(
+        "sending",
+        "a failed batch is dropped from memory",
+        "durable/agents/sending.py",
+        before="""\
+        self.buffer.put_back(batch)
+        if self.circuit""",
+        after="        if self.circuit",
+        killed_by=("tests/integration/agents/test_sending.py::TestLatching::test_only_failures_in_a_row_latch",),
+    ),
+    Mutant(
+        "sending",
+        "what a busy peer did not take is dropped from memory",
+        "durable/agents/sending.py",
+        before="""\
+        self.buffer.put_back(keep)
+""",
+        after="",
+        killed_by=(
+            "tests/integration/agents/test_sending.py::TestOutcomes::test_a_peer_without_room_slows_the_agent_and_is_no_failure",
+        ),
+    ),
+    Mutant(
+        "sending",
+        "failures never latch",
+        "durable/agents/sending.py",
+        before="""\
+        if self.circuit.batch_failed(ticket):
+            await self._latch(reason)""",
+        after="        self.circuit.batch_failed(ticket)",
+        killed_by=(
+            "tests/integration/agents/test_sending.py::TestLatching::test_latched_agent_releases_its_rows_and_sends_only_pings",
+        ),
+    ),
+    Mutant(
+        "sending",
+        "a success does not end a row of failures",
+        "durable/agents/latch.py",
+        before="""\
+    def batch_succeeded(self) -> None:
+        self.failures_in_a_row = 0""",
+        after="""\
+    def batch_succeeded(self) -> None:
+        pass""",
+        killed_by=("tests/unit/agents/test_latch.py::test_a_success_starts_the_count_again",),
+    ),
+    Mutant(
+        "sending",
+        "older news of the latch is believed",
+        "durable/agents/sending.py",
+        before="        if generation != self.latch_generation or latched == self.circuit.latched:",
+        after="        if latched == self.circuit.latched:",
+        killed_by=(
+            "tests/integration/agents/test_sending.py::TestLatching::test_latch_of_another_node_is_obeyed_unless_read_before_the_local_change",
+        ),
+    ),
+    Mutant(
+        "sending",
+        "a latched destination gives room",
+        "durable/agents/sending.py",
+        before="        return not (self.circuit.latched or self.paused or self._stopping) and self.buffer",
+        after="        return not (self.paused or self._stopping) and self.buffer",
+        killed_by=(
+            "tests/integration/agents/test_sending.py::TestLatching::test_latch_of_another_node_is_obeyed_unless_read_before_the_local_change",
+        ),
+    ),
+    Mutant(
+        "sending",
+        "a paused destination is sent to",
+        "durable/agents/sending.py",
+        before="""\
+            if self.paused:
+                await self._stay_paused()
+            elif""",
+        after="            if",
+        killed_by=(
+            "tests/integration/agents/test_sending.py::TestLatching::test_paused_agent_holds_no_rows_and_sends_neither_batches_nor_pings",
+        ),
+    ),
+    Mutant(
+        "sending",
+        "an expired message is sent",
+        "durable/agents/sending.py",
+        before="            if timely := await self._without_late(batch):",
+        after="            if timely := batch:",
+        killed_by=(
+            "tests/integration/agents/test_sending.py::TestExpiry::test_envelope_expiring_in_memory_is_not_sent",
+        ),
+    ),
+    Mutant(
+        "sending",
+        "a reservation has no bound of bytes",
+        "durable/agents/buffer.py",
+        before="            if self._used_count + len(items) > self._max_count or self._used_bytes + weight > self._max_bytes:",
+        after="            if self._used_count + len(items) > self._max_count:",
+        killed_by=("tests/unit/agents/test_buffer.py::test_room_is_bounded_in_bytes_as_well",),
+    ),
+    Mutant(
+        "sending",
+        "a reservation has no bound of messages",
+        "durable/agents/buffer.py",
+        before="            if self._used_count + len(items) > self._max_count or self._used_bytes",
+        after="            if self._used_bytes",
+        killed_by=("tests/unit/agents/test_buffer.py::test_room_is_reserved_for_all_or_for_none",),
+    ),
+    Mutant(
+        "sending",
+        "two messages of a key are out at once",
+        "durable/agents/fair_queue.py",
+        before="""\
+                if key not in self._busy:
+                    self._share(lease)""",
+        after="""\
+                if True:
+                    self._share(lease)""",
+        killed_by=(
+            "tests/unit/agents/test_fair_queue.py::test_no_key_is_ever_out_twice_and_each_comes_in_its_order[0]",
+        ),
+    ),
+)

@@ -1,0 +1,70 @@
+"""Guards of storage: what may be forgotten, and when."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+ROWS = (
+    Mutant(
+        "storage",
+        "a retention of minutes drops ids",
+        "migrations/versions/v0001_foundation.py",
+        before="    IF keep < interval '1 hour' THEN",
+        after="    IF false THEN",
+        killed_by=("tests/integration/storage/test_schema.py::test_retention_below_an_hour_is_refused[pg18]",),
+    ),
+    Mutant(
+        "storage",
+        "a day that is not past its retention is dropped",
+        "migrations/versions/v0001_foundation.py",
+        before="    IF day + 1 >= now() - keep THEN",
+        after="    IF false THEN",
+        killed_by=(
+            "tests/integration/storage/test_schema.py::test_day_within_its_retention_is_refused_to_be_dropped[pg18]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "an archived day is dropped by a node",
+        "migrations/versions/v0001_foundation.py",
+        before='        IF "{schema}".archived_below(parent) IS NOT NULL THEN',
+        after="        IF false THEN",
+        killed_by=("tests/integration/storage/test_schema.py::test_archived_history_is_dropped_by_no_node[pg18]",),
+    ),
+    Mutant(
+        "storage",
+        "a day that is not archived whole is dropped",
+        "migrations/versions/v0001_foundation.py",
+        before="    IF archived IS NULL OR is_late THEN",
+        after="    IF archived IS NULL THEN",
+        killed_by=(
+            "tests/integration/storage/test_schema.py::test_day_is_kept_for_a_row_committed_during_the_drop[pg18]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a discarded id is given up although another message holds it",
+        "durable/storage/sql/columns.py",
+        before="""\
+    WHERE known.given_up AND known.sent_at <> excluded.sent_at
+""",
+        after="""\
+    WHERE known.given_up
+""",
+        killed_by=(
+            "tests/integration/storage/test_business_keys.py::test_business_key_has_one_effect_and_is_usable_when_freed",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a known id without a day is stored again",
+        "durable/storage/sql/columns.py",
+        before="""\
+    WHERE known.given_up AND known.sent_at <> excluded.sent_at
+""",
+        after="",
+        killed_by=(
+            "tests/integration/storage/test_business_keys.py::test_business_key_has_one_effect_and_is_usable_when_freed",
+        ),
+    ),
+)

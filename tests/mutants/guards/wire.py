@@ -1,0 +1,36 @@
+"""Guards of wire: frames and credit."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+ROWS = (
+    Mutant(
+        "wire",
+        "a frame has no bound",
+        "transports/wire.py",
+        before="        if not _SHORTEST <= length <= self.max_frame_bytes:",
+        after="        if not _SHORTEST <= length:",
+        killed_by=("tests/unit/transports/test_wire.py::test_impossible_length_is_a_violation_at_once[65537]",),
+    ),
+    Mutant(
+        "wire",
+        "a frame larger than the peer takes is sent",
+        "transports/wire.py",
+        before="    if length > max_frame_bytes:",
+        after="    if False:",
+        killed_by=(
+            "tests/unit/transports/tcp/test_conversation.py::TestClient::test_a_batch_above_the_frame_limit_of_the_peer_travels_in_parts",
+        ),
+    ),
+    Mutant(
+        "wire",
+        "a client of another version is welcome",
+        "transports/tcp/conversation.py",
+        before="        if not set(hello.versions) & set(VERSIONS):",
+        after="        if False:",
+        killed_by=(
+            "tests/unit/transports/tcp/test_conversation.py::TestHandshake::test_a_future_version_is_refused_and_the_client_may_say_hello_again",
+        ),
+    ),
+)
