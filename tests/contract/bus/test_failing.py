@@ -364,6 +364,28 @@ class TestFailing:
             await world.settle()
             assert (attempts, world.dead_letters()) == ([1, 1, 1], [])
 
+    async def test_failed_message_of_a_group_holds_those_behind_it_in_its_key(self, world: World) -> None:
+        """Also where they were taken with it, and are run alone because of it."""
+        handled: list[int] = []
+
+        @world.bus.handles(OrderPlaced, max_batch=10, retry=Retry(immediate=0, delays=[10]))
+        async def handle(order: OrderPlaced, ctx: Context) -> None:
+            if order.number == 2 and ctx.attempt == 1:
+                raise ZeroDivisionError
+            handled.append(order.number)
+
+        async with world:
+            async with world.bus.unit_of_work():
+                for number in range(1, 5):
+                    world.bus.send(OrderPlaced(number), key="k")
+                world.bus.send(OrderPlaced(5), key="other")
+            await world.settle()
+            assert set(handled) == {1, 5}
+            handled.clear()
+            await world.advance(10 * SECOND)
+            await world.settle()
+        assert handled == [2, 3, 4]
+
     async def test_failing_message_of_a_group_alone_is_run_again(self, world: World) -> None:
         shipped = collect(world.bus, OrderShipped)
         attempts: dict[int, list[int]] = {}

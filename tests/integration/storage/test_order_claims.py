@@ -97,10 +97,11 @@ class TestTurns:
         desk.run(inbox.finish_handled, A, first[2:])
         assert numbers(desk.claim(node=B)) == [4]
 
-    def test_claim_with_room_for_a_part_of_a_run_takes_its_beginning(self, desk: Desk) -> None:
-        desk.receive(*range(1, 8))
-        for expected in ([1, 2, 3], [4, 5, 6], [7]):
-            claimed = desk.claim(size=3)
+    def test_claim_with_room_for_a_part_of_two_runs_takes_their_beginnings(self, desk: Desk) -> None:
+        desk.receive(*range(1, 5), key="a")
+        desk.receive(*range(5, 9), key="b")
+        for expected in ([1, 2, 5, 6], [3, 4, 7, 8]):
+            claimed = desk.claim("a", "b", size=4)
             assert numbers(claimed) == expected
             desk.run(inbox.finish_handled, A, claimed)
 
