@@ -31,6 +31,7 @@ from durable.outbox.unit_of_work import Scope
 from durable.process.life import Life
 from durable.process.starting import once_it_answers
 from durable.recovery.former import Memberships
+from durable.requests.watch import Watch
 from durable.settings import Settings
 from durable.statistics import Statistics
 from durable.storage import migrator
@@ -75,6 +76,7 @@ class Runtime:
         self.sessions = Sessions(settings, self.envelope_factory, self, scope, **engines)
         self._stuck = StuckThreads()
         self.life = Life(settings, self._make_node, self._empty_pools)
+        self.watch = Watch(lambda: self.database, settings)
         self._storing: ReceivingAgent | None = None
         self._storing_task: asyncio.Task[None] | None = None
         self._database: Database | None = None
@@ -260,6 +262,7 @@ class Runtime:
                 await asyncio.wait([self._storing_task], timeout=self.settings.drain_timeout.total_seconds())
                 await end([self._storing_task], within=_CLOSING_SECONDS)
         finally:
+            await in_time(self.watch.stop(), _CLOSING_SECONDS)
             await self._stop_watching()
             await in_time(self._waker.stop(), _CLOSING_SECONDS)
             if self._database is not None:

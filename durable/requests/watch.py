@@ -1,0 +1,203 @@
+"""The watch over messages whose outcome is waited for: one look for all of them, however many callers wait.
+
+    wait() --> new --first look--> known --looks, further and further apart--> receipt
+                  \\--nothing found--> UnknownMessage                timeout --> StillWaiting
+
+The first look of an id reads the history of the days since the id was made. Each later one reads only what was written
+since the first: see durable.storage.sql.receipts. The longer the youngest caller has waited, the rarer the looks; none
+is taken while nobody waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final
+from uuid import UUID
+
+from durable.envelope import unix_ms
+from durable.errors import StillWaiting, StorageUnavailable, UnknownMessage
+from durable.requests.receipts import Receipt, is_waiting, receipt_of
+from durable.settings import Settings
+from durable.storage import receipts as storage
+from durable.storage.database import Database
+from durable.storage.receipts import Standing
+from durable.telemetry import log
+
+_SHORTEST: Final = 0.02  # seconds between two looks
+_PART_OF_AGE: Final = 0.1
+_MOST_IDS: Final = 1_000  # of one look
+
+
+@dataclass
+class _Watched:
+    """A message and the callers that wait for it."""
+
+    since: float
+    callers: list[asyncio.Future[Receipt]] = field(default_factory=list)
+    horizon: int = 0
+    before: list[Standing] = field(default_factory=list)
+    """Places where it had ended when it was first looked for."""
+
+
+class Watch:
+    """Waits for the outcomes of messages, in one event loop."""
+
+    def __init__(self, database: Callable[[], Database], settings: Settings) -> None:
+        self._database = database
+        self._longest_pause = settings.poll_interval.total_seconds()
+        self._clock_lead: timedelta = settings.clock_lead
+        self._watched: dict[UUID, _Watched] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._new = asyncio.Event()
+        self._trouble: StorageUnavailable | None = None
+
+    async def wait(self, message_id: UUID, timeout: timedelta) -> Receipt:
+        """Return the receipt of this message, as soon as it waits nowhere any more.
+
+        Raises UnknownMessage, StillWaiting after `timeout`, and StorageUnavailable when the database was away then.
+        """
+        loop = asyncio.get_running_loop()
+        caller: asyncio.Future[Receipt] = loop.create_future()
+        watched = self._watched.setdefault(message_id, _Watched(loop.time()))
+        watched.since = loop.time()
+        watched.callers.append(caller)
+        self._new.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="watch outcomes")
+        try:
+            async with asyncio.timeout(timeout.total_seconds()) as limit:
+                return await caller
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            if self._trouble is not None:
+                raise self._trouble from None
+            raise StillWaiting(
+                f"message {message_id} was not at its end within {timeout.total_seconds():g} s; wait again: its outcome"
+                " is kept as long as the history"
+            ) from None
+        finally:
+            self._leave(message_id, watched, caller)
+
+    async def stop(self) -> None:
+        """End the looks; callers that still wait are cancelled."""
+        for watched in self._watched.values():
+            for caller in watched.callers:
+                caller.cancel()
+        self._watched.clear()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+
+    def _leave(self, message_id: UUID, watched: _Watched, caller: asyncio.Future[Receipt]) -> None:
+        watched.callers.remove(caller)
+        if not watched.callers and self._watched.get(message_id) is watched:
+            del self._watched[message_id]
+
+    # ------------------------------------------------------------------ looks
+
+    async def _run(self) -> None:
+        while self._watched:
+            self._new.clear()
+            try:
+                await self._look()
+                self._trouble = None
+            except StorageUnavailable as error:
+                self._trouble = error
+                log.debug("outcomes cannot be looked up now: %s", error)
+            except Exception as error:
+                log.exception("outcomes cannot be looked up")
+                self._fail(error)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait for the next look: a tenth of the time that the youngest caller has waited, or until a new one comes."""
+        if not self._watched:
+            return
+        youngest = max(each.since for each in self._watched.values())
+        age = asyncio.get_running_loop().time() - youngest
+        await asyncio.sleep(_SHORTEST)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(self._longest_pause, age * _PART_OF_AGE)):
+                await self._new.wait()
+
+    async def _look(self) -> None:
+        new = [each for each, watched in self._watched.items() if not watched.horizon][:_MOST_IDS]
+        known = {each: watched.horizon for each, watched in self._watched.items() if watched.horizon}
+        if new:
+            await self._look_first(new)
+        ids = list(known)
+        for start in range(0, len(ids), _MOST_IDS):
+            await self._look_again(ids[start : start + _MOST_IDS], min(known.values()))
+
+    async def _look_first(self, ids: Sequence[UUID]) -> None:
+        sighting = await self._database().transaction(storage.look, ids, ended_after=self._made_after(ids))
+        found = _by_id(sighting.standings)
+        for each in ids:
+            watched = self._watched.get(each)
+            if watched is None:
+                continue  # its callers have left
+            standings = found.get(each, [])
+            if is_waiting(standings):
+                watched.horizon = sighting.horizon
+                watched.before = [standing for standing in standings if standing.outcome != storage.WAITING]
+            elif not self._settle(each, standings):
+                self._fail_one(each, _unknown(each))
+
+    async def _look_again(self, ids: Sequence[UUID], since: int) -> None:
+        found = _by_id(await self._database().transaction(storage.look_again, ids, since=since))
+        for each in ids:
+            watched = self._watched.get(each)
+            if watched is None:
+                continue
+            standings = [*watched.before, *found.get(each, [])]
+            if not is_waiting(standings) and not self._settle(each, standings):
+                watched.horizon = 0  # as after a restore, whose transactions have other numbers: look at everything
+
+    def _made_after(self, ids: Iterable[UUID]) -> datetime | None:
+        """Return a time before these ids were made, as far as they tell it."""
+        made = [unix_ms(each) for each in ids]
+        if any(each is None for each in made):
+            return None
+        oldest = min(each for each in made if each is not None)
+        return datetime.fromtimestamp(min(oldest / 1_000, 2**35), UTC) - self._clock_lead
+
+    def _settle(self, message_id: UUID, standings: Sequence[Standing]) -> bool:
+        receipt = receipt_of(standings)
+        if receipt is not None:
+            for caller in self._callers(message_id):
+                caller.set_result(receipt)
+        return receipt is not None
+
+    def _fail(self, error: Exception) -> None:
+        for each in list(self._watched):
+            self._fail_one(each, error)
+
+    def _fail_one(self, message_id: UUID, error: Exception) -> None:
+        for caller in self._callers(message_id):
+            caller.set_exception(error)
+
+    def _callers(self, message_id: UUID) -> list[asyncio.Future[Receipt]]:
+        """Take this message off the watch, and return the callers that still wait."""
+        watched = self._watched.pop(message_id, None)
+        return [] if watched is None else [caller for caller in watched.callers if not caller.done()]
+
+
+def _by_id(standings: Iterable[Standing]) -> dict[UUID, list[Standing]]:
+    found: dict[UUID, list[Standing]] = defaultdict(list)
+    for each in standings:
+        found[each.id].append(each)
+    return dict(found)
+
+
+def _unknown(message_id: UUID) -> UnknownMessage:
+    return UnknownMessage(
+        f"no message {message_id} is known here: it was not committed, its outcome is older than history_retention, or "
+        "its id belongs to another service"
+    )
