@@ -439,7 +439,12 @@ class Bus:
     # ------------------------------------------------------------------ what became of a message
 
     @checked
-    async def wait_for(self, message: UUID, *, timeout: Duration = timedelta(seconds=30)) -> Receipt:
+    async def wait_for(  # the callers of one process share a task, which no caller may cancel
+        self,
+        message: UUID,
+        *,
+        timeout: Duration = timedelta(seconds=30),  # noqa: ASYNC109
+    ) -> Receipt:
         """Wait until a message waits nowhere in this service any more, and return its outcome: see docs/requests.md.
 
         `message`: the id that send() or publish() returned, after the commit; any node of the service may ask. Callers

@@ -1,9 +1,9 @@
 """Receipts: the outcomes of a message, one for each place that it went to.
 
-    waiting in any place              no receipt yet
-    handled, sent                     the last word for this place
-    expired, cancelled,
-    dead-lettered, discarded          the last of them counts: the message may have been sent or replayed again
+waiting in any place              no receipt yet
+handled, sent                     the last word for this place
+expired, cancelled,
+dead-lettered, discarded          the last of them counts: the message may have been sent or replayed again
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Final, Literal, cast
+from typing import Any, Final, Literal, cast
 from uuid import UUID
 
 import msgspec
@@ -59,6 +59,11 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     def reason(self) -> str | None:
         """The reason of the gravest delivery."""
         return next(each.reason for each in self.deliveries if each.outcome == self.outcome)
+
+    def shown(self) -> dict[str, Any]:
+        """Return the receipt as HTTP shows it."""
+        whole = {"id": self.id, "type": self.message_type, "outcome": self.outcome, "reason": self.reason}
+        return whole | {"deliveries": self.deliveries}
 
 
 def is_waiting(standings: Iterable[Standing]) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from durable.envelope import unix_ms
@@ -31,6 +31,26 @@ from durable.telemetry import log
 _SHORTEST: Final = 0.02  # seconds between two looks
 _PART_OF_AGE: Final = 0.1
 _MOST_IDS: Final = 1_000  # of one look
+_ONE_LOOK: Final = timedelta(seconds=10)  # for a caller that does not wait
+
+
+class Question(NamedTuple):
+    """A message, everywhere or in the inbox of one endpoint alone."""
+
+    id: UUID
+    at: str | None
+
+    def places(self, standings: Iterable[Standing]) -> list[Standing]:
+        """Return those of the standings that are asked for."""
+        if self.at is None:
+            return list(standings)
+        return [each for each in standings if each.side == "incoming" and each.address == self.at]
+
+
+class _Caller(NamedTuple):
+    answer: asyncio.Future[Receipt]
+    is_patient: bool
+    """False for one that wants to be told what the first look finds."""
 
 
 @dataclass
@@ -38,7 +58,7 @@ class _Watched:
     """A message and the callers that wait for it."""
 
     since: float
-    callers: list[asyncio.Future[Receipt]] = field(default_factory=list)
+    callers: list[_Caller] = field(default_factory=list)
     horizon: int = 0
     before: list[Standing] = field(default_factory=list)
     """Places where it had ended when it was first looked for."""
@@ -51,54 +71,60 @@ class Watch:
         self._database = database
         self._longest_pause = settings.poll_interval.total_seconds()
         self._clock_lead: timedelta = settings.clock_lead
-        self._watched: dict[UUID, _Watched] = {}
+        self._watched: dict[Question, _Watched] = {}
         self._task: asyncio.Task[None] | None = None
         self._new = asyncio.Event()
         self._trouble: StorageUnavailable | None = None
 
-    async def wait(self, message_id: UUID, timeout: timedelta) -> Receipt:
+    async def wait(self, message_id: UUID, patience: timedelta, *, at: str | None = None) -> Receipt:
         """Return the receipt of this message, as soon as it waits nowhere any more.
 
-        Raises UnknownMessage, StillWaiting after `timeout`, and StorageUnavailable when the database was away then.
+        A `patience` of 0 takes one look. `at`: tell only of the inbox of this endpoint, as if nothing else were known.
+        Raises UnknownMessage, StillWaiting after `patience`, and StorageUnavailable when the database was away then.
         """
-        loop = asyncio.get_running_loop()
-        caller: asyncio.Future[Receipt] = loop.create_future()
-        watched = self._watched.setdefault(message_id, _Watched(loop.time()))
+        loop, question = asyncio.get_running_loop(), Question(message_id, at)
+        caller = _Caller(loop.create_future(), is_patient=bool(patience))
+        watched = self._watched.setdefault(question, _Watched(loop.time()))
         watched.since = loop.time()
         watched.callers.append(caller)
+        if not caller.is_patient:
+            watched.horizon = 0
+            watched.before = []
         self._new.set()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="watch outcomes")
         try:
-            async with asyncio.timeout(timeout.total_seconds()) as limit:
-                return await caller
+            async with asyncio.timeout((patience or _ONE_LOOK).total_seconds()) as limit:
+                return await caller.answer
         except TimeoutError:
             if not limit.expired():
                 raise
-            if self._trouble is not None:
-                raise self._trouble from None
-            raise StillWaiting(
-                f"message {message_id} was not at its end within {timeout.total_seconds():g} s; wait again: its outcome"
-                " is kept as long as the history"
-            ) from None
+            raise self._late(message_id, patience) from None
         finally:
-            self._leave(message_id, watched, caller)
+            watched.callers.remove(caller)
+            if not watched.callers and self._watched.get(question) is watched:
+                del self._watched[question]
+
+    def _late(self, message_id: UUID, patience: timedelta) -> StillWaiting | StorageUnavailable:
+        if self._trouble is not None:
+            return StorageUnavailable(f"the outcome of {message_id} could not be looked up: {self._trouble}")
+        if not patience:
+            return StorageUnavailable(f"the outcome of {message_id} was not found in {_ONE_LOOK.total_seconds():g} s")
+        return StillWaiting(
+            f"message {message_id} was not at its end within {patience.total_seconds():g} s; wait again: its outcome is"
+            " kept as long as the history"
+        )
 
     async def stop(self) -> None:
         """End the looks; callers that still wait are cancelled."""
         for watched in self._watched.values():
             for caller in watched.callers:
-                caller.cancel()
+                caller.answer.cancel()
         self._watched.clear()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
             self._task = None
-
-    def _leave(self, message_id: UUID, watched: _Watched, caller: asyncio.Future[Receipt]) -> None:
-        watched.callers.remove(caller)
-        if not watched.callers and self._watched.get(message_id) is watched:
-            del self._watched[message_id]
 
     # ------------------------------------------------------------------ looks
 
@@ -110,10 +136,11 @@ class Watch:
                 self._trouble = None
             except StorageUnavailable as error:
                 self._trouble = error
+                self._hasten(error)
                 log.debug("outcomes cannot be looked up now: %s", error)
             except Exception as error:
                 log.exception("outcomes cannot be looked up")
-                self._fail(error)
+                self._fail([caller for watched in self._watched.values() for caller in watched.callers], error)
             await self._pause()
 
     async def _pause(self) -> None:
@@ -132,32 +159,36 @@ class Watch:
         known = {each: watched.horizon for each, watched in self._watched.items() if watched.horizon}
         if new:
             await self._look_first(new)
-        ids = list(known)
-        for start in range(0, len(ids), _MOST_IDS):
-            await self._look_again(ids[start : start + _MOST_IDS], min(known.values()))
+        questions = list(known)
+        for start in range(0, len(questions), _MOST_IDS):
+            await self._look_again(questions[start : start + _MOST_IDS], min(known.values()))
 
-    async def _look_first(self, ids: Sequence[UUID]) -> None:
+    async def _look_first(self, questions: Sequence[Question]) -> None:
+        ids = {each.id for each in questions}
+        asking = {each: list(self._watched[each].callers) for each in questions}
         sighting = await self._database().transaction(storage.look, ids, ended_after=self._made_after(ids))
         found = _by_id(sighting.standings)
-        for each in ids:
-            watched = self._watched.get(each)
+        for question in questions:
+            watched = self._watched.get(question)
             if watched is None:
                 continue  # its callers have left
-            standings = found.get(each, [])
+            standings = question.places(found.get(question.id, []))
             if is_waiting(standings):
                 watched.horizon = sighting.horizon
                 watched.before = [standing for standing in standings if standing.outcome != storage.WAITING]
-            elif not self._settle(each, standings):
-                self._fail_one(each, _unknown(each))
+                self._hasten(StillWaiting(f"message {question.id} waits still"), question)
+            elif not self._settle(question, standings):
+                self._fail(asking[question], _unknown(question.id))  # for others, that came since, it may be known now
 
-    async def _look_again(self, ids: Sequence[UUID], since: int) -> None:
+    async def _look_again(self, questions: Sequence[Question], since: int) -> None:
+        ids = {each.id for each in questions}
         found = _by_id(await self._database().transaction(storage.look_again, ids, since=since))
-        for each in ids:
-            watched = self._watched.get(each)
+        for question in questions:
+            watched = self._watched.get(question)
             if watched is None:
                 continue
-            standings = [*watched.before, *found.get(each, [])]
-            if not is_waiting(standings) and not self._settle(each, standings):
+            standings = [*watched.before, *question.places(found.get(question.id, []))]
+            if not is_waiting(standings) and not self._settle(question, standings):
                 watched.horizon = 0  # as after a restore, whose transactions have other numbers: look at everything
 
     def _made_after(self, ids: Iterable[UUID]) -> datetime | None:
@@ -168,25 +199,23 @@ class Watch:
         oldest = min(each for each in made if each is not None)
         return datetime.fromtimestamp(min(oldest / 1_000, 2**35), UTC) - self._clock_lead
 
-    def _settle(self, message_id: UUID, standings: Sequence[Standing]) -> bool:
+    def _settle(self, question: Question, standings: Sequence[Standing]) -> bool:
         receipt = receipt_of(standings)
         if receipt is not None:
-            for caller in self._callers(message_id):
-                caller.set_result(receipt)
+            for caller in self._watched.pop(question).callers:
+                if not caller.answer.done():
+                    caller.answer.set_result(receipt)
         return receipt is not None
 
-    def _fail(self, error: Exception) -> None:
-        for each in list(self._watched):
-            self._fail_one(each, error)
+    def _fail(self, callers: Iterable[_Caller], error: Exception) -> None:
+        for caller in callers:
+            if not caller.answer.done():
+                caller.answer.set_exception(error)
 
-    def _fail_one(self, message_id: UUID, error: Exception) -> None:
-        for caller in self._callers(message_id):
-            caller.set_exception(error)
-
-    def _callers(self, message_id: UUID) -> list[asyncio.Future[Receipt]]:
-        """Take this message off the watch, and return the callers that still wait."""
-        watched = self._watched.pop(message_id, None)
-        return [] if watched is None else [caller for caller in watched.callers if not caller.done()]
+    def _hasten(self, error: Exception, *questions: Question) -> None:
+        """Give this error to the callers of these questions, or of all, that want the first look alone."""
+        watched = [self._watched[each] for each in questions or self._watched]
+        self._fail([caller for each in watched for caller in each.callers if not caller.is_patient], error)
 
 
 def _by_id(standings: Iterable[Standing]) -> dict[UUID, list[Standing]]:
