@@ -1,8 +1,9 @@
 """The SQL statements about what became of messages, by their ids.
 
-Waiting rows and letters are found by their indexes. The history has none by id: its rows are found by the transaction
-that wrote them, whose BRIN index is there already, or by the day. A row that was seen waiting in a snapshot was ended
-by a transaction that this snapshot did not know as over: its xid is at or above the xmin of the snapshot.
+Waiting rows and letters are found by their btrees. The history has a BRIN index alone, of xid and id: it finds ids that
+have a time in them, and reads what no VACUUM has summarised yet. A row that was seen waiting in a snapshot was ended by
+a transaction that this snapshot did not know as over: its xid is at or above the xmin of the snapshot. So later looks
+need little of the history, whatever the id is.
 """
 
 from __future__ import annotations
