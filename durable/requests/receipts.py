@@ -53,7 +53,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def outcome(self) -> Outcome:
         """The gravest outcome of the deliveries: `handled` only when the message was handled in every place."""
-        return max((each.outcome for each in self.deliveries), key=_BY_GRAVITY.index)
+        outcomes = {each.outcome for each in self.deliveries}
+        return next(each for each in reversed(_BY_GRAVITY) if each in outcomes)
 
     @property
     def reason(self) -> str | None:

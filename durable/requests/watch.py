@@ -107,12 +107,14 @@ class Watch:
 
     def _late(self, message_id: UUID, patience: timedelta) -> StillWaiting | StorageUnavailable:
         if self._trouble is not None:
-            return StorageUnavailable(f"the outcome of {message_id} could not be looked up: {self._trouble}")
+            return StorageUnavailable(f"message {message_id}: no outcome can be read now: {self._trouble}")
         if not patience:
-            return StorageUnavailable(f"the outcome of {message_id} was not found in {_ONE_LOOK.total_seconds():g} s")
+            return StorageUnavailable(
+                f"message {message_id}: no outcome could be read within {_ONE_LOOK.total_seconds():g} s; ask again"
+            )
         return StillWaiting(
-            f"message {message_id} was not at its end within {patience.total_seconds():g} s; wait again: its outcome is"
-            " kept as long as the history"
+            f"message {message_id}: still waiting after {patience.total_seconds():g} s; wait again, within"
+            " history_retention of the end of the message"
         )
 
     async def stop(self) -> None:
@@ -176,7 +178,7 @@ class Watch:
             if is_waiting(standings):
                 watched.horizon = sighting.horizon
                 watched.before = [standing for standing in standings if standing.outcome != storage.WAITING]
-                self._hasten(StillWaiting(f"message {question.id} waits still"), question)
+                self._hasten(StillWaiting(f"message {question.id}: still waiting; ask again"), question)
             elif not self._settle(question, standings):
                 self._fail(asking[question], _unknown(question.id))  # for others, that came since, it may be known now
 
@@ -227,6 +229,6 @@ def _by_id(standings: Iterable[Standing]) -> dict[UUID, list[Standing]]:
 
 def _unknown(message_id: UUID) -> UnknownMessage:
     return UnknownMessage(
-        f"no message {message_id} is known here: it was not committed, its outcome is older than history_retention, or "
-        "its id belongs to another service"
+        f"message {message_id}: unknown here; wait after the commit, within history_retention, in the service that sent or"
+        " received the message"
     )

@@ -32,7 +32,7 @@ async def sent(world: World, message: object, *, publish: bool = False, **option
         return send(message, **options)  # type: ignore[arg-type]
 
 
-async def test_receipt_tells_that_a_message_was_handled(world: World) -> None:
+async def test_receipt_tells_of_a_handled_message(world: World) -> None:
     collect(world.bus, OrderPlaced)
     async with world:
         message = await sent(world, OrderPlaced(1))
@@ -44,7 +44,7 @@ async def test_receipt_tells_that_a_message_was_handled(world: World) -> None:
     assert delivery.ended_at is not None
 
 
-async def test_receipt_comes_to_callers_that_began_to_wait_before_the_end(world: World) -> None:
+async def test_receipt_comes_to_all_callers_when_the_message_ends_later(world: World) -> None:
     collect(world.bus, OrderPlaced)
     async with world:
         await world.pause(OrderPlaced)
@@ -72,7 +72,7 @@ async def test_receipt_tells_the_reason_of_a_dead_letter(world: World) -> None:
         assert (await world.bus.wait_for(message, timeout=SOON)).outcome == "discarded"
 
 
-async def test_receipt_tells_that_a_message_was_cancelled(world: World) -> None:
+async def test_receipt_tells_of_a_cancelled_message(world: World) -> None:
     collect(world.bus, OrderPlaced)
     async with world:
         message = await sent(world, OrderPlaced(1), delay=MINUTE)
@@ -83,7 +83,7 @@ async def test_receipt_tells_that_a_message_was_cancelled(world: World) -> None:
     assert (receipt.outcome, receipt.reason) == ("cancelled", "cancelled by orders: sold out")
 
 
-async def test_receipt_tells_that_a_message_expired(world: World) -> None:
+async def test_receipt_tells_of_an_expired_message(world: World) -> None:
     collect(world.bus, OrderPlaced)
     async with world:
         await world.pause(OrderPlaced)
@@ -92,7 +92,7 @@ async def test_receipt_tells_that_a_message_expired(world: World) -> None:
         assert (await world.bus.wait_for(message, timeout=SOON)).outcome == "expired"
 
 
-async def test_receipt_tells_that_a_message_reached_another_service(world: World) -> None:
+async def test_receipt_tells_of_a_message_to_another_service(world: World) -> None:
     world.bus.route(OrderBilled, to=BILLING)
     async with world:
         message = await sent(world, OrderBilled(1))
@@ -135,7 +135,7 @@ async def test_wait_for_refuses_an_unknown_id(world: World, unknown: UUID) -> No
             await world.bus.wait_for(unknown, timeout=SOON)
 
 
-async def test_wait_for_refuses_the_id_of_a_message_that_was_rolled_back(world: World) -> None:
+async def test_wait_for_refuses_the_id_of_a_message_when_rolled_back(world: World) -> None:
     collect(world.bus, OrderPlaced)
     async with world:
         async with world.bus.unit_of_work() as uow:
@@ -146,7 +146,7 @@ async def test_wait_for_refuses_the_id_of_a_message_that_was_rolled_back(world: 
 
 
 @pytest.mark.parametrize("time", [0, -1, timedelta(0)])
-async def test_wait_for_refuses_a_timeout_that_is_not_above_zero(world: World, time: float | timedelta) -> None:
+async def test_wait_for_refuses_a_timeout_of_zero_or_less(world: World, time: float | timedelta) -> None:
     async with world:
         with pytest.raises(InvalidSetting, match="timeout must be above 0"):
             await world.bus.wait_for(new_id(), timeout=time)

@@ -77,7 +77,7 @@ async def test_receipt_is_given_by_another_node_after_a_restart(tables: Tables) 
         assert (await third.wait_for(sent, timeout=SOON)).outcome == "handled"
 
 
-async def test_receipt_of_a_replayed_letter_is_that_of_its_last_life(tables: Tables) -> None:
+async def test_receipt_of_a_replayed_letter_tells_its_last_life(tables: Tables) -> None:
     bus, is_broken = bus_on(tables.url), [True]
 
     @bus.handles(Counted, retry=Retry(immediate=0, delays=[]))
@@ -139,7 +139,7 @@ async def test_later_looks_read_only_history_written_since_the_first(tables: Tab
     assert all(since > 0 for since in seen[1:])
 
 
-async def test_message_whose_history_is_gone_is_unknown(tables: Tables) -> None:
+async def test_message_is_unknown_when_its_history_is_gone(tables: Tables) -> None:
     bus = bus_on(tables.url)
     bus.handles(Counted)(_nothing)
     async with bus:
@@ -150,7 +150,7 @@ async def test_message_whose_history_is_gone_is_unknown(tables: Tables) -> None:
             await bus.wait_for(sent, timeout=SOON)
 
 
-async def test_message_deleted_while_it_is_waited_for_is_unknown(tables: Tables) -> None:
+async def test_message_is_unknown_when_deleted_under_its_callers(tables: Tables) -> None:
     bus = bus_on(tables.url)
     bus.handles(Counted)(_nothing)
     async with bus:
@@ -163,7 +163,7 @@ async def test_message_deleted_while_it_is_waited_for_is_unknown(tables: Tables)
             await caller
 
 
-async def test_caller_waits_through_an_outage_and_learns_of_one_that_lasts(tables: Tables) -> None:
+async def test_caller_waits_through_an_outage_and_learns_of_a_longer_one(tables: Tables) -> None:
     async with ChaosProxy(address_of(tables.url)) as proxy:
         port = int(proxy.uri.rpartition(":")[2])
         behind = make_url(tables.url).set(drivername="postgresql+asyncpg", host="127.0.0.1", port=port, query={})

@@ -55,15 +55,13 @@ LIVES: dict[str, tuple[list[Standing], str | None]] = {
 
 
 @pytest.mark.parametrize(("life", "outcome"), LIVES.values(), ids=LIVES.keys())
-def test_receipt_tells_the_end_of_a_life_in_whatever_order_it_is_read(
-    life: list[Standing], outcome: str | None
-) -> None:
+def test_receipt_tells_the_end_of_a_life_in_any_order_of_rows(life: list[Standing], outcome: str | None) -> None:
     for standings in permutations(life):
         receipt = receipt_of(standings)
         assert (receipt and receipt.outcome) == outcome
 
 
-def test_reason_of_a_receipt_is_that_of_the_gravest_delivery() -> None:
+def test_reason_of_a_receipt_comes_from_the_gravest_delivery() -> None:
     places = [standing("handled", 1), standing("dead-lettered", 2, side="outgoing", address="tcp://a")]
     receipt = receipt_of(places)
     assert receipt is not None

@@ -86,7 +86,7 @@ async def test_preference_to_wait_is_capped(shop: HttpShop) -> None:
 
 
 @pytest.mark.parametrize("prefer", ["wait=-1", "wait=ten", "wait=", "wait=1e3", "wait=9999999999", "wait=\u0661", ","])
-async def test_preference_that_is_not_understood_is_ignored(shop: HttpShop, prefer: str) -> None:
+async def test_preference_is_ignored_when_malformed(shop: HttpShop, prefer: str) -> None:
     await pause(shop)
     sent = (await shop.sell()).json()["id"]
     url = f"{shop.url}/messages/{sent}"
@@ -168,7 +168,7 @@ class TestStrangers:
             assert (await ask(shop, sent, prefer="wait=20", **other)).status_code == 404
 
 
-async def test_database_that_is_away_gets_503(database: Tables) -> None:
+async def test_question_gets_503_when_the_database_is_away(database: Tables) -> None:
     database.clear()
     async with ChaosProxy(address_of(database.url)) as proxy:
         port = proxy.uri.rpartition(":")[2]
