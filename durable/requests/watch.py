@@ -93,8 +93,9 @@ class Watch:
         self._new.set()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="watch outcomes")
+        limit = asyncio.timeout((patience or _ONE_LOOK).total_seconds())
         try:
-            async with asyncio.timeout((patience or _ONE_LOOK).total_seconds()) as limit:
+            async with limit:
                 return await caller.answer
         except TimeoutError:
             if not limit.expired():
@@ -109,9 +110,7 @@ class Watch:
         if self._trouble is not None:
             return StorageUnavailable(f"message {message_id}: no outcome can be read now: {self._trouble}")
         if not patience:
-            return StorageUnavailable(
-                f"message {message_id}: no outcome could be read within {_ONE_LOOK.total_seconds():g} s; ask again"
-            )
+            return StorageUnavailable(f"message {message_id}: no outcome could be read within {_ONE_LOOK}; ask again")
         return StillWaiting(
             f"message {message_id}: still waiting after {patience.total_seconds():g} s; wait again, within"
             " history_retention of the end of the message"
@@ -229,6 +228,6 @@ def _by_id(standings: Iterable[Standing]) -> dict[UUID, list[Standing]]:
 
 def _unknown(message_id: UUID) -> UnknownMessage:
     return UnknownMessage(
-        f"message {message_id}: unknown here; wait after the commit, within history_retention, in the service that sent or"
-        " received the message"
+        f"message {message_id}: unknown here; wait after the commit, within history_retention, in the service that sent"
+        " or received the message"
     )

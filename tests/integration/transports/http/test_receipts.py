@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -16,8 +17,10 @@ from durable import Bus
 from durable.embedded import Embedded
 from durable.envelope import new_id
 from durable.recovery import membership
+from durable.requests import watch
 from durable.testing import eventually
 from durable.testing.transports.proxy import ChaosProxy
+from durable.transports.http import receipts
 from tests.support.http_shop import SOLD, HttpShop, Sold, open_shop
 from tests.support.servers import address_of
 from tests.support.tables import Tables, shared_tables
@@ -83,6 +86,20 @@ async def test_preference_to_wait_is_capped(shop: HttpShop) -> None:
     sent = (await shop.sell()).json()["id"]
     answer = await ask(shop, sent, prefer="wait=999999999")
     assert (answer.status_code, answer.headers["preference-applied"]) == (200, "wait=60")
+
+
+async def test_question_is_answered_at_once_when_many_others_wait(
+    shop: HttpShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receipts, "_MOST_WAITING", 1)
+    await pause(shop)
+    sent = (await shop.sell()).json()["id"]
+    waits = asyncio.create_task(ask(shop, sent, prefer="wait=20"))
+    await eventually(lambda: shop.bus.runtime.watch._watched, what="the first question")
+    answer = await ask(shop, sent, prefer="wait=20")
+    assert (answer.status_code, "preference-applied" in answer.headers) == (202, False)
+    await shop.bus.resume(Sold)
+    assert (await waits).status_code == 200
 
 
 @pytest.mark.parametrize("prefer", ["wait=-1", "wait=ten", "wait=", "wait=1e3", "wait=9999999999", "wait=\u0661", ","])
@@ -168,7 +185,8 @@ class TestStrangers:
             assert (await ask(shop, sent, prefer="wait=20", **other)).status_code == 404
 
 
-async def test_question_gets_503_when_the_database_is_away(database: Tables) -> None:
+async def test_question_gets_503_when_the_database_is_away(database: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "_ONE_LOOK", timedelta(hours=1))  # the outage is told, not waited for
     database.clear()
     async with ChaosProxy(address_of(database.url)) as proxy:
         port = proxy.uri.rpartition(":")[2]
@@ -186,7 +204,8 @@ async def test_question_gets_503_when_the_database_is_away(database: Tables) -> 
             assert (await client.get(f"/messages/{new_id()}")).status_code == 404
             proxy.refuse()
             for prefer in ("", "wait=2"):
-                answer = await client.get(f"/messages/{new_id()}", headers={"prefer": prefer})
+                async with asyncio.timeout(BOUND):
+                    answer = await client.get(f"/messages/{new_id()}", headers={"prefer": prefer})
                 assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
             proxy.restore()
 
