@@ -29,10 +29,12 @@ if TYPE_CHECKING:
         RetryLater,
         RoutingError,
         SchemaMismatch,
+        StillWaiting,
         StorageUnavailable,
         TransactionEnded,
         TransportError,
         UndecodableMessages,
+        UnknownMessage,
         UnknownMessageType,
         WiringError,
     )
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from durable.outbox.envelope_factory import Outgoing
     from durable.outbox.outbox import Outbox
     from durable.outbox.unit_of_work import UnitOfWork
+    from durable.requests.receipts import Delivery, Receipt
     from durable.settings import Settings
     from durable.version import __version__
 
@@ -52,6 +55,7 @@ __all__ = [
     "CircuitBreaker",
     "Codec",
     "Context",
+    "Delivery",
     "Depends",
     "DurableError",
     "Envelope",
@@ -69,6 +73,7 @@ __all__ = [
     "Outgoing",
     "PauseListener",
     "PutBack",
+    "Receipt",
     "Reject",
     "Release",
     "Retry",
@@ -78,11 +83,13 @@ __all__ = [
     "SchemaMismatch",
     "SendNext",
     "Settings",
+    "StillWaiting",
     "StorageUnavailable",
     "TransactionEnded",
     "TransportError",
     "UndecodableMessages",
     "UnitOfWork",
+    "UnknownMessage",
     "UnknownMessageType",
     "WiringError",
     "__version__",
@@ -96,6 +103,7 @@ _HOMES = {
     "CircuitBreaker": "durable.application.circuit_breaker",
     "Codec": "durable.messages.codec",
     "Context": "durable.application.incoming",
+    "Delivery": "durable.requests.receipts",
     "Depends": "durable.application.injection",
     "DurableError": "durable.errors",
     "Envelope": "durable.envelope",
@@ -113,6 +121,7 @@ _HOMES = {
     "Outgoing": "durable.outbox.envelope_factory",
     "PauseListener": "durable.errors",
     "PutBack": "durable.errors",
+    "Receipt": "durable.requests.receipts",
     "Reject": "durable.errors",
     "Release": "durable.errors",
     "Retry": "durable.application.retry",
@@ -122,11 +131,13 @@ _HOMES = {
     "SchemaMismatch": "durable.errors",
     "SendNext": "durable.application.middleware",
     "Settings": "durable.settings",
+    "StillWaiting": "durable.errors",
     "StorageUnavailable": "durable.errors",
     "TransactionEnded": "durable.errors",
     "TransportError": "durable.errors",
     "UndecodableMessages": "durable.errors",
     "UnitOfWork": "durable.outbox.unit_of_work",
+    "UnknownMessage": "durable.errors",
     "UnknownMessageType": "durable.errors",
     "WiringError": "durable.errors",
     "__version__": "durable.version",

@@ -43,6 +43,7 @@ from durable.outbox.envelope_factory import SendOptions, due_time
 from durable.outbox.outbox import Outbox
 from durable.outbox.unit_of_work import Scope, UnitOfWork
 from durable.process import serving
+from durable.requests.receipts import Receipt
 from durable.runtime import Runtime
 from durable.settings import Settings, load_settings
 from durable.statistics import Statistics
@@ -434,6 +435,29 @@ class Bus:
         outbox = self.runtime.sessions.outbox(own)
         with self._scope.entered(lambda: outbox):
             yield outbox
+
+    # ------------------------------------------------------------------ what became of a message
+
+    @checked
+    async def wait_for(  # the callers of one process share a task, which no caller may cancel
+        self,
+        message: UUID,
+        *,
+        timeout: Duration = timedelta(seconds=30),  # noqa: ASYNC109
+    ) -> Receipt:
+        """Wait until a message waits nowhere in this service any more, and return its outcome: see docs/requests.md.
+
+        `message`: the id that send() or publish() returned, after the commit; any node of the service may ask. Callers
+        share their looks at the database, at first every 20 ms, and at last every `poll_interval`. Call it while the
+        bus runs, and not in a handler for a message that waits behind it.
+
+        Raises StillWaiting after `timeout`, UnknownMessage when no message of this id is known here, StorageUnavailable
+        when the database was away at the timeout, and InvalidSetting for a time that is not above 0.
+        """
+        time = length_of_time("wait_for", "timeout", timeout)
+        if time <= timedelta(0):
+            raise InvalidSetting(f"wait_for: timeout must be above 0 (got {timeout})")
+        return await self.runtime.watch.wait(message, time)
 
     # ------------------------------------------------------------------ pause
 

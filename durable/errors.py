@@ -16,6 +16,8 @@
     │   ├── PeerTimeout            the peer did not answer in time
     │   └── ProtocolViolation      the peer said something that the protocol forbids
     ├── StorageUnavailable         the database cannot be used now: try again later
+    ├── UnknownMessage             no message of this id is known here
+    ├── StillWaiting               a message was not at its end in time: wait again
     ├── ArchiveConflict            two archived the same rows into a lake at once: one of them did
     ├── LeaseLost                  another node owns the work now: roll back and forget it
     ├── TransactionEnded           a handler has ended the transaction that its message is finished in
@@ -57,10 +59,12 @@ __all__ = [
     "RetryLater",
     "RoutingError",
     "SchemaMismatch",
+    "StillWaiting",
     "StorageUnavailable",
     "TransactionEnded",
     "TransportError",
     "UndecodableMessages",
+    "UnknownMessage",
     "UnknownMessageType",
     "Verdict",
     "WiringError",
@@ -140,6 +144,14 @@ class ProtocolViolation(TransportError):
 
 class StorageUnavailable(DurableError):
     """The database cannot be used now; whether the last commit took place is unknown."""
+
+
+class UnknownMessage(DurableError):
+    """No message of this id is known here."""
+
+
+class StillWaiting(DurableError, TimeoutError):
+    """A message was not at its end within the time that a caller waited for it."""
 
 
 class ArchiveConflict(DurableError):

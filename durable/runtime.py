@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 from durable.agents import startup_check as in_flight
 from durable.agents.context import AgentContext
@@ -20,7 +22,7 @@ from durable.agents.waking import Waker
 from durable.application.application import Application, Transports
 from durable.clock import Clock, SystemClock
 from durable.envelope import ANY_NODE, Envelope, NodeId
-from durable.errors import InvalidSetting
+from durable.errors import InvalidSetting, StillWaiting
 from durable.node import Node
 from durable.observability.loop_watch import LoopWatch
 from durable.observability.monitor import Monitor
@@ -31,6 +33,7 @@ from durable.outbox.unit_of_work import Scope
 from durable.process.life import Life
 from durable.process.starting import once_it_answers
 from durable.recovery.former import Memberships
+from durable.requests.watch import Watch
 from durable.settings import Settings
 from durable.statistics import Statistics
 from durable.storage import migrator
@@ -75,6 +78,7 @@ class Runtime:
         self.sessions = Sessions(settings, self.envelope_factory, self, scope, **engines)
         self._stuck = StuckThreads()
         self.life = Life(settings, self._make_node, self._empty_pools)
+        self.watch = Watch(lambda: self.database, settings)
         self._storing: ReceivingAgent | None = None
         self._storing_task: asyncio.Task[None] | None = None
         self._database: Database | None = None
@@ -117,7 +121,16 @@ class Runtime:
             from durable.transports.http.transport import HttpTransport
         except ImportError as error:
             raise _not_installed("http://", "http", error) from error
-        return HttpTransport(self.settings, service=self.application.service, messages=self._handled)
+        return HttpTransport(
+            self.settings, service=self.application.service, messages=self._handled, outcomes=self._outcome
+        )
+
+    async def _outcome(self, message_id: UUID, at: str | None, patience: timedelta) -> Mapping[str, Any] | None:
+        """Return the outcome of a message as HTTP tells it."""
+        try:
+            return (await self.watch.wait(message_id, patience, at=at)).shown()
+        except StillWaiting:
+            return None
 
     def metrics_app(self, monitor: Callable[[], Monitor], others: Collector | None = None) -> Starlette:
         """Build the node's parts. Raises InvalidSetting when a package that they need is not installed."""
@@ -260,6 +273,7 @@ class Runtime:
                 await asyncio.wait([self._storing_task], timeout=self.settings.drain_timeout.total_seconds())
                 await end([self._storing_task], within=_CLOSING_SECONDS)
         finally:
+            await in_time(self.watch.stop(), _CLOSING_SECONDS)
             await self._stop_watching()
             await in_time(self._waker.stop(), _CLOSING_SECONDS)
             if self._database is not None:

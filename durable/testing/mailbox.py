@@ -37,6 +37,7 @@ from durable.storage.circuits import CircuitKind
 from durable.storage.dead_letters import Resolved
 from durable.storage.inbox import Key, parked
 from durable.storage.leases import Burials
+from durable.storage.receipts import WAITING, Sighting, Standing
 from durable.storage.rows import ONCE, QUARANTINED, UNCOUNTED, Letter, Tried
 from durable.storage.sql.recovery import INCOMING, Recovery
 from durable.testing.circuits import MemoryCircuits
@@ -59,6 +60,8 @@ class Mailbox:
     handled: list[Handled] = field(default_factory=list)
     dead_letters: list[DeadLetter] = field(default_factory=list)
     expired: list[Expired] = field(default_factory=list)
+    ended: list[Standing] = field(default_factory=list)
+    """History and dead letters, as receipts tell of them."""
     _received: dict[Key, Known] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -118,8 +121,9 @@ class Mailbox:
             deliver_by=deliver_by,
         )
 
-    def _expire(self, row: Row) -> None:
+    def _expire(self, row: Row, side: str = "incoming") -> None:
         """End a message; a later one under its id that lives longer is no duplicate."""
+        self._note("expired", row, side)
         self.expired.append(Expired(decoded(row.envelope, self.ring), row.envelope))
         self._note_expired(row)
 
@@ -128,6 +132,7 @@ class Mailbox:
             self._received[row.key] = known._replace(expired=row.envelope.deliver_by)
 
     def quarantine(self, envelope: Envelope, reason: str) -> None:
+        self._note("dead-lettered", Row(envelope, envelope.destination), "incoming", reason)
         self._bury(envelope, Letter.because(reason, QUARANTINED), attempts=0)
 
     def reject(self, endpoint: str, raw: bytes, reason: str, headers: Mapping[str, str]) -> None:
@@ -180,6 +185,7 @@ class Mailbox:
         rows = [row for row in self.outgoing.values() if row.endpoint in going and row.is_due(now)]
         for row in rows:
             del self.outgoing[row.key]
+            self._note("sent", row, "outgoing")
         return rows
 
     def expire_late(self, burials: Burials) -> int:
@@ -191,14 +197,17 @@ class Mailbox:
             if rows is self.incoming and burials.has(row.type):
                 self._bury_late(row, "expired before it was handled")
             elif rows is self.outgoing and burials.others:
-                self._bury(row.envelope, Letter.because("expired before it was sent", "expired"), attempts=row.attempts)
+                letter = Letter.because("expired before it was sent", "expired")
+                self._bury(row.envelope, letter, attempts=row.attempts)
+                self._note("dead-lettered", row, "outgoing", letter.reason)
             else:
-                self._expire(row)
+                self._expire(row, "incoming" if rows is self.incoming else "outgoing")
         return len(self.expired) - expired
 
     def _bury_late(self, row: Row, reason: str) -> None:
         letter = Letter.because(reason, "expired")
         self._note_expired(row)
+        self._note("dead-lettered", row, "incoming", reason)
         self._bury(row.envelope, letter, attempts=row.attempts, endpoint=row.endpoint)
 
     def scheduled(self) -> list[Scheduled]:
@@ -216,7 +225,7 @@ class Mailbox:
     def finish(self, finished: Sequence[Handled], leases: Sequence[LeasedEnvelope]) -> None:
         """Finish messages whose transaction was committed."""
         for handled, lease in zip(finished, leases, strict=True):
-            del self.incoming[_key(lease)]
+            self._note("handled", self.incoming.pop(_key(lease)), "incoming")
             self.handled.append(handled)
 
     def owns(self, lease: LeasedEnvelope) -> bool:
@@ -297,7 +306,9 @@ class Mailbox:
         row = self.incoming.pop(_key(lease))
         if parks is not None and lease.ordering_key is not None:
             self.circuits.pause_at_least(*parked(lease, parks), reason=letter.reason, actor="memory", duration=None)
-        self._bury(row.envelope, letter, attempts=row.attempts + tried.counted, endpoint=row.endpoint)
+        row.attempts += tried.counted
+        self._note("dead-lettered", row, "incoming", letter.reason)
+        self._bury(row.envelope, letter, attempts=row.attempts, endpoint=row.endpoint)
         return True
 
     def expire(
@@ -338,12 +349,15 @@ class Mailbox:
         envelope = letter.envelope
         if envelope.is_late(self.clock.now()):  # it would expire at once
             envelope = msgspec.structs.replace(envelope, deliver_by=None)
-        self._queue(Row(envelope, letter.endpoint))
+        row = Row(envelope, letter.endpoint)
+        self.ended = [each for each in self.ended if (each.id, each.address) != row.key]
+        self._queue(row)
 
     def discard(self, letter: DeadLetter) -> None:
         """Give it up for good: another message may be sent under its business key."""
         self._resolve(letter)
         if letter.endpoint is not None:
+            self._note("discarded", Row(letter.envelope, letter.endpoint), "incoming", letter.reason)
             self._give_up((letter.envelope.id, letter.endpoint))
 
     def _resolve(self, letter: DeadLetter) -> None:
@@ -356,11 +370,34 @@ class Mailbox:
     def _give_up(self, key: Key) -> None:
         self._received.pop(key, None)
 
+    # ------------------------------------------------------------------ what became of messages
+
+    def look(self, ids: Collection[UUID], *, ended_after: datetime | None) -> Sighting:
+        return Sighting(self.look_again(ids, since=0), horizon=1)
+
+    def look_again(self, ids: Collection[UUID], *, since: int) -> list[Standing]:
+        """Return every place of these messages: what ended before is told again."""
+        waiting = [
+            self._standing(WAITING, row, side)
+            for side, rows in (("incoming", self.incoming), ("outgoing", self.outgoing))
+            for row in rows.values()
+        ]
+        return [each for each in (*self.ended, *waiting) if each.id in ids]
+
+    def _note(self, outcome: str, row: Row, side: str, reason: str | None = None) -> None:
+        self.ended.append(self._standing(outcome, row, side, reason))
+
+    def _standing(self, outcome: str, row: Row, side: str, reason: str | None = None) -> Standing:
+        ended_at = None if outcome == WAITING else self.clock.now()
+        return Standing(row.envelope.id, side, row.endpoint, row.type, outcome, reason, ended_at, row.attempts)
+
     # ------------------------------------------------------------------ what people ask of storage
 
     def cancel_message(self, message: UUID, *, actor: str, reason: str | None, keep_body: bool = False) -> bool:
-        cancelled = [rows.pop(row.key) for rows, row in self._waiting_for_time(message)]
-        for row in cancelled:
+        told = f"cancelled by {actor}" + (f": {reason}" if reason else "")
+        cancelled = [(rows, rows.pop(row.key)) for rows, row in self._waiting_for_time(message)]
+        for rows, row in cancelled:
+            self._note("cancelled", row, "incoming" if rows is self.incoming else "outgoing", told)
             self._give_up(row.key)
         return bool(cancelled)
 

@@ -3,6 +3,7 @@
     POST /batches            from senders of durable
     POST /ping               could a batch be stored now?
     POST /messages/{type}    one message, from any client
+    GET  /messages/{id}      what became of a message
     POST /messages           one CloudEvent, from any client
     GET  /openapi.json       all this, described
     GET  /health/live        this process answers; open to all, without details
@@ -28,11 +29,12 @@ from starlette.routing import BaseRoute, Mount, Route, Router
 from durable.transports.http import batches as http_batches
 from durable.transports.http import messages as http_messages
 from durable.transports.http import openapi as http_openapi
+from durable.transports.http import receipts as http_receipts
 from durable.transports.http.answers import SignedAnswers
 from durable.transports.http.exchange import RETRY_SOON, Door
 from durable.transports.http.problems import problem
 
-_ENDPOINTS = (http_batches, http_messages, http_openapi)
+_ENDPOINTS = (http_batches, http_receipts, http_messages, http_openapi)
 
 
 def make_app(door: Door, path: str = "") -> Starlette:

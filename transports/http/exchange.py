@@ -18,8 +18,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, NamedTuple
+from datetime import timedelta
+from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import quote
+from uuid import UUID
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -42,13 +44,25 @@ _PART_OF_STRANGERS: Final = 4
 _CHARSET: Final = frozenset({"", "charset=utf-8", 'charset="utf-8"'})
 
 
+class Outcomes(Protocol):
+    """Port to what became of messages."""
+
+    async def __call__(self, message_id: UUID, at: str | None, patience: timedelta) -> Mapping[str, Any] | None:
+        """Return the outcome; None while the message waits still, after so much patience.
+
+        `at`: the only endpoint whose messages may be seen. Raises UnknownMessage and StorageUnavailable.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Door:
     """Admission of requests to the endpoints of one app.
 
     `receiver` returns None while this process is not ready to store anything. `endpoint` is the stable key under which
     envelopes are stored and recognised. `messages` are the classes handled here, by message type. `allow_local`: where
-    no secret is set, programs on this machine may come in.
+    no secret is set, programs on this machine may come in. `outcomes` tells what became of messages; without it, no
+    client can ask.
     """
 
     receiver: Callable[[], Receiver | None]
@@ -58,6 +72,7 @@ class Door:
     messages: Callable[[], Mapping[str, type]]
     allow_local: bool
     counts: Counter[str] = field(default_factory=lambda: Counter(batches=0, envelopes=0, refused=0))
+    outcomes: Outcomes | None = None
 
     @cached_property
     def room(self) -> Room:

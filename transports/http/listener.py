@@ -12,7 +12,7 @@ from durable.settings import Settings
 from durable.transports.base import Receiver
 from durable.transports.http.address import HttpAddress
 from durable.transports.http.app import make_app
-from durable.transports.http.exchange import Door
+from durable.transports.http.exchange import Door, Outcomes
 from durable.transports.http.server import BACKLOG, Server, Serving
 
 
@@ -28,6 +28,7 @@ class HttpListener:
         service: str,
         messages: Callable[[], Mapping[str, type]],
         tls: Callable[[], ssl.SSLContext] | None,
+        outcomes: Outcomes | None = None,
     ) -> None:
         self._address = address
         self._uri = str(address)
@@ -36,6 +37,7 @@ class HttpListener:
         self._service = service
         self._messages = messages
         self._tls = tls
+        self._outcomes = outcomes
         self._counts: Counter[str] = Counter(connections=0, dropped=0, batches=0, envelopes=0, refused=0)
         self._serving: Serving | None = None
 
@@ -63,6 +65,7 @@ class HttpListener:
             self._messages,
             allow_local=self._address.is_local,
             counts=self._counts,
+            outcomes=self._outcomes,
         )
         app = make_app(door, self._address.path)
         self._serving = Serving(Server(app, self._settings, self._uri, self._counts, self._tls))

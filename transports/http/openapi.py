@@ -25,6 +25,7 @@ from durable.transports.http import auth as http_auth
 from durable.transports.http.exchange import Door, admitted
 from durable.transports.http.headers import LONGEST_KEY
 from durable.transports.http.problems import PROBLEM
+from durable.transports.http.receipts import LONGEST_WAIT
 from durable.transports.http.wire import BATCH, OUTCOMES
 from durable.version import __version__
 
@@ -83,6 +84,32 @@ _RECEIPT: Final[Json] = {
     "properties": {"id": _UUID, "type": {"type": "string"}},
     "examples": [{"id": "019b76da-a800-7cc1-8a2f-2b1c0d9a3e41", "type": "orders.order-placed"}],
 }
+_OUTCOME: Final[Json] = {
+    "type": "object",
+    "required": ["id", "outcome"],
+    "properties": {
+        "id": _UUID,
+        "type": {"type": "string"},
+        "outcome": {"enum": ["waiting", "handled", "sent", "cancelled", "expired", "discarded", "dead-lettered"]},
+        "reason": {"type": ["string", "null"], "description": "Why the message was not handled"},
+        "deliveries": {
+            "type": "array",
+            "description": "The outcome in each place: of an event, that of each subscriber",
+            "items": {
+                "type": "object",
+                "required": ["side", "address", "outcome"],
+                "properties": {
+                    "side": {"enum": ["incoming", "outgoing"]},
+                    "address": {"type": "string"},
+                    "outcome": {"type": "string"},
+                    "reason": {"type": ["string", "null"]},
+                    "ended_at": {"type": ["string", "null"], "format": "date-time"},
+                    "attempts": {"type": "integer"},
+                },
+            },
+        },
+    },
+}
 _PROBLEM: Final[Json] = {
     "type": "object",
     "description": "Problem Details (RFC 9457)",
@@ -99,6 +126,7 @@ _WHY: Final = {
     400: "A header or the body is malformed",
     401: "No credentials, or wrong ones",
     403: "The sender may not send this, or not here",
+    404: "No message of this id, from this client, is known here",
     408: "The body did not arrive in time",
     413: "The body is too large",
     415: "A content type that is not understood, or a Content-Encoding",
@@ -126,7 +154,7 @@ async def _describe(door: Door, request: Request) -> Response:
 
 def describe(service: str, messages: Mapping[str, type], *, secured: bool = True, url: str = "/") -> Json:
     """The OpenAPI document of a service at this URL that handles these messages."""
-    schemas: Json = {"CloudEvent": _EVENT, "Problem": _PROBLEM, "Receipt": _RECEIPT}
+    schemas: Json = {"CloudEvent": _EVENT, "Outcome": _OUTCOME, "Problem": _PROBLEM, "Receipt": _RECEIPT}
     sent = {name: sent_class(name, messages[name]) for name in sorted(messages)}
     types = {name: _schema(name, cls, schemas) for name, cls in sent.items()}
     return {
@@ -162,6 +190,7 @@ def _paths(types: Mapping[str, Json], sent: Mapping[str, type]) -> Json:
     paths = {f"/messages/{name}": {"post": _post_message(name, schema, sent[name])} for name, schema in types.items()}
     if types:
         paths["/messages"] = {"post": _post_event(types)}
+    paths["/messages/{id}"] = {"get": _get_outcome()}
     paths["/batches"] = {
         "post": {
             "summary": "For senders of durable: envelopes in, their outcomes out",
@@ -194,6 +223,27 @@ def _post_event(types: Mapping[str, Json]) -> Json:
     return {"operationId": "send-event"} | _storing("a CloudEvent, in either mode", _EVENT_HEADERS, content)
 
 
+def _get_outcome() -> Json:
+    return {
+        "operationId": "get-outcome",
+        "summary": "Ask what became of a message",
+        "parameters": [
+            {"in": "path", "name": "id", "required": True, "schema": _UUID},
+            {
+                "in": "header",
+                "name": "Prefer",
+                "schema": {"type": "string", "examples": ["wait=10"]},
+                "description": f"Wait for the outcome so many seconds, {LONGEST_WAIT} at most",
+            },
+        ],
+        "responses": {
+            "200": _answer("Its outcome", JSON, _ref("Outcome")),
+            "202": _answer("It waits still: ask again", JSON, _ref("Outcome")),
+        }
+        | _problems(401, 403, 404, 413, 421, 503),
+    }
+
+
 def _storing(what: str, headers: Mapping[str, tuple[Json, str]], content: Mapping[str, Json]) -> Json:
     return {
         "summary": f"Send {what}",
@@ -206,7 +256,7 @@ def _storing(what: str, headers: Mapping[str, tuple[Json, str]], content: Mappin
             "202": _answer("It is stored, and will be handled", JSON, _ref("Receipt")),
             "200": _answer("It was stored before", JSON, _ref("Receipt")),
         }
-        | _problems(*_WHY),
+        | _problems(*(status for status in _WHY if status != 404)),
     }
 
 

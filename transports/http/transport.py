@@ -9,6 +9,7 @@
     http_encryption              the certificates of both ends
     http_exchange                what the endpoints share
     http_batches, http_messages  the endpoints, on Starlette; http_openapi describes them
+    http_receipts                the outcomes of messages
     http_app                     all of them as one ASGI app
     http_server, http_listener   the app on a socket of its own, by uvicorn
 
@@ -32,7 +33,7 @@ from durable.transports.base import Receiver
 from durable.transports.http.address import SCHEMES, HttpAddress, parse, parse_destination
 from durable.transports.http.app import make_app
 from durable.transports.http.encryption import Encryption
-from durable.transports.http.exchange import Door
+from durable.transports.http.exchange import Door, Outcomes
 from durable.transports.http.listener import HttpListener
 from durable.transports.http.sender import HttpSender
 from durable.transports.plaintext import require_plaintext_allowed
@@ -49,15 +50,24 @@ def _not_encrypted() -> ssl.SSLContext:
 class HttpTransport:
     """A `durable.transports.base.Transport`.
 
-    `service` is this service's name, and `messages` returns the classes that it handles, by message type.
+    `service` is this service's name, and `messages` returns the classes that it handles, by message type. `outcomes`
+    tells what became of messages; without it no client can ask.
     """
 
     schemes: tuple[str, ...] = SCHEMES
 
-    def __init__(self, settings: Settings, *, service: str, messages: Callable[[], Mapping[str, type]]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        service: str,
+        messages: Callable[[], Mapping[str, type]],
+        outcomes: Outcomes | None = None,
+    ) -> None:
         self._settings = settings
         self._service = service
         self._messages = messages
+        self._outcomes = outcomes
         self._encryption = Encryption(settings)
         peers.check(settings.peers)
 
@@ -97,7 +107,15 @@ class HttpTransport:
         tls = self._encryption.for_listeners if address.is_encrypted else None
         if tls is not None:
             tls()
-        return HttpListener(address, endpoint, self._settings, service=self._service, messages=self._messages, tls=tls)
+        return HttpListener(
+            address,
+            endpoint,
+            self._settings,
+            service=self._service,
+            messages=self._messages,
+            tls=tls,
+            outcomes=self._outcomes,
+        )
 
     def app(
         self,
@@ -119,7 +137,16 @@ class HttpTransport:
             log.warning(
                 "bus.asgi() has no secret and refuses every request; set shared_secret or give allow_local=True"
             )
-        door = Door(receiver, endpoint, self._service, settings, self._messages, allow_local, counts=counts)
+        door = Door(
+            receiver,
+            endpoint,
+            self._service,
+            settings,
+            self._messages,
+            allow_local,
+            counts=counts,
+            outcomes=self._outcomes,
+        )
         return make_app(door)
 
     def _credentials_for(self, address: HttpAddress) -> peers.Credentials | None:

@@ -1,0 +1,59 @@
+"""The places of messages by their ids: where they wait, and how they ended."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from durable.storage.sql import receipts as statements
+
+WAITING: Final = "waiting"
+
+
+class Standing(NamedTuple):
+    """One place of a message: the inbox of an endpoint, or the outbox for a destination."""
+
+    id: UUID
+    side: str
+    address: str
+    message_type: str
+    outcome: str
+    """`waiting`, an outcome of the history, or a resolution of the dead letter."""
+    reason: str | None
+    ended_at: datetime | None
+    attempts: int
+
+
+class Sighting(NamedTuple):
+    """Places of some messages, and the horizon of the look: what ends after it has an xid at or above it."""
+
+    standings: list[Standing]
+    horizon: int
+
+
+def look(conn: Connection, schema: str, ids: Collection[UUID], *, ended_after: datetime | None) -> Sighting:
+    """Find the places of messages that were not looked for before.
+
+    `ended_after` bounds the days of the history that are read; None reads all of them.
+    """
+    horizon: int = conn.execute(statements.READ_HORIZON.within(schema)).scalar_one()
+    return Sighting(_find(conn, schema, ids, since=0, ended_after=ended_after), horizon)
+
+
+def look_again(conn: Connection, schema: str, ids: Collection[UUID], *, since: int) -> list[Standing]:
+    """Find where these messages wait, and how they ended since the look with this horizon."""
+    return _find(conn, schema, ids, since=since, ended_after=None)
+
+
+def _find(
+    conn: Connection, schema: str, ids: Collection[UUID], *, since: int, ended_after: datetime | None
+) -> list[Standing]:
+    """Read the history last: a message that leaves its place between the statements is found there."""
+    params = {"ids": list(ids)}
+    ended = params | {"since": since, "ended_after": ended_after}
+    standings = [Standing(*row) for row in conn.execute(statements.READ_STANDINGS.within(schema), params)]
+    return standings + [Standing(*row) for row in conn.execute(statements.READ_ENDED.within(schema), ended)]

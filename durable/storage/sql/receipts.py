@@ -1,0 +1,44 @@
+"""The SQL statements about what became of messages, by their ids.
+
+Waiting rows and letters are found by their btrees. The history has a BRIN index alone, of xid and id: it finds ids that
+have a time in them, and reads what no VACUUM has summarised yet. A row that was seen waiting in a snapshot was ended by
+a transaction that this snapshot did not know as over: its xid is at or above the xmin of the snapshot. So later looks
+need little of the history, whatever the id is.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from durable.storage.sql.statement import Statement
+
+_IDS: Final = "id = ANY (CAST(:ids AS uuid[]))"
+
+
+def _waiting(table: str, side: str, address: str) -> str:
+    return f"""SELECT id, '{side}' AS side, {address} AS address, message_type, 'waiting' AS outcome,
+    CAST(NULL AS text) AS reason, CAST(NULL AS timestamptz) AS ended_at, attempts
+FROM {{schema}}.{table} WHERE {_IDS}"""
+
+
+READ_HORIZON = Statement("SELECT CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint)")
+
+# A letter that was replayed or handled tells nothing: its message waits, or the history has it.
+READ_STANDINGS = Statement(f"""
+{_waiting("incoming_envelopes", "incoming", "endpoint")}
+UNION ALL
+{_waiting("outgoing_envelopes", "outgoing", "destination")}
+UNION ALL
+SELECT id, side, address, COALESCE(message_type, ''), CASE WHEN resolved_at IS NULL THEN 'dead-lettered'
+    ELSE resolution END, CASE WHEN resolution = 'discarded' THEN COALESCE(resolution_reason, left(reason, 1000))
+    ELSE left(reason, 1000) END, COALESCE(resolved_at, failed_at), attempts
+FROM {{schema}}.dead_letters WHERE {_IDS}
+""")
+
+# :since is 0 for ids of which nothing is known; the day of finished_at then says which partitions are read.
+READ_ENDED = Statement(f"""
+SELECT id, side, address, message_type, outcome, left(error, 1000) AS reason, finished_at AS ended_at, attempts
+FROM {{schema}}.envelope_history
+WHERE {_IDS} AND xid >= :since
+    AND (CAST(:ended_after AS timestamptz) IS NULL OR finished_at >= CAST(:ended_after AS timestamptz))
+""")
