@@ -17,8 +17,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import quote
 from uuid import UUID
