@@ -36,7 +36,7 @@ _HEADERS: Final = {
 
 
 class SecureHeaders:
-    """Middleware that adds them; what is no static file is stored nowhere."""
+    """Middleware that adds them. Pages are stored nowhere; static files are asked for again by their ETag."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -47,7 +47,7 @@ class SecureHeaders:
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers[name] = value
-                headers.setdefault("Cache-Control", "no-store")
+                headers.setdefault("Cache-Control", "no-cache" if "etag" in headers else "no-store")
             await send(message)
 
         await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
