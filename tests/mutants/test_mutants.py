@@ -32,7 +32,7 @@ def test_mutant_changes_one_place_and_is_a_program(row: Mutant) -> None:
 
 
 @pytest.mark.parametrize("row", GUARDS, ids=lambda row: row.name)
-def test_tests_that_kill_a_mutant_are_there(row: Mutant) -> None:
+def test_killing_tests_exist(row: Mutant) -> None:
     assert row.killed_by
     for test in row.killed_by:
         if test != SIMULATION:
@@ -68,7 +68,7 @@ def test_row_of_another_text_is_refused() -> None:
     ],
     ids=["guard", "harmless", "name", "syntax", "test"],
 )
-def test_trial_tells_what_became_of_a_mutant(mutant: Mutant, verdict: Verdict) -> None:
+def test_trial_tells_kills_from_survivors_and_broken_programs(mutant: Mutant, verdict: Verdict) -> None:
     with copied() as tree:
         before = (ROOT / mutant.file).read_text()
         trial = tried(tree, mutant, {})

@@ -71,7 +71,7 @@ class TestFailing:
             async with world.bus.unit_of_work() as uow:
                 assert list(await uow.session.scalars(text("SELECT number FROM effects"))) == [2]
 
-    async def test_each_attempt_is_given_the_message_as_it_was_sent(self, world: World) -> None:
+    async def test_each_attempt_decodes_its_message_anew(self, world: World) -> None:
         seen: list[int] = []
 
         @world.bus.handles(Basket, retry=Retry(immediate=1, delays=[SECOND]))
@@ -364,7 +364,7 @@ class TestFailing:
             await world.settle()
             assert (attempts, world.dead_letters()) == ([1, 1, 1], [])
 
-    async def test_failed_message_of_a_group_holds_those_behind_it_in_its_key(self, world: World) -> None:
+    async def test_failed_message_of_a_group_holds_the_rest_of_its_key(self, world: World) -> None:
         """Also where they were taken with it, and are run alone because of it."""
         handled: list[int] = []
 

@@ -292,7 +292,7 @@ async def test_rows_owned_by_a_node_and_unknown_there_are_released_and_handled(s
 
 
 @pytest.mark.parametrize("is_held_after", [True, False], ids=["came meanwhile", "ended meanwhile"])
-async def test_row_that_came_or_ended_during_the_look_is_not_forgotten(
+async def test_row_coming_or_ending_during_the_look_is_not_forgotten(
     shop: str, monkeypatch: pytest.MonkeyPatch, is_held_after: bool
 ) -> None:
     """The agent is asked what it holds before the rows are read, and after it."""

@@ -94,7 +94,7 @@ def _before_statement(connection: Connection, _cursor: Any, statement: str, *_: 
             task = Task(lease, task.message, attempt)
 """,
         killed_by=(
-            "tests/contract/bus/test_failing.py::TestFailing::test_each_attempt_is_given_the_message_as_it_was_sent[postgres]",
+            "tests/contract/bus/test_failing.py::TestFailing::test_each_attempt_decodes_its_message_anew[postgres]",
         ),
     ),
     Mutant(

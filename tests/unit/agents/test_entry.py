@@ -17,7 +17,7 @@ def test_attempt_given_up_is_not_entered() -> None:
     assert entered == []
 
 
-def test_entered_attempt_counts_when_it_is_given_up() -> None:
+def test_entered_attempt_counts_after_giving_up() -> None:
     entry = Entry(lambda: None)
     entry.enter()
     assert not entry.give_up()
