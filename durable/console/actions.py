@@ -15,7 +15,9 @@ from durable.console.runs import Progress, Runs, new_name
 from durable.console.security import fields, redirect
 from durable.dead_letters.bulk import Resolution
 from durable.duration import time_from_now
-from durable.storage import circuits, dead_letters
+from durable.errors import DurableError
+from durable.settings import suggestion
+from durable.storage import circuits, dead_letters, known_names
 from durable.storage.circuits import CircuitKind
 from durable.storage.dead_letters import Selection
 
@@ -43,14 +45,32 @@ class Actions:
         if duration is not None and not duration:
             raise HTTPException(422, "for: the pause is over before it begins; give a time above 0, or none")
         reason = await _field(request, "reason")
-        await self._bus.runtime.database.transaction(
-            circuits.pause, kind, key, reason=reason, actor=_actor(person), duration=duration
-        )
+        for each in await self._keys(kind, key):
+            await self._bus.runtime.database.transaction(
+                circuits.pause, kind, each, reason=reason, actor=_actor(person), duration=duration
+            )
         return redirect(request, "circuits")
 
     async def resume(self, request: Request, person: Person) -> Response:
         await self._bus.runtime.database.transaction(circuits.resume, *await self._circuit(request))
         return redirect(request, "circuits")
+
+    async def _keys(self, kind: CircuitKind, name: str) -> list[str]:
+        """Return the keys of a name; an address that is resolved by message type is one destination for each.
+
+        Refuses a name that nobody knows: its pause would pause nothing.
+        """
+        application, is_handler = self._bus.application, kind is CircuitKind.HANDLER
+        declared = list(application.by_type()) if is_handler else application.destinations()
+        try:
+            keys = [name] if is_handler else self._bus.runtime.envelope_factory.destinations_of(name)
+        except DurableError as error:
+            raise HTTPException(422, f"key: {error}") from error
+        if set(declared).isdisjoint([name, *keys]):
+            known = [*declared, *await self._bus.runtime.database.transaction(known_names.read, kind)]
+            if name not in known:
+                raise HTTPException(422, f"no {kind} {name!r} is declared or stored{suggestion(name, known)}")
+        return keys
 
     async def _circuit(self, request: Request) -> tuple[CircuitKind, str]:
         kind = await _field(request, "kind")
@@ -66,10 +86,12 @@ class Actions:
         change: Resolution
         if verb == "replay":
             change = partial(dead_letters.replay, actor=_actor(person), reason=reason)
-        elif verb == "discard" and reason is not None:
-            change = partial(dead_letters.discard, actor=_actor(person), reason=reason)
-        else:
+        elif verb != "discard":
+            raise HTTPException(422, f"verb: {verb!r} is neither replay nor discard")
+        elif reason is None:
             raise HTTPException(422, "give a reason: it is kept with what is discarded")
+        else:
+            change = partial(dead_letters.discard, actor=_actor(person), reason=reason)
         progress = Progress(new_name(), f"{verb} {what}", f"{verb}ed", _actor(person))
         self._runs.begin(lambda: self._bus.runtime.database, change, selection, progress)
         return redirect(request, "run", name=progress.name)
