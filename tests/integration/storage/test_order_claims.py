@@ -97,13 +97,17 @@ class TestTurns:
         desk.run(inbox.finish_handled, A, first[2:])
         assert numbers(desk.claim(node=B)) == [4]
 
-    def test_claim_with_room_for_a_part_of_two_runs_takes_their_beginnings(self, desk: Desk) -> None:
-        desk.receive(*range(1, 5), key="a")
-        desk.receive(*range(5, 9), key="b")
-        for expected in ([1, 2, 5, 6], [3, 4, 7, 8]):
-            claimed = desk.claim("a", "b", size=4)
-            assert numbers(claimed) == expected
+    @pytest.mark.parametrize("size", range(3, 8))
+    def test_claim_with_room_for_a_part_of_its_runs_takes_their_beginnings(self, desk: Desk, size: int) -> None:
+        for key in (1, 2, 3):
+            desk.receive(*range(10 * key, 10 * key + 4), key=f"k{key}")
+        seen: list[int] = []
+        while claimed := desk.claim("k1", "k2", "k3", size=size):
+            assert len(claimed) <= size
             desk.run(inbox.finish_handled, A, claimed)
+            seen += numbers(claimed)
+        for key in (1, 2, 3):
+            assert [each for each in seen if each // 10 == key] == [*range(10 * key, 10 * key + 4)]
 
     def test_message_waiting_for_its_retry_holds_only_its_own_key(self, desk: Desk) -> None:
         desk.receive(1, 2)

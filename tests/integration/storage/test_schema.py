@@ -410,6 +410,22 @@ def test_rows_of_no_day_are_purged_in_bounded_batches(engine: Engine, database: 
         assert conn.exec_driver_sql("SELECT count(*) FROM durable.envelope_history").scalar_one() == 1
 
 
+def test_old_id_of_a_waiting_message_is_kept(engine: Engine) -> None:
+    """Otherwise the message could be handled, and come once more after that."""
+    waiting, handled = uuid4(), uuid4()
+    with engine.begin() as conn:
+        receive(conn, waiting)
+        receive(conn, handled)
+        conn.execute(text("DELETE FROM durable.incoming_envelopes WHERE id = :id"), {"id": handled})
+        conn.exec_driver_sql("UPDATE durable.undated_ids SET received_at = now() - interval '40 days'")
+    with engine.begin() as conn:
+        purge_undated(conn, SCHEMA, keep_ids=KEEP_IDS, keep_history=KEEP_HISTORY)
+    with engine.connect() as conn:
+        kept = "SELECT id FROM durable.undated_ids WHERE received_at > now() - interval '1 hour'"
+        assert conn.exec_driver_sql(kept).scalars().all() == [waiting]
+        assert conn.exec_driver_sql("SELECT count(*) FROM durable.undated_ids").scalar_one() == 1
+
+
 @pytest.mark.parametrize("table", ["undated_ids", "received_ids_default"])
 def test_old_ids_are_found_by_an_index_of_their_ages(engine: Engine, table: str) -> None:
     purge = {"undated_ids": housekeeping.PURGE_UNDATED_IDS, "received_ids_default": housekeeping.PURGE_DEFAULT_IDS}

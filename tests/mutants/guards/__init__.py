@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutants.guards import doors, handling, order, outbox, receiving, recovery, sending, storage, wire
+from tests.mutants.guards import console, doors, handling, order, outbox, receiving, recovery, sending, storage, wire
 from tests.mutants.mutant import Mutant
 
 GUARDS: Final[tuple[Mutant, ...]] = (
@@ -17,4 +17,5 @@ GUARDS: Final[tuple[Mutant, ...]] = (
     *storage.ROWS,
     *wire.ROWS,
     *doors.ROWS,
+    *console.ROWS,
 )

@@ -81,12 +81,43 @@ ROWS = (
     ),
     Mutant(
         "doors",
+        "a repeated signature proves its client",
+        "transports/http/replays.py",
+        before="""\
+        if seen in self._latest or seen in self._before:
+            return False
+""",
+        after="",
+        killed_by=("tests/integration/transports/test_exhaustion.py::test_repeated_request_proves_nothing",),
+    ),
+    Mutant(
+        "doors",
         "a peer sends to an endpoint that is not its own",
         "transports/http/exchange.py",
         before="    if not peers.may_use(door.settings, caller.peer, door.endpoint):",
         after="    if False:",
         killed_by=(
             "tests/integration/transports/http/test_identity.py::test_peer_sends_only_its_types_to_its_endpoints",
+        ),
+    ),
+    Mutant(
+        "doors",
+        "a queue's circle goes on for ever",
+        "transports/rabbitmq/arrivals.py",
+        before="        if (deaths := _deaths(headers)) > MOST_DEATHS:",
+        after="        if (deaths := _deaths(headers)) > 10**9:",
+        killed_by=(
+            "tests/integration/transports/rabbitmq/test_bad_input.py::test_invalid_delivery_is_a_dead_letter_with_its_bytes_and_known_facts[a circle of queues]",
+        ),
+    ),
+    Mutant(
+        "doors",
+        "plaintext goes to other machines",
+        "transports/plaintext.py",
+        before="    if not settings.allow_plaintext:",
+        after="    if False:",
+        killed_by=(
+            "tests/integration/transports/http/test_identity.py::test_plaintext_to_other_hosts_starts_only_when_allowed[http]",
         ),
     ),
 )

@@ -127,6 +127,20 @@ def _before_statement(connection: Connection, _cursor: Any, statement: str, *_: 
     ),
     Mutant(
         "handling",
+        "a message behind a failed one of its key begins",
+        "durable/agents/delivery.py",
+        before="""\
+        if lease.ordering_key in held:
+            await self.settling.hand_back([lease])
+            return False
+""",
+        after="",
+        killed_by=(
+            "tests/contract/bus/test_failing.py::TestFailing::test_failed_message_of_a_group_holds_the_rest_of_its_key[postgres]",
+        ),
+    ),
+    Mutant(
+        "handling",
         "an expired message begins",
         "durable/agents/delivery.py",
         before="        return not (lease.envelope.is_late(self._clock.now()) and await self.settling.expire(lease))",
@@ -198,12 +212,33 @@ def _before_statement(connection: Connection, _cursor: Any, statement: str, *_: 
     ),
     Mutant(
         "handling",
+        "a thread that was given up enters the handler",
+        "durable/agents/attempts.py",
+        before="""\
+            if self._is_given_up:
+                raise NoRoom
+""",
+        after="",
+        killed_by=("tests/unit/agents/test_entry.py::test_attempt_given_up_is_not_entered",),
+    ),
+    Mutant(
+        "handling",
         "a rolled back commit of a lost connection is a failure of the handler",
         "durable/agents/runner.py",
         before="            if is_lost or isinstance(error, StorageUnavailable) or is_outage(error):",
         after="            if False:",
         killed_by=(
             "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_loss_of_the_database_is_no_attempt[completion-async]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "what a task sends after the handler's end is taken",
+        "durable/agents/runner.py",
+        before="            outbox.close()  #",
+        after="            #",
+        killed_by=(
+            "tests/contract/bus/test_failing.py::TestFailing::test_message_sent_by_a_task_outliving_its_handler_is_stored_or_refused[postgres]",
         ),
     ),
 )

@@ -27,6 +27,17 @@ ROWS = (
     ),
     Mutant(
         "order",
+        "a key is claimed without its lock",
+        "durable/storage/sql/ordering.py",
+        before="WHERE pg_try_advisory_xact_lock(:class_id, hashtext(CAST(:scope AS text) || key))",
+        after="WHERE (:class_id, CAST(:scope AS text)) IS NOT NULL",
+        killed_by=(
+            "tests/integration/storage/test_order_claims.py::TestTwoAtOnce::test_key_being_claimed_by_one_node_is_contested_for_another",
+        ),
+        hangs=True,
+    ),
+    Mutant(
+        "order",
         "the order of sending is not that of storing",
         "durable/storage/sql/outbox.py",
         before="""\

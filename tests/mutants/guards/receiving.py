@@ -30,6 +30,20 @@ ROWS = (
     ),
     Mutant(
         "receiving",
+        "a waiting message expires before its duplicate",
+        "durable/agents/arrivals.py",
+        before="""\
+        if longer:
+            inbox.live_longer""",
+        after="""\
+        if False:
+            inbox.live_longer""",
+        killed_by=(
+            "tests/contract/bus/test_taken_ids.py::test_waiting_message_lives_as_long_as_its_duplicate[postgres]",
+        ),
+    ),
+    Mutant(
+        "receiving",
         "a message that expired takes its id from one that could be handled",
         "durable/messages/repeats.py",
         before="""\

@@ -72,6 +72,30 @@ ROWS = (
     ),
     Mutant(
         "recovery",
+        "a row that came meanwhile is forgotten",
+        "durable/recovery/forgotten.py",
+        before="self._policy.forgotten(owned, held | self._held())",
+        after="self._policy.forgotten(owned, held)",
+        killed_by=(
+            "tests/integration/recovery/test_recovery.py::test_row_coming_or_ending_during_the_look_is_not_forgotten[came meanwhile]",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "a row that was finished meanwhile is forgotten",
+        "durable/recovery/forgotten.py",
+        before="""\
+        held = self._held()
+""",
+        after="""\
+        held: set[Any] = set()
+""",
+        killed_by=(
+            "tests/integration/recovery/test_recovery.py::test_row_coming_or_ending_during_the_look_is_not_forgotten[ended meanwhile]",
+        ),
+    ),
+    Mutant(
+        "recovery",
         "a node without its lock is dead at once",
         "durable/recovery/policy.py",
         before="if now - since >= self._grace.total_seconds()}",
@@ -123,6 +147,16 @@ ROWS = (
         after='        if conn.execute(self._sql(housekeeping.HEARTBEAT), {"node": node}) is None:',
         killed_by=(
             "tests/integration/recovery/test_recovery.py::test_unregistered_member_notices_with_its_next_heartbeat",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "a node whose lock is lost goes on",
+        "durable/recovery/membership.py",
+        before="        if not conn.execute(self._sql(housekeeping.HOLDS_NODE_LOCK), key).scalar_one():",
+        after="        if False:",
+        killed_by=(
+            "tests/integration/recovery/test_recovery.py::test_member_without_its_lock_notices_with_its_next_heartbeat",
         ),
     ),
     Mutant(

@@ -59,6 +59,16 @@ ROWS = (
     ),
     Mutant(
         "sending",
+        "fewer outcomes than envelopes are believed",
+        "durable/agents/sending.py",
+        before="        if len(outcomes) != len(batch):",
+        after="        if False:",
+        killed_by=(
+            "tests/integration/agents/test_sending.py::TestOutcomes::test_batch_with_too_few_outcomes_is_sent_again",
+        ),
+    ),
+    Mutant(
+        "sending",
         "a failed batch is dropped from memory",
         "durable/agents/sending.py",
         before="""\
@@ -90,6 +100,17 @@ ROWS = (
         killed_by=(
             "tests/integration/agents/test_sending.py::TestLatching::test_latched_agent_releases_its_rows_and_sends_only_pings",
         ),
+    ),
+    Mutant(
+        "sending",
+        "batches that fail together count as several failures",
+        "durable/agents/latch.py",
+        before="""\
+        if ticket is not None and ticket != self._failures:
+            return False
+""",
+        after="",
+        killed_by=("tests/unit/agents/test_latch.py::test_batches_failing_together_count_once",),
     ),
     Mutant(
         "sending",

@@ -67,4 +67,12 @@ ROWS = (
             "tests/integration/storage/test_business_keys.py::test_business_key_has_one_effect_and_is_usable_when_freed",
         ),
     ),
+    Mutant(
+        "storage",
+        "the id of a waiting row is forgotten",
+        "durable/storage/sql/housekeeping.py",
+        before=") AS is_needed FROM picked",
+        after=") AND false AS is_needed FROM picked",
+        killed_by=("tests/integration/storage/test_schema.py::test_old_id_of_a_waiting_message_is_kept[pg18]",),
+    ),
 )
