@@ -267,12 +267,12 @@ class TestPages:
             *[MARKUP] * 3,
         )
         async with bearer(app, OPERATOR) as client:
-            for page in (*PAGES, f"/dead-letters/{letter}"):
-                text = (await client.get(page)).text
+            texts = [(await client.get(page)).text for page in (*PAGES, f"/dead-letters/{letter}")]
+            for text in texts:
                 assert "<img" not in text
                 assert "<script>" not in text
                 assert "console.<b>" not in text
-            assert "&lt;script&gt;alert(2)" in text
+            assert "&lt;script&gt;alert(2)" in texts[-1]
 
     async def test_viewer_sees_no_contents(self, app: Starlette, tables: Tables) -> None:
         (letter,) = add_letters(tables, 1, field="salary")
