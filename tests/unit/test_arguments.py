@@ -186,6 +186,7 @@ def calls() -> Iterator[Call]:
     yield Call("pause", bus.pause, {"cls": Placed})
     yield Call("resume", bus.resume, {"cls": Placed})
     yield Call("cancel", bus.cancel, {"message": new_id()})
+    yield Call("wait_for", bus.wait_for, {"message": new_id(), "timeout": 5})
     yield Call("run_now", bus.run_now, {"message": new_id()})
     yield Call("reschedule", bus.reschedule, {"message": new_id(), "delay": 5})
     yield Call("run_schedule", bus.run_schedule, {"name": "nightly"})
@@ -238,6 +239,7 @@ CASES = [
 
 GIVEN_BY_DURABLE = {
     "Codec", "Envelope", "HandleNext", "Incoming", "Middleware", "Outgoing", "SendNext", "UnitOfWork", "Settings",
+    "Delivery", "Receipt",
 }  # fmt: skip
 """Protocols, base classes, and what applications are given; Settings has a test of its own."""
 

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from durable import Bus, Context, HandleNext, Incoming, InvalidMessage, Middleware, Reject, message
 from durable.dead_letters.rehearsal import AlreadyResolved, Rehearsed, handle, rehearsal
 from durable.embedded import Embedded
-from durable.errors import WiringError
+from durable.errors import StillWaiting, WiringError
 from durable.storage import dead_letters
 from durable.storage.dead_letters import DeadLetter, LetterRange, Selection
 from tests.failure import leftovers
@@ -316,6 +316,10 @@ class Calls:
 
     async def cancel(self) -> None:
         assert await self.bus.cancel(self.waiting)
+
+    async def wait_for(self) -> None:
+        with pytest.raises(StillWaiting):
+            await self.bus.wait_for(self.waiting, timeout=0.2)
 
     async def run_now(self) -> None:
         assert await self.bus.run_now(self.waiting)
