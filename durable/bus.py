@@ -481,10 +481,9 @@ class Bus:
         time = None if for_ is None else length_of_time("pause", "for_", for_)
         if time is not None and time <= timedelta(0):
             raise InvalidSetting(f"pause: for_={for_!r} is over before it begins; give a time above 0, or none")
-        for kind, key in self._circuits(cls, named):
-            await self.runtime.database.transaction(
-                circuits.pause, kind, key, reason=reason, actor=self.service, duration=time
-            )
+        await self.runtime.database.transaction(
+            circuits.pause_each, self._circuits(cls, named), reason=reason, actor=self.service, duration=time
+        )
 
     @checked
     async def resume(self, cls: type | None = None, **named: Unpack[PauseTarget]) -> bool:
@@ -492,9 +491,7 @@ class Bus:
 
         Names one target as pause() does. False when the target was neither paused nor stopped.
         """
-        database = self.runtime.database
-        was_open = [await database.transaction(circuits.resume, *each) for each in self._circuits(cls, named)]
-        return any(was_open)
+        return await self.runtime.database.transaction(circuits.resume_each, self._circuits(cls, named))
 
     def _circuits(self, cls: type | None, named: PauseTarget) -> list[tuple[CircuitKind, str]]:
         """Return the names of these targets; an address that is resolved by type names one destination for each."""

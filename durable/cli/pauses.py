@@ -76,8 +76,8 @@ def pause(
         keys = _keys(bus, kind, name)
         if not anyway and set(declared).isdisjoint([name, *keys]):
             _refuse_unknown(kind, name, [*declared, *known_names.read(conn, settings.db_schema, kind)])
-        for each in keys:
-            circuits.pause(conn, settings.db_schema, kind, each, reason=reason, actor=_OPERATOR, duration=duration)
+        named = [(kind, each) for each in keys]
+        circuits.pause_each(conn, settings.db_schema, named, reason=reason, actor=_OPERATOR, duration=duration)
     until = "until it is resumed" if duration is None else f"for {age(duration)}"
     seconds = None if duration is None else duration.total_seconds()
     document = {"paused": True, "kind": kind.value, "key": name, "seconds": seconds}
@@ -93,8 +93,8 @@ def resume(target: Target, circuit: CircuitName) -> None:
     (bus, settings), (kind, name) = target, circuit
     with schema_connection(settings) as conn:
         open_now = [row.key for row in circuits.read(conn, settings.db_schema) if row.kind == kind]
-        was_paused = [circuits.resume(conn, settings.db_schema, kind, each) for each in _keys(bus, kind, name)]
-    resumed = any(was_paused)
+        named = [(kind, each) for each in _keys(bus, kind, name)]
+        resumed = circuits.resume_each(conn, settings.db_schema, named)
     text = "is resumed" if resumed else f"was not paused{suggestion(name, open_now)}"
     emit({"resumed": resumed, "kind": kind.value, "key": name}, f"the {kind.value} {name} {text}")
     if not resumed:

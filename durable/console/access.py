@@ -29,6 +29,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._@+-]{1,100}")
 _SHORTEST_TOKEN: Final = 16
 _MOST_FAILURES: Final = 10
 _FAILURE_SECONDS: Final = 60.0
+_MOST_ADDRESSES: Final = 10_000
 
 
 class Role(IntEnum):
@@ -63,33 +64,40 @@ class Tokens:
             if not _NAME.fullmatch(person.name):
                 raise InvalidSetting(f"console: {person.name!r} is no name; give letters, digits and any of ._@+-")
         self._people = dict(people)
-        self._failures: deque[float] = deque(maxlen=_MOST_FAILURES)
+        self._failures: dict[str, deque[float]] = {}
 
     async def __call__(self, request: Request) -> Person | None:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            return None if self.is_closed() else self._shown(token.strip())
+            return self._shown(request, token.strip())
         return self._of_cookie(request.cookies.get(COOKIE, ""))
 
-    def is_closed(self) -> bool:
-        """Tell whether so many wrong tokens came within a minute that no more are looked at."""
-        now = time.monotonic()
-        return len(self._failures) == _MOST_FAILURES and now - self._failures[0] < _FAILURE_SECONDS
+    def is_closed(self, request: Request) -> bool:
+        """Tell whether so many wrong tokens came from this address within a minute that the login looks at no more."""
+        failures, now = self._failures.get(_address(request), deque[float]()), time.monotonic()
+        return len(failures) == _MOST_FAILURES and now - failures[0] < _FAILURE_SECONDS
 
-    def log_in(self, token: str) -> str | None:
+    def log_in(self, request: Request, token: str) -> str | None:
         """Return the value of the cookie; None for a wrong token."""
-        person = self._shown(token)
+        person = self._shown(request, token)
         if person is None:
             return None
         ends = int(time.time()) + SESSION_SECONDS
         return f"{person.name}|{ends}|{_mac(token, person, ends)}"
 
-    def _shown(self, token: str) -> Person | None:
+    def _shown(self, request: Request, token: str) -> Person | None:
         found = [person for each, person in self._people.items() if _is_same(each, token)]
         if not found:
-            self._failures.append(time.monotonic())
+            self._count_failure(_address(request))
             return None
         return found[0]
+
+    def _count_failure(self, address: str) -> None:
+        failures = self._failures.pop(address, deque(maxlen=_MOST_FAILURES))
+        failures.append(time.monotonic())
+        self._failures[address] = failures  # as the latest
+        if len(self._failures) > _MOST_ADDRESSES:
+            del self._failures[next(iter(self._failures))]
 
     def _of_cookie(self, cookie: str) -> Person | None:
         name, ends, mac = cookie.split("|") if cookie.count("|") == 2 else ("", "", "")
@@ -99,6 +107,10 @@ class Tokens:
             if person.name == name and _is_same(_mac(token, person, int(ends)), mac):
                 return person
         return None
+
+
+def _address(request: Request) -> str:
+    return "" if request.client is None else request.client.host
 
 
 def _mac(token: str, person: Person, ends: int) -> str:

@@ -1,4 +1,4 @@
-"""Actions of forms. Each is a row that names who did it: circuits.actor, dead_letters.resolved_by."""
+"""Actions of forms. Each names who did it: in circuits.actor, in dead_letters.resolved_by, or in the log."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from durable.settings import suggestion
 from durable.storage import circuits, dead_letters, known_names
 from durable.storage.circuits import CircuitKind
 from durable.storage.dead_letters import Selection
+from durable.telemetry import log
 
 _LONGEST: Final = 500
 _PAUSED_HERE: Final = (CircuitKind.DESTINATION, CircuitKind.HANDLER)
@@ -45,14 +46,17 @@ class Actions:
         if duration is not None and not duration:
             raise HTTPException(422, "for: the pause is over before it begins; give a time above 0, or none")
         reason = await _field(request, "reason")
-        for each in await self._keys(kind, key):
-            await self._bus.runtime.database.transaction(
-                circuits.pause, kind, each, reason=reason, actor=_actor(person), duration=duration
-            )
+        named = [(kind, each) for each in await self._keys(kind, key)]
+        await self._bus.runtime.database.transaction(
+            circuits.pause_each, named, reason=reason, actor=_actor(person), duration=duration
+        )
         return redirect(request, "circuits")
 
     async def resume(self, request: Request, person: Person) -> Response:
-        await self._bus.runtime.database.transaction(circuits.resume, *await self._circuit(request))
+        """Go on before the time. The row of the pause is deleted, so the log says who did it."""
+        kind, key = await self._circuit(request)
+        if await self._bus.runtime.database.transaction(circuits.resume, kind, key):
+            log.info("circuit of %s %s closed by %s", kind, key, _actor(person))
         return redirect(request, "circuits")
 
     async def _keys(self, kind: CircuitKind, name: str) -> list[str]:

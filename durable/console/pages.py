@@ -73,11 +73,11 @@ class Pages:
         if request.method == "GET":
             return self.render(request, "login.html", None, error="")
         await check_form(request)
-        if self._authorize.is_closed():
+        if self._authorize.is_closed(request):
             return self.render(
                 request, "login.html", None, status=429, error="Too many wrong tokens; wait for a minute."
             )
-        cookie = self._authorize.log_in((await fields(request)).get("token", ""))
+        cookie = self._authorize.log_in(request, (await fields(request)).get("token", ""))
         if cookie is None:
             return self.render(request, "login.html", None, status=401, error="This is nobody's token.")
         response = redirect(request, "overview")
@@ -95,10 +95,10 @@ class Pages:
     async def overview(self, request: Request, person: Person) -> Response:
         """The whole page, or its live part for htmx."""
         part = "_live.html" if request.headers.get("hx-request") == "true" else "overview.html"
-        return self.render(request, part, person, overview=await self._reading.overview())
+        return self.render(request, part, person, overview=await self._reading.overview(person))
 
     async def groups(self, request: Request, person: Person) -> Response:
-        return self.render(request, "groups.html", person, groups=await self._reading.groups())
+        return self.render(request, "groups.html", person, groups=await self._reading.groups(person))
 
     async def letters(self, request: Request, person: Person) -> Response:
         """One page of dead letters, the newest first."""
@@ -107,6 +107,7 @@ class Pages:
             raise HTTPException(422, f"give printable text for {', '.join(chosen)}")
         before = request.query_params.get("before", "")
         found = await self._reading.page(
+            person,
             Selection(**chosen),  # type: ignore[arg-type]
             int(before) if before.isascii() and before.isdigit() and len(before) < 19 else None,
         )
@@ -116,7 +117,7 @@ class Pages:
         )
 
     async def letter(self, request: Request, person: Person) -> Response:
-        found = await self._reading.letter(request.path_params["letter"])
+        found = await self._reading.letter(person, request.path_params["letter"])
         if found is None:
             raise HTTPException(
                 404, f"there is no dead letter {request.path_params['letter']}: it may have been purged"
@@ -131,10 +132,10 @@ class Pages:
         return self.render(request, part, person, progress=progress)
 
     async def circuits(self, request: Request, person: Person) -> Response:
-        return self.render(request, "circuits.html", person, overview=await self._reading.overview())
+        return self.render(request, "circuits.html", person, overview=await self._reading.overview(person))
 
     async def nodes(self, request: Request, person: Person) -> Response:
-        return self.render(request, "nodes.html", person, overview=await self._reading.overview())
+        return self.render(request, "nodes.html", person, overview=await self._reading.overview(person))
 
     # ------------------------------------------------------------------ making
 

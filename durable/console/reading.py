@@ -10,6 +10,8 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from durable.bus import Bus
+from durable.console import viewers
+from durable.console.access import Person, Role
 from durable.console.shown import age, count
 from durable.envelope import NodeId
 from durable.observability import health
@@ -90,18 +92,28 @@ class Reading:
         self._bus = bus
         self._policy = DormancyPolicy(grace=bus.settings.dormant_grace, stale=bus.settings.heartbeat_stale)
 
-    async def overview(self) -> Overview:
-        return self._overview(*await self._bus.runtime.database.transaction(_read))
+    async def overview(self, person: Person) -> Overview:
+        read, groups = await self._bus.runtime.database.transaction(_read)
+        if not _sees_contents(person):
+            read, groups = read._replace(circuits=viewers.of_circuits(read.circuits)), viewers.of_groups(groups)
+        return self._overview(read, groups)
 
-    async def groups(self) -> list[Group]:
-        return await self._bus.runtime.database.transaction(dead_letters.groups, Selection())
+    async def groups(self, person: Person) -> list[Group]:
+        found = await self._bus.runtime.database.transaction(dead_letters.groups, Selection())
+        return found if _sees_contents(person) else viewers.of_groups(found)
 
-    async def page(self, selection: Selection, before: int | None) -> list[Summary]:
+    async def page(self, person: Person, selection: Selection, before: int | None) -> list[Summary]:
         """The next dead letters, the newest first; one more than a page where there are more."""
-        return await self._bus.runtime.database.transaction(dead_letters.page, selection, limit=PAGE + 1, before=before)
+        found = await self._bus.runtime.database.transaction(
+            dead_letters.page, selection, limit=PAGE + 1, before=before
+        )
+        return found if _sees_contents(person) else viewers.of_summaries(found)
 
-    async def letter(self, letter_id: int) -> Letter | None:
-        return await self._bus.runtime.database.transaction(_letter, letter_id)
+    async def letter(self, person: Person, letter_id: int) -> Letter | None:
+        found = await self._bus.runtime.database.transaction(_letter, letter_id)
+        if found is None or _sees_contents(person):
+            return found
+        return found._replace(letter=viewers.of_letter(found.letter), attempts=viewers.of_attempts(found.attempts))
 
     def _overview(self, read: Gauges, groups: Sequence[Group]) -> Overview:
         dormant = health.dormant(self._policy, read, time.monotonic())
@@ -122,6 +134,10 @@ class Reading:
             dead_letters=read.dead_letters,
             scheduled=sum(read.scheduled.values()),
         )
+
+
+def _sees_contents(person: Person) -> bool:
+    return person.role >= Role.OPERATOR
 
 
 def _read(conn: Connection, schema: str) -> tuple[Gauges, list[Group]]:

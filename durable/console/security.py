@@ -17,6 +17,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from durable.transports.plaintext import is_loopback
+
 FORM_COOKIE: Final = "durable-console-form"
 FORM_FIELD: Final = "form"
 _MOST_BYTES: Final = 65_536
@@ -63,13 +65,16 @@ def form_secret(request: Request) -> str:
 
 
 def set_cookie(request: Request, response: Response, name: str, value: str, seconds: int | None = None) -> None:
-    """Set a cookie that no script reads, and no other site sends."""
+    """Set a cookie that no script reads, and no other site sends.
+
+    Plain HTTP carries it on this machine alone: under another name the request came through a proxy that ends TLS.
+    """
     response.set_cookie(
         name,
         value,
         max_age=seconds,
         path=request.scope.get("root_path", "") or "/",
-        secure=request.url.scheme == "https",
+        secure=request.url.scheme == "https" or not is_loopback(request.url.hostname or ""),
         httponly=True,
         samesite="strict",
     )

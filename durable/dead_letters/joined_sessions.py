@@ -42,9 +42,7 @@ _OPTIONS: dict[str, Any] = {
 }
 
 _TOLD: Final[Mapping[Callable[..., Any], str]] = {
-    circuits.pause: "pause {0} {1}",
     circuits.pause_at_least: "pause {0} {1}",
-    circuits.resume: "resume {0} {1}",
     delayed.cancel_message: "cancel message {0}",
     delayed.run_message_now: "run message {0} now",
     delayed.reschedule_message: "move message {0} to {at}",
@@ -52,6 +50,12 @@ _TOLD: Final[Mapping[Callable[..., Any], str]] = {
     schedules.reschedule: "move schedule {0} to {at}",
 }
 """The description of each call of the bus by a handler."""
+
+_TOLD_OF_EACH: Final[Mapping[Callable[..., Any], str]] = {
+    circuits.pause_each: "pause {0} {1}",
+    circuits.resume_each: "resume {0} {1}",
+}
+"""The description of calls for several targets, for each of them."""
 
 
 class _ObservedOutbox(Outbox):
@@ -157,6 +161,9 @@ class JoinedDatabase(Database):
             result = await self._sessions.join(lambda conn: work(conn, self.schema, *args, **kwargs))
         if work in _TOLD:
             self._sessions.done.append(_TOLD[work].format(*args, **kwargs))
+        elif work in _TOLD_OF_EACH:
+            named: Any = args[0]
+            self._sessions.done += [_TOLD_OF_EACH[work].format(*each) for each in named]
         return result
 
     async def transaction_with_retry(

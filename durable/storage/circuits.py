@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -68,6 +69,26 @@ def pause(
     params = _named(schema, kind, key) | _said(reason, actor, duration)
     conn.execute(circuit_statements.PAUSE.within(schema), params)
     _forget_counts(conn, schema, kind, key)
+
+
+def pause_each(
+    conn: Connection,
+    schema: str,
+    named: Sequence[tuple[CircuitKind, str]],
+    *,
+    reason: str,
+    actor: str,
+    duration: timedelta | None,
+) -> None:
+    """Pause all of these, or none: an address that is resolved by message type is one destination for each."""
+    for kind, key in sorted(named):  # in one order, so that two operators do not wait for each other
+        pause(conn, schema, kind, key, reason=reason, actor=actor, duration=duration)
+
+
+def resume_each(conn: Connection, schema: str, named: Sequence[tuple[CircuitKind, str]]) -> bool:
+    """Resume all of these, or none. False when none was open."""
+    was_open = [resume(conn, schema, kind, key) for kind, key in sorted(named)]
+    return any(was_open)
 
 
 def pause_at_least(

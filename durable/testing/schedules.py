@@ -1,12 +1,12 @@
 """The recurring schedules of a bus in memory: every occurrence that the clock passes runs, in order.
 
-`ask`, `reschedule`, `pause` and `resume` do what the functions of these names do in durable.storage; what they do to
-circuits of other kinds is left to those.
+`ask`, `reschedule`, `pause_each` and `resume_each` do what the functions of these names do in durable.storage; what
+they do to circuits of other kinds is left to those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -82,15 +82,22 @@ class MemorySchedules:
             self._moved[name] = (occurrence, at)
         return name in self._schedules
 
-    def pause(self, kind: CircuitKind, key: str, *, reason: str, actor: str, duration: timedelta | None) -> None:
-        if kind is CircuitKind.SCHEDULE:
-            now = self._clock.now()
-            self._end_pause(key, now)
-            self._pauses.setdefault(key, []).append(Pause(now, _NEVER if duration is None else now + duration))
-        else:
-            self._circuits.pause(kind, key, reason=reason, actor=actor, duration=duration)
+    def pause_each(
+        self, named: Sequence[tuple[CircuitKind, str]], *, reason: str, actor: str, duration: timedelta | None
+    ) -> None:
+        for kind, key in named:
+            if kind is CircuitKind.SCHEDULE:
+                now = self._clock.now()
+                self._end_pause(key, now)
+                self._pauses.setdefault(key, []).append(Pause(now, _NEVER if duration is None else now + duration))
+            else:
+                self._circuits.pause(kind, key, reason=reason, actor=actor, duration=duration)
 
-    def resume(self, kind: CircuitKind, key: str) -> bool:
+    def resume_each(self, named: Sequence[tuple[CircuitKind, str]]) -> bool:
+        was_paused = [self._resume(kind, key) for kind, key in named]
+        return any(was_paused)
+
+    def _resume(self, kind: CircuitKind, key: str) -> bool:
         if kind is not CircuitKind.SCHEDULE:
             return self._circuits.resume(kind, key)
         return self._end_pause(key, self._clock.now())

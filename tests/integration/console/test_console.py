@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.routing import Mount
 
 from durable import Bus, message
-from durable.console import Person, Role, console_app
+from durable.console import Person, Role, access, console_app
 from durable.embedded import Embedded
 from durable.errors import InvalidSetting
 from durable.storage.rows import Letter
@@ -67,9 +67,9 @@ def app(bus: Bus) -> Starlette:
     return Starlette(routes=[Mount("/console", console_app(bus, tokens=TOKENS))])
 
 
-def browser(app: Starlette, **headers: str) -> httpx.AsyncClient:
-    """A client of the mounted console that keeps cookies, as a browser does."""
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+def browser(app: Starlette, *, address: str = "10.0.0.1", **headers: str) -> httpx.AsyncClient:
+    """A client of the mounted console, at this address, that keeps cookies, as a browser does."""
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(address, 1234))
     accepts = {"accept": "text/html"} | headers
     return httpx.AsyncClient(transport=transport, base_url="https://shop.example/console", headers=accepts)
 
@@ -129,13 +129,48 @@ class TestComingIn:
         async with browser(app, cookie="durable-console=" + cookie.format(mac=mac)) as stranger:
             assert (await stranger.get("/")).status_code == 303
 
-    async def test_wrong_tokens_close_the_door_for_a_while(self, app: Starlette) -> None:
+    async def test_wrong_tokens_close_the_login_for_their_address_alone(self, app: Starlette) -> None:
         async with browser(app) as client:
             tried = [(await submit(client, "/login", "/login", token=f"guess {n}")).status_code for n in range(11)]
             assert tried == [401] * 10 + [429]
             assert (await submit(client, "/login", "/login", token=OPERATOR)).status_code == 429
-        async with bearer(app, OPERATOR) as client:
+        async with bearer(app, "another guess") as client:
             assert (await client.get("/")).status_code == 303
+        async with bearer(app, OPERATOR) as client:
+            assert (await client.get("/")).status_code == 200
+        async with browser(app, address="10.0.0.2") as client:
+            assert (await submit(client, "/login", "/login", token=OPERATOR)).status_code == 303
+
+    async def test_failures_of_few_addresses_are_remembered(
+        self, app: Starlette, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(access, "_MOST_ADDRESSES", 2)
+        for host in (1, 2, 3):
+            async with browser(app, address=f"10.0.0.{host}") as client:
+                tried = [(await submit(client, "/login", "/login", token="guess")).status_code for _ in range(11)]
+                assert tried[-1] == 429
+        for host, status in ((1, 303), (2, 429), (3, 429)):
+            async with browser(app, address=f"10.0.0.{host}") as client:
+                assert (await submit(client, "/login", "/login", token=OPERATOR)).status_code == status
+
+    @pytest.mark.parametrize(
+        ("url", "is_secure"),
+        [
+            ("https://shop.example", True),
+            ("http://shop.example", True),
+            ("https://localhost", True),
+            ("http://127.0.0.1:8089", False),
+            ("http://localhost:8089", False),
+            ("http://[::1]:8089", False),
+        ],
+    )
+    async def test_cookie_travels_in_plain_text_on_this_machine_alone(
+        self, app: Starlette, url: str, is_secure: bool
+    ) -> None:
+        async with browser(app) as client:
+            client.base_url = httpx.URL(f"{url}/console")
+            response = await client.get("/login")
+            assert ("Secure" in response.headers["set-cookie"]) == is_secure
 
     async def test_application_decides_by_its_own_check(self, bus: Bus) -> None:
         async def by_header(request: Request) -> Person | None:
@@ -275,13 +310,30 @@ class TestPages:
             assert "&lt;script&gt;alert(2)" in texts[-1]
 
     async def test_viewer_sees_no_contents(self, app: Starlette, tables: Tables) -> None:
-        (letter,) = add_letters(tables, 1, field="salary")
+        """Errors quote what they fail on: neither they nor the reasons of circuits are shown."""
+        quoted = Letter("ValueError", "the salary", "raise ValueError(salary)", "f")
+        (letter,) = add_letters(tables, 1, quoted, field="salary")
+        tables.execute("UPDATE durable.dead_letters SET headers = jsonb_build_object('salary', 'salary')")
+        tables.execute(
+            "INSERT INTO durable.failed_attempts (id, endpoint, number, failed_at, node_id, exception_type, reason,"
+            " traceback, letter_id) VALUES (gen_random_uuid(), 'a', 1, now(), 1, 'E', 'the salary', 'salary', %s)",
+            letter,
+        )
+        for kind, actor, probing in [("handler", "node 1", True), ("key", "node 1", False), ("handler", "x", True)]:
+            tables.execute(
+                "INSERT INTO durable.circuits (kind, key, reason, actor, probing)"
+                " VALUES (%s, %s, 'the salary', %s, %s)",
+                *[kind, f"circuit {actor} {probing}", actor, probing],
+            )
+        pages = [*PAGES, f"/dead-letters/{letter}"]
         async with bearer(app, OPERATOR) as client:
-            assert "salary" in (await client.get(f"/dead-letters/{letter}")).text
+            told = [page for page in pages if "salary" in (await client.get(page)).text]
+            assert told == [page for page in pages if page != "/nodes"]
         async with bearer(app, VIEWER) as client:
-            page = await client.get(f"/dead-letters/{letter}")
-            assert page.status_code == 200
-            assert "salary" not in page.text
+            for page in pages:
+                response = await client.get(page)
+                assert response.status_code == 200
+                assert "salary" not in response.text
 
     async def test_chosen_letters_come_in_pages(self, app: Starlette, tables: Tables) -> None:
         every = add_letters(tables, 60)
@@ -313,7 +365,10 @@ class TestPages:
 
 
 class TestActions:
-    async def test_paused_handler_is_stopped_until_a_resume(self, app: Starlette, tables: Tables) -> None:
+    async def test_paused_handler_is_stopped_until_a_resume(
+        self, app: Starlette, tables: Tables, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("INFO", "durable")
         async with logged_in(app) as client:
             fields = {"kind": "handler", "key": "console.ordered", "reason": "new prices", "for": "2h"}
             assert (await submit(client, "/circuits", "/circuits/pause", **fields)).status_code == 303
@@ -323,6 +378,7 @@ class TestActions:
             response = await submit(client, "/circuits", "/circuits/resume", kind="handler", key="console.ordered")
             assert response.status_code == 303
         assert tables.count("circuits") == 0
+        assert "circuit of handler console.ordered closed by console: olga" in caplog.text
 
     async def test_replayed_group_waits_again_and_names_its_actor(self, app: Starlette, tables: Tables) -> None:
         add_letters(tables, 250)

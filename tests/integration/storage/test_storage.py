@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from sqlalchemy import Connection, make_url, text
+from sqlalchemy.exc import DBAPIError
 
 from durable.embedded import Embedded
 from durable.encryption.repeats import is_another
@@ -282,6 +283,19 @@ async def test_ended_circuit_can_be_opened_again_and_is_closed_by_maintenance(st
     assert [circuit.reason for circuit in await store.run(circuits.read)] == ["again"]
     await store.run(circuits.close_ended)
     assert await store.rows("SELECT kind FROM durable.circuits") == [("destination",)]
+
+
+async def test_several_targets_are_paused_together_or_not_at_all(store: Store) -> None:
+    paused = {"reason": "moved", "actor": "ops", "duration": None}
+    named = [(CircuitKind.DESTINATION, key) for key in ("tcp://b.example:1", "tcp://c.example:1")]
+    with pytest.raises((DBAPIError, InvalidMessage)):
+        await store.run(circuits.pause_each, [*named, (CircuitKind.DESTINATION, "tcp://nul.example\0")], **paused)
+    assert await store.run(circuits.read) == []
+
+    await store.run(circuits.pause_each, named, **paused)
+    assert [circuit.key for circuit in await store.run(circuits.read)] == [key for _, key in named]
+    assert await store.run(circuits.resume_each, named)
+    assert not await store.run(circuits.resume_each, named)
 
 
 async def test_success_ends_no_pause(store: Store) -> None:

@@ -1,0 +1,46 @@
+"""Contents taken out of what viewers read: bodies, headers, and the texts of errors, which may quote both.
+
+They are taken out where they are read, so no template can show them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from durable.storage.circuits import CircuitKind, OpenCircuit
+from durable.storage.dead_letters import Attempt, DeadLetter, Group, Summary
+
+HIDDEN: Final = "(for operators)"
+
+
+def of_groups(groups: Sequence[Group]) -> list[Group]:
+    return [replace(group, example=HIDDEN) for group in groups]
+
+
+def of_summaries(summaries: Sequence[Summary]) -> list[Summary]:
+    return [summary._replace(reason=HIDDEN) for summary in summaries]
+
+
+def of_letter(letter: DeadLetter) -> DeadLetter:
+    (summary,) = of_summaries([letter.summary])
+    return msgspec.structs.replace(letter, summary=summary, headers={}, body=b"", edited_body=None, traceback=None)
+
+
+def of_attempts(attempts: Sequence[Attempt]) -> list[Attempt]:
+    return [each._replace(reason=HIDDEN, traceback="") for each in attempts]
+
+
+def of_circuits(circuits: Sequence[OpenCircuit]) -> list[OpenCircuit]:
+    """Hide the reasons that code gave; an operator's are for everybody, and so is why a destination is latched."""
+    return [
+        each._replace(reason=HIDDEN) if each.kind != CircuitKind.DESTINATION and _is_of_code(each) else each
+        for each in circuits
+    ]
+
+
+def _is_of_code(circuit: OpenCircuit) -> bool:
+    return circuit.probing or circuit.actor.startswith("node ")
