@@ -38,9 +38,17 @@ ROWS = (
     Mutant(
         "console",
         "a viewer sees contents",
-        "durable/console/pages.py",
-        before="shows_body=person.role >= Role.OPERATOR",
-        after="shows_body=True",
+        "durable/console/reading.py",
+        before="    return person.role >= Role.OPERATOR",
+        after="    return True",
+        killed_by=("tests/integration/console/test_console.py::TestPages::test_viewer_sees_no_contents",),
+    ),
+    Mutant(
+        "console",
+        "a viewer reads the errors of circuits",
+        "durable/console/viewers.py",
+        before="if each.kind != CircuitKind.DESTINATION and _is_of_code(each) else each",
+        after="if False else each",
         killed_by=("tests/integration/console/test_console.py::TestPages::test_viewer_sees_no_contents",),
     ),
     Mutant(
@@ -65,10 +73,10 @@ ROWS = (
         "console",
         "tokens are guessed for ever",
         "durable/console/access.py",
-        before="return len(self._failures) == _MOST_FAILURES and",
+        before="return len(failures) == _MOST_FAILURES and",
         after="return False and",
         killed_by=(
-            "tests/integration/console/test_console.py::TestComingIn::test_wrong_tokens_close_the_door_for_a_while",
+            "tests/integration/console/test_console.py::TestComingIn::test_wrong_tokens_close_the_login_for_their_address_alone",
         ),
     ),
 )

@@ -33,4 +33,14 @@ ROWS = (
             "tests/unit/transports/tcp/test_conversation.py::TestHandshake::test_a_future_version_is_refused_and_the_client_may_say_hello_again",
         ),
     ),
+    Mutant(
+        "wire",
+        "a client sends without credit",
+        "transports/tcp/conversation.py",
+        before="        if self.state is not ClientState.OPEN or self.credit == 0:",
+        after="        if self.state is not ClientState.OPEN:",
+        killed_by=(
+            "tests/unit/transports/tcp/test_conversation.py::TestClient::test_client_welcomed_without_credit_sends_nothing",
+        ),
+    ),
 )
