@@ -42,7 +42,7 @@ async def _claim_batch(agent: HandlingAgent, message_type: str, context: AgentCo
     """False when that was all of it, or all that there is room for."""
     if agent.is_paused(message_type):
         return False
-    batch_size = min(context.settings.batch_size, agent.buffer.room)
+    batch_size = agent.buffer.room_for_claim(context.settings.batch_size)
     if agent.rests or not batch_size:
         agent.claim_pending = not agent.rests
         return False

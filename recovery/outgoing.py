@@ -39,7 +39,7 @@ async def _claim_batch(agent: SendingAgent, context: AgentContext) -> bool:
     """False when that was all of it, or all that there is room for."""
     if agent.circuit.latched or agent.paused:
         return False
-    batch_size = min(context.settings.batch_size, agent.buffer.room)
+    batch_size = agent.buffer.room_for_claim(context.settings.batch_size)
     if not batch_size:
         agent.claim_pending = True
         return False

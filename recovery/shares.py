@@ -74,7 +74,7 @@ class Shares:
 
     def _room(self, agent: HandlingAgent | SendingAgent) -> int:
         """Return the number of rows to claim; an agent without room asks again when it has some."""
-        room = min(self._settings.batch_size, agent.buffer.room)
+        room = agent.buffer.room_for_claim(self._settings.batch_size)
         agent.claim_pending |= not room
         return room
 

@@ -53,6 +53,16 @@ class Buffer(Generic[T]):
         """Return the number of items that may still be reserved."""
         return max(0, self._max_count - self._used_count) if self._used_bytes < self._max_bytes else 0
 
+    def room_for_claim(self, batch_size: int) -> int:
+        """Return the number of items that a claim may take now.
+
+        None, while items wait here and there is no room for a batch, or for half of a small buffer: a claim for each
+        item that is done would cost more than the items.
+        """
+        room = self.room
+        enough = min(batch_size, max(1, self._max_count // 2))
+        return min(batch_size, room) if room >= enough or not self.has_turn else 0
+
     @property
     def used_count(self) -> int:
         return self._used_count

@@ -294,6 +294,6 @@ class HandlingAgent:
             self.buffer.done(taken)
             for key in self.buffer.settled(taken) - held:
                 self._on_key_released(key)
-            if self.claim_pending and self.buffer.room >= min(self._settings.batch_size, self._settings.buffer_size):
+            if self.claim_pending and self.buffer.room_for_claim(self._settings.batch_size):
                 self.claim_pending = False
                 self._on_capacity()

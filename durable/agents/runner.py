@@ -27,6 +27,7 @@ from durable.application.incoming import Incoming
 from durable.errors import NoUnitOfWork, StorageUnavailable, TransactionEnded, text_of
 from durable.outbox.outbox import Outbox
 from durable.outbox.sessions import Sessions
+from durable.outbox.unit_of_work import close
 from durable.storage.outages import is_outage, translated
 
 T = TypeVar("T")
@@ -65,8 +66,12 @@ class InLoop:
         self.session = session
         self.sync_session = session.sync_session
 
-    def closing(self) -> AbstractAsyncContextManager[object]:
-        return self.session
+    @asynccontextmanager
+    async def closing(self) -> AsyncIterator[AsyncSession]:
+        try:
+            yield self.session
+        finally:
+            await close(self.session)
 
     async def do(self, work: Callable[[Session], T]) -> T:
         return await self.session.run_sync(work)

@@ -375,7 +375,7 @@ class SendingAgent:
         for key in {lease.ordering_key for lease in finished}:
             if key is not None:
                 self._on_key_released(key)
-        if self.claim_pending and self.buffer.room >= min(self._settings.batch_size, self._settings.buffer_size):
+        if self.claim_pending and self.buffer.room_for_claim(self._settings.batch_size):
             self.claim_pending = False
             self._on_capacity()
 

@@ -1,7 +1,7 @@
 """Wake-up of other nodes by one NOTIFY after all commits of a moment: they look for work without an owner.
 
-    wake()         --> asked --> NOTIFY                    over the agents' connections while the bus runs,
-    wake_after()   --> until that COMMIT is over --> asked       or over one of a short-lived thread's own
+    wake()         --> asked --> NOTIFY                    in the loop of the bus while it runs,
+    wake_after()   --> until that COMMIT is over --> asked       or in a thread that stays for a moment
 
 It is a hint, given off the way of writing: a NOTIFY in the application's transaction would take a lock of the whole
 server at its commit. When it fails the nodes find the work by polling.
@@ -10,20 +10,30 @@ server at its commit. When it fails the nodes find the work by polling.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+import time
 from contextlib import suppress
 from typing import Final
+
+from sqlalchemy import Engine
 
 from durable.errors import InvalidSetting, StorageUnavailable
 from durable.outbox.transactions import Ending
 from durable.settings import Settings
 from durable.storage import outbox
-from durable.storage.database import Database
+from durable.storage.database import AGENTS_LONGEST_IDLE, Database, sync_url
+from durable.storage.engines import Limits, make_engine
+from durable.storage.outages import translated
 from durable.telemetry import log
 
 _GATHERING: Final = 0.005  # seconds in which commits share a NOTIFY
 _LONGEST: Final = 10.0  # seconds for a NOTIFY
 _LONGEST_COMMIT: Final = 60.0  # seconds until the COMMIT of a joined transaction is left to polling
+_STAYING: Final = 2.0  # seconds without work after which the thread closes its connection
+_LOOKING: Final = 0.1  # seconds between two looks whether the process ends
+_NOT_WOKEN_ODDLY: Final = "other nodes were not woken, they find new work at their next poll"
+_NOT_WOKEN: Final = f"{_NOT_WOKEN_ODDLY}: %s"
 
 
 class Waker:
@@ -31,10 +41,11 @@ class Waker:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._asked = False
         self._endings: list[Ending] = []
         self._is_busy = False
+        self._process = os.getpid()
         self._home: tuple[asyncio.AbstractEventLoop, Database] | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -63,9 +74,10 @@ class Waker:
 
     def _work(self) -> None:
         with self._lock:
-            if self._is_busy:
+            if self._is_busy and self._process == os.getpid():
+                self._lock.notify()
                 return
-            self._is_busy = True
+            self._is_busy, self._process = True, os.getpid()  # a fork has no thread of ours
         home = self._home
         if home is not None:
             with suppress(RuntimeError):  # its loop was closed without stop()
@@ -73,23 +85,10 @@ class Waker:
                 return
         threading.Thread(target=self._work_alone, name="durable wakes nodes").start()
 
+    # ------------------------------------------------------------------ in a loop
+
     def _work_in_loop(self, database: Database) -> None:
         self._task = asyncio.create_task(self._run(database), name="wake nodes")
-
-    def _work_alone(self) -> None:
-        """No daemon: a process that commits and ends has told it before."""
-        asyncio.run(self._run_with_own_database())
-
-    async def _run_with_own_database(self) -> None:
-        try:
-            database = Database(self._settings)
-        except InvalidSetting:  # sessions of the application's engines, and no database of ours: only polling is left
-            self._give_up()
-            return
-        try:
-            await self._run(database)
-        finally:
-            await database.close()
 
     async def _run(self, database: Database) -> None:
         try:
@@ -112,6 +111,60 @@ class Waker:
                     self._is_busy = asked
                     return asked
 
+    async def _tell(self, database: Database) -> None:
+        try:
+            async with asyncio.timeout(_LONGEST):
+                await database.transaction(outbox.wake_nodes)
+        except (StorageUnavailable, TimeoutError) as error:
+            log.warning(_NOT_WOKEN, error)
+        except Exception:
+            log.exception(_NOT_WOKEN_ODDLY)
+
+    # ------------------------------------------------------------------ in a thread
+
+    def _work_alone(self) -> None:
+        """No daemon: a process that commits and ends has told it before."""
+        limits = Limits(self._settings.statement_timeout, AGENTS_LONGEST_IDLE).for_own_statements()
+        try:
+            url = sync_url(self._settings)
+            engine = make_engine(url, self._settings, limits, pool_size=1, isolation_level="AUTOCOMMIT")
+        except InvalidSetting:  # sessions of the application's engines, and no database of ours: only polling is left
+            self._give_up()
+            return
+        try:
+            while self._is_asked_alone():
+                self._tell_alone(engine)
+        finally:
+            engine.dispose()
+
+    def _is_asked_alone(self) -> bool:
+        """Wait until the nodes are to be told; False after a while, and at the end of the process."""
+        began = time.monotonic()
+        while True:
+            time.sleep(_GATHERING)
+            waited = time.monotonic() - began
+            with self._lock:
+                self._take_over(waited)
+                asked, self._asked = self._asked, False
+                if asked:
+                    return True
+                if not self._endings:
+                    if waited > _STAYING or not threading.main_thread().is_alive():
+                        self._is_busy = False
+                        return False
+                    self._lock.wait(_LOOKING)
+
+    def _tell_alone(self, engine: Engine) -> None:
+        try:
+            with translated(), engine.connect() as conn:
+                outbox.wake_nodes(conn, self._settings.db_schema)
+        except StorageUnavailable as error:
+            log.warning(_NOT_WOKEN, error)
+        except Exception:
+            log.exception(_NOT_WOKEN_ODDLY)
+
+    # ------------------------------------------------------------------ both
+
     def _give_up(self) -> None:
         with self._lock:
             self._asked = self._is_busy = False
@@ -121,12 +174,3 @@ class Waker:
         left = [ending for ending in self._endings if not ending.is_over and waited < _LONGEST_COMMIT]
         self._asked |= len(left) < len(self._endings)
         self._endings = left
-
-    async def _tell(self, database: Database) -> None:
-        try:
-            async with asyncio.timeout(_LONGEST):
-                await database.transaction(outbox.wake_nodes)
-        except (StorageUnavailable, TimeoutError) as error:
-            log.warning("other nodes were not woken, they find new work at their next poll: %s", error)
-        except Exception:
-            log.exception("other nodes were not woken, they find new work at their next poll")

@@ -7,7 +7,6 @@ rabbitmq    airline nodes publish to the topic exchange of a private broker; pun
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+from durable.embedded.ports import free_port
 from durable.embedded.rabbitmq import Broker, find_scripts, rabbitmq
 from durable.errors import InvalidSetting
 
@@ -33,7 +33,7 @@ class Road:
 
 @contextmanager
 def _direct(transport: str, _folder: Path) -> Iterator[Road]:
-    address = f"{transport}://127.0.0.1:{_free_port()}"
+    address = f"{transport}://127.0.0.1:{free_port()}"
     yield Road(transport, sends_to=address, listens_on=f"{address}?reuse_port=1")
 
 
@@ -85,11 +85,3 @@ def _package(transport: str) -> str:
 def opened(transport: str, folder: Path) -> AbstractContextManager[Road]:
     """The road of this transport; it ends with the block. Its broker keeps its data and its log in the folder."""
     return ROADS[transport](folder)
-
-
-def _free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

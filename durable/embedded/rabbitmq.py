@@ -25,13 +25,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from durable.embedded.ports import free_port
 from durable.errors import InvalidSetting, WiringError
 
 NODE = "durable@localhost"
 START_SECONDS = 60.0
 STOP_SECONDS = 15.0
 CONTROL_SECONDS = 30.0
-PORTS = range(10_000, 32_000, 2)  # below those that systems give to clients: still free after a restart
 MEMORY = "1GB"
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 METHOD_FRAME = b"\x01"
@@ -205,17 +205,6 @@ def accepts_amqp(host: str, port: int) -> bool:
         connection.sendall(PROTOCOL_HEADER)
         return connection.recv(1) == METHOD_FRAME
     return False
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that is free, as is the next one."""
-    for _ in range(100):
-        port = secrets.choice(PORTS)
-        with suppress(OSError), socket.socket() as amqp, socket.socket() as distribution:
-            amqp.bind(("127.0.0.1", port))
-            distribution.bind(("127.0.0.1", port + 1))
-            return port
-    raise InvalidSetting(f"no free ports between {PORTS.start} and {PORTS.stop}; stop another broker")
 
 
 def _write_configuration(folder: Path) -> None:

@@ -79,6 +79,14 @@ def enlist(
     return outbox
 
 
+async def close(session: AsyncSession) -> None:
+    """Close a session to its end, however often the current task is cancelled meanwhile."""
+    if session.in_transaction():
+        await run_to_completion(session.close())
+    else:
+        session.sync_session.close()  # without a connection there is nothing to wait for
+
+
 class UnitOfWork:
     """Unit of work, an AsyncSession and one transaction: committed when the block ends, rolled back when it raises."""
 
@@ -115,7 +123,7 @@ class UnitOfWork:
                 await self.session.commit()
         finally:
             self.outbox.close()  # before other tasks run: nobody commits what they send now
-            await run_to_completion(self.session.close())
+            await close(self.session)
 
     def send(self, message: object, *, to: str | None = None, **options: Unpack[SendOptions]) -> UUID:
         """Send a message as Outbox.send()."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from durable.embedded import Embedded, postgres
-from durable.embedded.rabbitmq import free_port
+from durable.embedded.ports import free_port
 from durable.errors import InvalidSetting
 from durable.pipeline.session import spark_session
 from tests.benchmarks import archiving, auditing, publishing

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from durable.embedded.rabbitmq import Broker, free_port, rabbitmq
+from durable.embedded.ports import free_port
+from durable.embedded.rabbitmq import Broker, rabbitmq
 from tests.chaos.fleet import SERVICES
 from tests.chaos.wires import Wire
 from tests.support.tls import issue

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from durable.embedded.ports import free_port
 from durable.testing.transports import Link
 from tests.contract.links import LinkOver, http_link, memory_link, rabbitmq_link, tcp_link, unix_link
-from tests.failure.services import Pair, Way, free_port, pair_of_services
+from tests.failure.services import Pair, Way, pair_of_services
 from tests.support.servers import AnyBroker, Names
 
 

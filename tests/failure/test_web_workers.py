@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from durable.embedded.ports import free_port
 from tests.failure.books import Books, open_books, read_books
-from tests.failure.services import free_port
 from tests.failure.waiting import eventually
 from tests.support.web import ROOT, WebService, serving
 

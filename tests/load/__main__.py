@@ -20,8 +20,8 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from durable.embedded.ports import free_port
 from tests.failure.books import Books, read_books
-from tests.failure.services import free_port
 from tests.failure.waiting import eventually
 from tests.failure.web import is_refused
 from tests.load.databases import migrated_database

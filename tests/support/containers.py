@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 import psycopg
 
 from durable.embedded import Broker
-from durable.embedded.rabbitmq import accepts_amqp, free_port
+from durable.embedded.ports import free_port
+from durable.embedded.rabbitmq import accepts_amqp
 from durable.errors import WiringError
 
 if TYPE_CHECKING:

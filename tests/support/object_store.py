@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from boto3 import client
 from botocore.config import Config
 
-from durable.embedded.rabbitmq import free_port
+from durable.embedded.ports import free_port
 
 BUCKET = "archive"
 _UNTIL_IT_LISTENS = Config(retries={"total_max_attempts": 20, "mode": "standard"})

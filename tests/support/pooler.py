@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 import psycopg
 from sqlalchemy.engine import URL, make_url
 
+from durable.embedded.ports import free_port
 from durable.errors import InvalidSetting
 
 _STARTS_WITHIN = 30.0  # seconds
@@ -31,7 +31,7 @@ class Pooler:
         target = make_url(database)
         self._folder = folder
         self._user = _owner(target)
-        port = _free_port()
+        port = free_port()
         self._configuration = folder / "pgbouncer.ini"
         self._configuration.write_text(_configuration(target, folder, port, pool_mode, server_connections))
         if self._user is not None:
@@ -134,8 +134,3 @@ server_round_robin = 1
 server_login_retry = 1
 logfile = {folder}/pgbouncer.log
 """
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])

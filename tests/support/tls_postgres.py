@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,6 +16,7 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
+from durable.embedded.ports import free_port
 from durable.errors import InvalidSetting
 from durable.storage import migrator
 from tests.support.servers import older_servers
@@ -77,7 +77,7 @@ def _running(folder: Path, own: Pem) -> Iterator[int]:
         raise InvalidSetting("no Postgres with OpenSSL is installed; run: apt-get install postgresql")
     binaries = Path(f"/usr/lib/postgresql/{versions[-1]}/bin")
     user = _NOBODY if os.getuid() == 0 else None
-    data, port = folder / "data", _free_port()
+    data, port = folder / "data", free_port()
     os.chmod(own.key, 0o600)
     for path in (folder, own.key, own.certificate):
         if user is not None:
@@ -119,10 +119,3 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise InvalidSetting(f"the Postgres with TLS does not start: {log.read_text()}") from None
             time.sleep(0.1)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

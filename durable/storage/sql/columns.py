@@ -21,9 +21,11 @@ SELECT_ENVELOPE: Final = (
 )
 QUEUEING: Final = "owner_id, ordering_key, fair_key"
 UNNEST_QUEUEING: Final = "CAST(:owner_id AS integer[]), CAST(:ordering_key AS text[]), CAST(:fair_key AS text[])"
-MINE: Final = (
-    "unnest(CAST(:ids AS uuid[]), CAST(:addresses AS text[]), CAST(:epochs AS integer[])) AS mine (id, address, epoch)"
-)
+# A sub-select hides the length of an array from the planner. One that it sees makes each plan for few rows look cheaper
+# than the plan for all lengths, so that the statement would be planned anew each time, which takes longer than it does.
+MINE: Final = """unnest(
+        (SELECT CAST(:ids AS uuid[])), (SELECT CAST(:addresses AS text[])), (SELECT CAST(:epochs AS integer[]))
+    ) AS mine (id, address, epoch)"""
 
 HISTORY: Final = (
     "id, side, outcome, address, message_type, source, correlation_id, causation_id, partition_key, sent_at, "

@@ -10,9 +10,9 @@ import psycopg
 import pytest
 
 from durable import Bus, Context, Retry, message
+from durable.embedded.ports import free_port
 from durable.recovery.idle_addresses import IdleAddresses
 from durable.telemetry import Subject
-from tests.failure.services import free_port
 from tests.failure.waiting import eventually
 from tests.failure.workbench import QUICK
 

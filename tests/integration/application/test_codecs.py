@@ -13,12 +13,12 @@ import pytest
 from pydantic import BaseModel
 
 from durable import Bus, Envelope, InvalidSetting, JsonCodec, message, register_codec, upcaster
+from durable.embedded.ports import free_port
 from durable.messages import codec
 from durable.messages.cloudevents import STRUCTURED
 from durable.messages.codecs.msgpack import MSGPACK
 from durable.testing import eventually
 from durable.transports.http.openapi import describe
-from tests.failure.services import free_port
 from tests.failure.workbench import QUICK
 from tests.support.tables import Tables
 

@@ -18,8 +18,8 @@ import psycopg
 import pytest
 
 from durable import InvalidMessage
+from durable.embedded.ports import free_port
 from durable.testing import InMemoryBus
-from tests.failure.services import free_port
 from tests.failure.waiting import eventually
 from tests.support.web import EXAMPLES, WebService, environment_of, serving
 

@@ -13,13 +13,13 @@ import msgspec
 import pytest
 
 from durable import Bus, message
+from durable.embedded.ports import free_port
 from durable.errors import TransportError
 from durable.outcomes import STORED
 from durable.settings import Settings, load_settings
 from durable.testing import eventually
 from durable.testing.transports import envelope
 from durable.transports.tcp.transport import TcpTransport
-from tests.failure.services import free_port
 from tests.failure.workbench import QUICK
 from tests.support.pages import DOCS
 

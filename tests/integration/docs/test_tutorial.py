@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.failure.services import free_port
+from durable.embedded.ports import free_port
 from tests.failure.waiting import eventually
 from tests.integration.docs.test_quickstart import Shell
 from tests.support.pages import DOCS, EXAMPLES

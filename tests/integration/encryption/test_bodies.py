@@ -13,13 +13,13 @@ import pytest
 from yarl import URL
 
 from durable import Bus, Context, Keys, PutBack, Retry, message, upcaster
+from durable.embedded.ports import free_port
 from durable.envelope import Envelope, new_id
 from durable.errors import InvalidSetting
 from durable.messages.sealed import is_sealed, parted
 from durable.outcomes import STORED, Duplicate
 from durable.testing import eventually
 from durable.transports.memory import MemoryTransport
-from tests.failure.services import free_port
 from tests.failure.workbench import QUICK
 from tests.support import canary, receivers
 from tests.support.canary import CANARY

@@ -16,13 +16,13 @@ import pytest
 
 from durable import Bus, Keys, Retry, Settings, message
 from durable.cli.keys.rotation import Rotated, rotate_all
+from durable.embedded.ports import free_port
 from durable.encryption.ring import KeyRing
 from durable.messages.digest import message_digest
 from durable.messages.registry import encrypted_types
 from durable.messages.sealed import parted
 from durable.storage.encrypted import Wanted
 from durable.testing import eventually
-from tests.failure.services import free_port
 from tests.failure.workbench import QUICK
 from tests.support import canary
 from tests.support.command import Agent

@@ -13,9 +13,9 @@ import pytest
 from pydantic import BaseModel
 
 from durable import Bus, CircuitBreaker, Context, PauseListener, Retry, message, upcaster
+from durable.embedded.ports import free_port
 from durable.messages.codecs.msgpack import MSGPACK
 from durable.testing import InMemoryBus
-from tests.failure.services import free_port
 from tests.failure.waiting import eventually
 from tests.failure.workbench import QUICK
 from tests.support.tables import Tables

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -905,6 +907,38 @@ class TestOtherTasks:
         assert tables.count("outgoing_envelopes") == 0
 
 
+_SENDS_AND_ENDS = """
+import sys
+from durable.agents import waking
+from tests.integration.outbox.test_unit_of_work import BILLING, Bus, Placed
+waking._STAYING = 600  # its thread ends with the process all the same
+bus = Bus("shop", sys.argv[1])
+bus.route(Placed, to=BILLING)
+with bus.runtime.sessions.open_sync() as session, bus.enlist(session):
+    bus.send(Placed(1))
+    session.commit()
+"""
+_FORKS_AND_SENDS = """
+import os, sys, threading, time
+from tests.integration.outbox.test_unit_of_work import BILLING, Bus, Placed
+bus = Bus("shop", sys.argv[1])
+bus.route(Placed, to=BILLING)
+def send(number):
+    with bus.runtime.sessions.open_sync() as session, bus.enlist(session):
+        bus.send(Placed(number))
+        session.commit()
+send(1)
+time.sleep(0.5)  # its thread has told, and waits for more
+assert any(thread.name == "durable wakes nodes" for thread in threading.enumerate())
+bus.runtime.sessions.sync_engine.dispose()
+if (child := os.fork()) == 0:
+    send(2)
+    time.sleep(0.5)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
 class TestWaking:
     @pytest.fixture
     def listening(self, tables: Tables) -> Iterator[Callable[[], int]]:
@@ -936,6 +970,36 @@ class TestWaking:
                     session.commit()
             assert listening() == 0
         assert listening() == wakes
+
+    async def test_commits_of_a_process_without_a_node_share_a_connection(
+        self, tables: Tables, listening: Callable[[], int]
+    ) -> None:
+        bus = Bus("shop", tables.url)
+        bus.route(Placed, to=BILLING)
+        waking = (
+            "SELECT pid FROM pg_stat_activity"
+            " WHERE datname = current_database() AND query LIKE %s AND backend_start > CAST(%s AS timestamptz)"
+        )
+        since, woke, backends = tables.one("SELECT clock_timestamp()"), 0, set[int]()
+        for number in range(5):
+            async with bus.unit_of_work():
+                bus.send(Placed(number))
+            await asyncio.sleep(0.3)  # longer than commits are gathered
+            woke += listening()
+            backends |= set(tables.rows(waking, "SELECT pg_notify(CAST(%", since))
+        assert woke == 5
+        assert len(backends) == 1
+        await bus.runtime.stop()
+
+    def test_process_ends_soon_after_its_last_commit_and_has_woken_the_nodes(
+        self, tables: Tables, listening: Callable[[], int]
+    ) -> None:
+        subprocess.run([sys.executable, "-c", _SENDS_AND_ENDS, tables.url], check=True, timeout=60)
+        assert listening() == 1
+
+    def test_fork_of_a_sender_wakes_the_nodes(self, tables: Tables, listening: Callable[[], int]) -> None:
+        subprocess.run([sys.executable, "-c", _FORKS_AND_SENDS, tables.url], check=True, timeout=60)
+        assert listening() == 2
 
     async def test_transaction_leaving_its_rows_to_any_node_can_be_prepared(
         self, tables: Tables, listening: Callable[[], int], two_phase: str

@@ -14,6 +14,7 @@ from psycopg import sql
 
 from durable import Bus
 from durable.clock import SystemClock
+from durable.embedded.ports import free_port
 from durable.envelope import ANY_NODE, NodeId
 from durable.recovery.dormant_nodes import DormantNodes
 from durable.recovery.forgotten import Forgotten
@@ -31,7 +32,6 @@ from tests.failure import leftovers
 from tests.failure.app import ADD_ORDER, OrderPlaced
 from tests.failure.books import open_books, read_books, waits_for_a_lock
 from tests.failure.leftovers import SCHEMA
-from tests.failure.services import free_port
 from tests.failure.waiting import eventually
 from tests.failure.workbench import QUICK, Clerk, Workbench
 

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from durable import Bus, message
 from durable.embedded import Embedded
+from durable.embedded.ports import free_port
 from durable.envelope import derived_id, new_id, unix_ms
 from durable.outcomes import DUPLICATE, STORED
 from durable.pipeline.publish import uuid8_of
@@ -25,7 +26,6 @@ from durable.settings import load_settings
 from durable.storage.sql.columns import DATED, GENERATED
 from durable.testing import eventually
 from durable.transports.tcp.transport import TcpTransport
-from tests.failure.services import free_port
 from tests.support.receivers import envelope
 from tests.support.tables import Tables, shared_tables
 

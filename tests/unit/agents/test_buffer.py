@@ -56,6 +56,29 @@ def test_room_stays_taken_until_the_item_is_done() -> None:
     assert (buffer.used_count, buffer.used_bytes, buffer.room) == (0, 0, 2)
 
 
+@pytest.mark.parametrize(
+    ("max_count", "waiting", "out", "room"),
+    [
+        (2_000, 1_950, 0, 0),  # items wait, and few may come
+        (2_000, 1_900, 0, 100),
+        (2_000, 0, 1_950, 50),  # nothing waits: workers may be idle
+        (2_000, 0, 0, 100),
+        (10, 6, 0, 0),
+        (10, 5, 0, 5),
+        (10, 0, 9, 1),
+        (1, 1, 0, 0),
+        (1, 0, 0, 1),
+        (2, 1, 0, 1),
+    ],
+)
+def test_claim_waits_for_room_for_a_batch_while_items_wait_here(
+    max_count: int, waiting: int, out: int, room: int
+) -> None:
+    buffer = filled(*[1] * (waiting + out), max_count=max_count, max_bytes=10_000)
+    assert len(buffer.take(out, 10_000)) == out
+    assert buffer.room_for_claim(100) == room
+
+
 def test_unchecked_reservation_may_exceed_the_bytes_and_then_leaves_no_room() -> None:
     buffer: Buffer[Item] = Buffer(max_count=10, max_bytes=10)
     buffer.reserve_unchecked(items(8, 8))

@@ -14,13 +14,13 @@ from msgspec.structs import replace
 
 from durable import Bus, message
 from durable.embedded import Embedded
+from durable.embedded.ports import free_port
 from durable.envelope import Envelope
 from durable.errors import InvalidSetting, PauseListener, TransportError
 from durable.outcomes import BUSY, DUPLICATE, STORED, Outcome, Rejected
 from durable.settings import load_settings
 from durable.testing import eventually
 from durable.transports.tcp.transport import TcpTransport
-from tests.failure.services import free_port
 from tests.support.receivers import MemoryReceiver, envelope
 from tests.support.tables import Tables, shared_tables
 from tests.support.tls import Authority

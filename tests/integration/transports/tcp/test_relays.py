@@ -20,6 +20,7 @@ import pytest
 
 from durable import Bus, message
 from durable.embedded import Embedded
+from durable.embedded.ports import free_port
 from durable.errors import ConnectionFailed
 from durable.outcomes import STORED
 from durable.settings import load_settings
@@ -27,7 +28,6 @@ from durable.testing import eventually
 from durable.transports.frames import Batch, Frame, Hello, Outcomes, PartlyReadable, Ping, Pong, Proof, Welcome
 from durable.transports.tcp.transport import TcpTransport
 from durable.transports.wire import MAGIC, Decoder, encode
-from tests.failure.services import free_port
 from tests.support.proxy import ChaosProxy
 from tests.support.receivers import MemoryReceiver, envelope
 from tests.support.tables import Tables, shared_tables

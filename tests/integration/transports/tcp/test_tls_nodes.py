@@ -13,12 +13,12 @@ import msgspec
 import pytest
 
 from durable import Bus, Context, message
+from durable.embedded.ports import free_port
 from durable.errors import TransportError
 from durable.settings import load_settings
 from durable.testing import eventually
 from durable.testing.transports import ChaosProxy, envelopes
 from durable.transports.tcp.transport import TcpTransport
-from tests.failure.services import free_port
 from tests.failure.workbench import QUICK
 from tests.support.tls import Authority, Pem
 
