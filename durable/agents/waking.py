@@ -30,7 +30,7 @@ from durable.telemetry import log
 _GATHERING: Final = 0.005  # seconds in which commits share a NOTIFY
 _LONGEST: Final = 10.0  # seconds for a NOTIFY
 _LONGEST_COMMIT: Final = 60.0  # seconds until the COMMIT of a joined transaction is left to polling
-_STAYING: Final = 2.0  # seconds without work after which the thread closes its connection
+_STAYING: Final = 0.5  # seconds without work after which the thread closes its connection
 _LOOKING: Final = 0.1  # seconds between two looks whether the process ends
 _NOT_WOKEN_ODDLY: Final = "other nodes were not woken, they find new work at their next poll"
 _NOT_WOKEN: Final = f"{_NOT_WOKEN_ODDLY}: %s"
@@ -48,17 +48,25 @@ class Waker:
         self._process = os.getpid()
         self._home: tuple[asyncio.AbstractEventLoop, Database] | None = None
         self._task: asyncio.Task[None] | None = None
+        self._thread: threading.Thread | None = None
+        self._is_stopping = False
 
     def start(self, database: Database) -> None:
         """Work in this loop from now on, over these connections."""
         self._home = asyncio.get_running_loop(), database
 
     async def stop(self) -> None:
-        """Send the last notifications, and leave the loop."""
+        """Send the last notifications, leave the loop, and close the connection."""
         self._home = None
         await asyncio.sleep(0)  # what was asked for from another thread begins now
         if self._task is not None:
             await self._task
+        with self._lock:
+            self._is_stopping = True
+            self._lock.notify()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, _LONGEST)
+        self._is_stopping = False
 
     def wake(self) -> None:
         """Let the nodes look for work, soon."""
@@ -83,7 +91,8 @@ class Waker:
             with suppress(RuntimeError):  # its loop was closed without stop()
                 home[0].call_soon_threadsafe(self._work_in_loop, home[1])
                 return
-        threading.Thread(target=self._work_alone, name="durable wakes nodes").start()
+        self._thread = threading.Thread(target=self._work_alone, name="durable wakes nodes")
+        self._thread.start()
 
     # ------------------------------------------------------------------ in a loop
 
@@ -138,7 +147,7 @@ class Waker:
             engine.dispose()
 
     def _is_asked_alone(self) -> bool:
-        """Wait until the nodes are to be told; False after a while, and at the end of the process."""
+        """Wait until the nodes are to be told; False after a while, and at the end of the bus or the process."""
         began = time.monotonic()
         while True:
             time.sleep(_GATHERING)
@@ -149,7 +158,7 @@ class Waker:
                 if asked:
                     return True
                 if not self._endings:
-                    if waited > _STAYING or not threading.main_thread().is_alive():
+                    if waited > _STAYING or self._is_stopping or not threading.main_thread().is_alive():
                         self._is_busy = False
                         return False
                     self._lock.wait(_LOOKING)

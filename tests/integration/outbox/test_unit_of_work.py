@@ -990,6 +990,7 @@ class TestWaking:
         assert woke == 5
         assert len(backends) == 1
         await bus.runtime.stop()
+        await eventually(lambda: not backends & set(tables.rows("SELECT pid FROM pg_stat_activity")))
 
     def test_process_ends_soon_after_its_last_commit_and_has_woken_the_nodes(
         self, tables: Tables, listening: Callable[[], int]
