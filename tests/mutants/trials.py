@@ -71,10 +71,10 @@ def tried(tree: Tree, mutant: Mutant, servers: Mapping[str, str]) -> Trial:
 
 def run(tree: Tree, tests: Sequence[str], servers: Mapping[str, str], *, hangs: bool = False) -> Trial:
     """Run these tests, and the simulation if it is among them, until one fails."""
-    trial = Trial(Verdict.COULD_NOT_RUN, said="no tests are named")
+    trial = Trial(Verdict.SURVIVED)
     if named := [test for test in tests if test != SIMULATION]:
         trial = run_tests(tree, named, servers, hangs=hangs)
-    if SIMULATION in tests and trial.verdict is not Verdict.KILLED:
+    if SIMULATION in tests and trial.verdict is Verdict.SURVIVED:
         return _simulated(tree)
     return trial
 
