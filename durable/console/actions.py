@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
+from uuid import UUID
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -17,7 +19,7 @@ from durable.dead_letters.bulk import Resolution
 from durable.duration import time_from_now
 from durable.errors import DurableError
 from durable.settings import suggestion
-from durable.storage import circuits, dead_letters, known_names
+from durable.storage import circuits, dead_letters, delayed, known_names, schedules
 from durable.storage.circuits import CircuitKind
 from durable.storage.dead_letters import Selection
 from durable.telemetry import log
@@ -54,10 +56,53 @@ class Actions:
 
     async def resume(self, request: Request, person: Person) -> Response:
         """Go on before the time. The row of the pause is deleted, so the log says who did it."""
-        kind, key = await self._circuit(request)
-        if await self._bus.runtime.database.transaction(circuits.resume, kind, key):
-            log.info("circuit of %s %s closed by %s", kind, key, _actor(person))
+        await self._resume([await self._circuit(request)], _actor(person))
         return redirect(request, "circuits")
+
+    async def _resume(self, named: Sequence[tuple[CircuitKind, str]], actor: str) -> None:
+        if await self._bus.runtime.database.transaction(circuits.resume_each, named):
+            log.info("circuit of %s closed by %s", ", ".join(f"{kind} {key}" for kind, key in named), actor)
+
+    async def change_scheduled(self, request: Request, person: Person) -> Response:
+        """Run a schedule or a delayed message now, cancel the message, or pause and resume the schedule."""
+        verb, schedule = await _field(request, "verb"), await _field(request, "schedule", needed=False)
+        if schedule:
+            refusal = await self._change_schedule(verb, schedule, _actor(person))
+        else:
+            refusal = await self._change_message(verb, await _message_id(request), _actor(person))
+        if refusal is not None:
+            raise HTTPException(409, refusal)
+        return redirect(request, "scheduled")
+
+    async def _change_schedule(self, verb: str, name: str, actor: str) -> str | None:
+        """Return the reason why nothing was changed."""
+        database, named = self._bus.runtime.database, [(CircuitKind.SCHEDULE, name)]
+        if verb == "run-now":
+            done = await database.transaction(schedules.ask, name, actor=actor)
+            return None if done else f"no node that runs declares schedule {name!r}, so its message is unknown"
+        if not await database.transaction(schedules.read, [name]):
+            return f"there is no schedule {name!r}: it may have been removed"
+        if verb == "pause":
+            said: Any = {"reason": "paused in the console", "actor": actor, "duration": None}
+            await database.transaction(circuits.pause_each, named, **said)
+        elif verb == "resume":
+            await self._resume(named, actor)
+        else:
+            raise HTTPException(422, f"verb: {verb!r} is none of pause, resume, run-now")
+        return None
+
+    async def _change_message(self, verb: str, message: UUID, actor: str) -> str | None:
+        database, keep_body = self._bus.runtime.database, self._bus.settings.history_bodies
+        if verb == "run-now":
+            done = await database.transaction(delayed.run_message_now, message)
+            log.info("message %s made due by %s", message, actor)
+        elif verb == "cancel":
+            done = await database.transaction(
+                delayed.cancel_message, message, actor=actor, reason=None, keep_body=keep_body
+            )
+        else:
+            raise HTTPException(422, f"verb: {verb!r} is neither run-now nor cancel")
+        return None if done else f"message {message} does not wait for its time any more"
 
     async def _keys(self, kind: CircuitKind, name: str) -> list[str]:
         """Return the keys of a name; an address that is resolved by message type is one destination for each.
@@ -116,6 +161,13 @@ async def _selected(request: Request) -> tuple[Selection, str]:
         return Selection(letters=[int(letter)]), f"letter {letter}"
     fingerprint = await _field(request, "fingerprint")
     return Selection(fingerprint=fingerprint), f"group {fingerprint}"
+
+
+async def _message_id(request: Request) -> UUID:
+    try:
+        return UUID(await _field(request, "message"))
+    except ValueError:
+        raise HTTPException(422, "message: this is no id of a message; give a UUID") from None
 
 
 async def _field(request: Request, name: str, *, needed: bool = True) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
+from uuid import UUID
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.exceptions import HTTPException
@@ -123,6 +124,30 @@ class Pages:
                 404, f"there is no dead letter {request.path_params['letter']}: it may have been purged"
             )
         return self.render(request, "letter.html", person, found=found, shows_body=person.role >= Role.OPERATOR)
+
+    async def message_search(self, request: Request, person: Person) -> Response:
+        """A form for an id, and the places of the message of this id."""
+        text = request.query_params.get("id", "").strip()
+        if not text:
+            return self.render(request, "message_search.html", person, id="", standings=(), letter=None)
+        try:
+            found = await self._reading.message(person, UUID(text))
+        except ValueError:
+            raise HTTPException(422, "id: this is no id of a message; give a UUID") from None
+        return self.render(
+            request, "message_search.html", person, id=text, standings=found.standings, letter=found.letter
+        )
+
+    async def scheduled(self, request: Request, person: Person) -> Response:
+        found = await self._reading.scheduled(person)
+        return self.render(
+            request,
+            "scheduled.html",
+            person,
+            schedules=found.schedules,
+            messages=found.messages[:PAGE],
+            more=len(found.messages) > PAGE,
+        )
 
     async def run(self, request: Request, person: Person) -> Response:
         progress = self._runs.find(request.path_params["name"])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import datetime, timedelta
-from typing import NamedTuple
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple
+from uuid import UUID
 
 from sqlalchemy import Connection
 
@@ -17,13 +18,15 @@ from durable.envelope import NodeId
 from durable.observability import health
 from durable.observability.health import NodeState
 from durable.recovery.policy import DormancyPolicy
-from durable.storage import dead_letters, gauges
+from durable.storage import dead_letters, delayed, gauges, receipts, schedules
 from durable.storage.circuits import CircuitKind, OpenCircuit
 from durable.storage.dead_letters import Attempt, DeadLetter, Group, LetterRange, Relative, Selection, Summary
 from durable.storage.gauges import MOST_COUNTED, Gauges, Side
 from durable.storage.nodes import Node
+from durable.storage.receipts import Standing
 
 PAGE = 50
+_EVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
 class Lane(NamedTuple):
@@ -85,6 +88,20 @@ class Letter(NamedTuple):
     relatives: Sequence[Relative]
 
 
+class Found(NamedTuple):
+    """Places of a message, and its newest dead letter."""
+
+    standings: Sequence[Standing]
+    letter: int | None
+
+
+class Scheduled(NamedTuple):
+    """Schedules, and the delayed messages that are due next: one more than a page where there are more."""
+
+    schedules: Sequence[schedules.Row]
+    messages: Sequence[delayed.Delayed]
+
+
 class Reading:
     """Reads the state of the service of a bus. Raises StorageUnavailable."""
 
@@ -114,6 +131,16 @@ class Reading:
         if found is None or _sees_contents(person):
             return found
         return found._replace(letter=viewers.of_letter(found.letter), attempts=viewers.of_attempts(found.attempts))
+
+    async def message(self, person: Person, message_id: UUID) -> Found:
+        """Find a message by its id, everywhere in this service."""
+        made_after = receipts.made_after([message_id], self._bus.settings.clock_lead)
+        found = await self._bus.runtime.database.transaction(_message, message_id, ended_after=made_after)
+        return found if _sees_contents(person) else found._replace(standings=viewers.of_standings(found.standings))
+
+    async def scheduled(self, person: Person) -> Scheduled:
+        found = await self._bus.runtime.database.transaction(_scheduled)
+        return found if _sees_contents(person) else found._replace(schedules=viewers.of_schedules(found.schedules))
 
     def _overview(self, read: Gauges, groups: Sequence[Group]) -> Overview:
         dormant = health.dormant(self._policy, read, time.monotonic())
@@ -154,6 +181,18 @@ def _letter(conn: Connection, schema: str, letter_id: int) -> Letter | None:
         dead_letters.attempts(conn, schema, letter_id),
         dead_letters.relatives(conn, schema, found[0]),
     )
+
+
+def _message(conn: Connection, schema: str, message_id: UUID, *, ended_after: datetime | None) -> Found:
+    standings = receipts.look(conn, schema, [message_id], ended_after=ended_after).standings
+    letters = dead_letters.page(conn, schema, Selection(ids=[message_id], resolved=None), limit=1)
+    ends = sorted(standings, key=lambda each: (each.side, each.address, each.ended_at is None, each.ended_at or _EVER))
+    return Found(ends, letters[0].letter_id if letters else None)
+
+
+def _scheduled(conn: Connection, schema: str) -> Scheduled:
+    messages = delayed.page(conn, schema, delayed.Selection(), limit=PAGE + 1)
+    return Scheduled(schedules.read(conn, schema), messages)
 
 
 def _lanes(read: Gauges, side: Side, kind: CircuitKind, declared: Sequence[str]) -> list[Lane]:

@@ -13,6 +13,8 @@ import msgspec
 
 from durable.storage.circuits import CircuitKind, OpenCircuit
 from durable.storage.dead_letters import Attempt, DeadLetter, Group, Summary
+from durable.storage.receipts import Standing
+from durable.storage.schedules import Row
 
 HIDDEN: Final = "(for operators)"
 
@@ -32,6 +34,14 @@ def of_letter(letter: DeadLetter) -> DeadLetter:
 
 def of_attempts(attempts: Sequence[Attempt]) -> list[Attempt]:
     return [each._replace(reason=HIDDEN, traceback="") for each in attempts]
+
+
+def of_standings(standings: Sequence[Standing]) -> list[Standing]:
+    return [each if each.reason is None else each._replace(reason=HIDDEN) for each in standings]
+
+
+def of_schedules(schedules: Sequence[Row]) -> list[Row]:
+    return [each if each.error is None else each._replace(error=HIDDEN) for each in schedules]
 
 
 def of_circuits(circuits: Sequence[OpenCircuit]) -> list[OpenCircuit]:

@@ -15,11 +15,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from durable.envelope import unix_ms
 from durable.errors import StillWaiting, StorageUnavailable, UnknownMessage
 from durable.requests.receipts import Receipt, is_waiting, receipt_of
 from durable.settings import Settings
@@ -167,7 +166,9 @@ class Watch:
     async def _look_first(self, questions: Sequence[Question]) -> None:
         ids = {each.id for each in questions}
         asking = {each: list(self._watched[each].callers) for each in questions}
-        sighting = await self._database().transaction(storage.look, ids, ended_after=self._made_after(ids))
+        sighting = await self._database().transaction(
+            storage.look, ids, ended_after=storage.made_after(ids, self._clock_lead)
+        )
         found = _by_id(sighting.standings)
         for question in questions:
             watched = self._watched.get(question)
@@ -191,14 +192,6 @@ class Watch:
             standings = [*watched.before, *question.places(found.get(question.id, []))]
             if not is_waiting(standings) and not self._settle(question, standings):
                 watched.horizon = 0  # as after a restore, whose transactions have other numbers: look at everything
-
-    def _made_after(self, ids: Iterable[UUID]) -> datetime | None:
-        """Return a time before these ids were made, as far as they tell it."""
-        made = [unix_ms(each) for each in ids]
-        if any(each is None for each in made):
-            return None
-        oldest = min(each for each in made if each is not None)
-        return datetime.fromtimestamp(min(oldest / 1_000, 2**35), UTC) - self._clock_lead
 
     def _settle(self, question: Question, standings: Sequence[Standing]) -> bool:
         receipt = receipt_of(standings)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection
 
+from durable.envelope import unix_ms
 from durable.storage.sql import receipts as statements
 
 WAITING: Final = "waiting"
@@ -33,6 +34,15 @@ class Sighting(NamedTuple):
 
     standings: list[Standing]
     horizon: int
+
+
+def made_after(ids: Collection[UUID], clock_lead: timedelta) -> datetime | None:
+    """Return a time before these ids were made, as far as they tell it."""
+    made = [unix_ms(each) for each in ids]
+    if any(each is None for each in made):
+        return None
+    oldest = min(each for each in made if each is not None)
+    return datetime.fromtimestamp(min(oldest / 1_000, 2**35), UTC) - clock_lead
 
 
 def look(conn: Connection, schema: str, ids: Collection[UUID], *, ended_after: datetime | None) -> Sighting:

@@ -20,6 +20,7 @@ from starlette.routing import Mount
 from durable import Bus, message
 from durable.console import Person, Role, access, console_app
 from durable.embedded import Embedded
+from durable.envelope import new_id
 from durable.errors import InvalidSetting
 from durable.storage.rows import Letter
 from durable.testing import eventually
@@ -28,9 +29,13 @@ from tests.support.tables import Tables, shared_tables
 
 OPERATOR, VIEWER = "operator's secret 1234", "viewer's secret 123456"
 TOKENS = {OPERATOR: Person("olga", Role.OPERATOR), VIEWER: Person("vic", Role.VIEWER)}
-PAGES = ["/", "/dead-letters", "/dead-letters/all", "/circuits", "/nodes"]
-ACTIONS = ["/dead-letters/resolve", "/circuits/pause", "/circuits/resume", "/runs/any/stop"]
+PAGES = ["/", "/dead-letters", "/dead-letters/all", "/messages", "/scheduled", "/circuits", "/nodes"]
+ACTIONS = ["/dead-letters/resolve", "/scheduled/change", "/circuits/pause", "/circuits/resume", "/runs/any/stop"]
 MARKUP = "<img src=x onerror=alert(1)><script>alert(2)</script>\"'>"
+SCHEDULE = """
+INSERT INTO durable.schedules (name, cron, tz, misfire, declaration, declared_by, due_at, occurrence_at)
+VALUES ('nightly', '0 3 * * *', 'UTC', 'once', 'x', 7, now() + interval '1 h', now() + interval '1 h')
+"""
 SECRET = re.compile(r'name="form" value="([^"]+)"')
 
 
@@ -239,6 +244,10 @@ class TestForms:
             ("/dead-letters/resolve", {"letter": "1", "verb": "discard"}),
             ("/dead-letters/resolve", {"letter": "1", "verb": "shred", "reason": "r"}),
             ("/dead-letters/resolve", {"verb": "replay"}),
+            ("/scheduled/change", {"message": "17", "verb": "cancel"}),
+            ("/scheduled/change", {"message": str(new_id()), "verb": "shred"}),
+            ("/scheduled/change", {"message": str(new_id())}),
+            ("/scheduled/change", {"verb": "run-now"}),
         ],
     )
     async def test_bad_field_is_refused_with_its_name(
@@ -325,10 +334,13 @@ class TestPages:
                 " VALUES (%s, %s, 'the salary', %s, %s)",
                 *[kind, f"circuit {actor} {probing}", actor, probing],
             )
-        pages = [*PAGES, f"/dead-letters/{letter}"]
+        tables.execute(SCHEDULE)
+        tables.execute("UPDATE durable.schedules SET error = 'the salary'")
+        found = tables.one("SELECT id FROM durable.dead_letters")
+        pages = [*PAGES, f"/dead-letters/{letter}", f"/messages?id={found}"]
         async with bearer(app, OPERATOR) as client:
             told = [page for page in pages if "salary" in (await client.get(page)).text]
-            assert told == [page for page in pages if page != "/nodes"]
+            assert told == [page for page in pages if page not in ("/nodes", "/messages")]
         async with bearer(app, VIEWER) as client:
             for page in pages:
                 response = await client.get(page)
@@ -348,6 +360,20 @@ class TestPages:
                 url = "/dead-letters/all" + found[1].replace("&amp;", "&") if found else ""
             assert seen == every[::-1]
 
+    async def test_message_is_found_by_its_id_in_each_place(self, app: Starlette, bus: Bus, tables: Tables) -> None:
+        (letter,) = add_letters(tables, 1)
+        dead = tables.one("SELECT id FROM durable.dead_letters")
+        async with bus.unit_of_work() as uow:
+            waiting = uow.send(Ordered(1))
+        async with bearer(app, VIEWER) as client:
+            page = (await client.get(f"/messages?id={waiting}")).text
+            assert ("waiting" in page, "inbox of local" in page) == (True, True)
+            page = (await client.get(f"/messages?id=%20{dead}%20")).text
+            assert ("dead-lettered" in page, f"/console/dead-letters/{letter}" in page) == (True, True)
+            assert "knows no message" in (await client.get(f"/messages?id={new_id()}")).text
+            for odd in ("17", "%00", "x" * 9_000):
+                assert (await client.get(f"/messages?id={odd}")).status_code == 422
+
     @pytest.mark.parametrize("query", ["before=x", "before=" + "9" * 40, "before=%00", "address=" + "a" * 9_000])
     async def test_odd_query_is_no_failure(self, app: Starlette, query: str) -> None:
         async with bearer(app, VIEWER) as client:
@@ -357,7 +383,7 @@ class TestPages:
     async def test_outage_of_the_database_is_a_page_of_its_own(self) -> None:
         bus = Bus("shop", "postgresql://nobody@127.0.0.1:9/none")
         async with bearer(Starlette(routes=[Mount("/console", console_app(bus, tokens=TOKENS))]), OPERATOR) as client:
-            for page in PAGES:
+            for page in [*(page for page in PAGES if page != "/messages"), f"/messages?id={new_id()}"]:
                 response = await client.get(page)
                 assert response.status_code == 503
                 assert "The database does not answer" in response.text
@@ -410,6 +436,44 @@ class TestActions:
             told = f"SELECT letter_id, resolution, resolution_reason {resolved}"
             await eventually(lambda: tables.rows(told) == [(letter, "discarded", "a test order")], within=20, what="it")
             assert "a test order" in (await client.get(page)).text
+
+    async def test_delayed_message_is_cancelled_or_run_now(self, app: Starlette, bus: Bus, tables: Tables) -> None:
+        async with bus.unit_of_work() as uow:
+            cancelled, hastened = uow.send(Ordered(1), delay=3600), uow.send(Ordered(2), delay=3600)
+        async with logged_in(app) as client:
+            assert str(cancelled) in (await client.get("/scheduled")).text
+            fields = {"message": str(cancelled), "verb": "cancel"}
+            assert (await submit(client, "/scheduled", "/scheduled/change", **fields)).status_code == 303
+            again = await submit(client, "/scheduled", "/scheduled/change", **fields)
+            assert (again.status_code, "does not wait" in again.text) == (409, True)
+            fields = {"message": str(hastened), "verb": "run-now"}
+            assert (await submit(client, "/scheduled", "/scheduled/change", **fields)).status_code == 303
+            found = await client.get(f"/messages?id={cancelled}")
+            assert ("cancelled" in found.text, "console: olga" in found.text) == (True, True)
+        assert tables.rows("SELECT id FROM durable.incoming_envelopes WHERE execution_time IS NULL") == [hastened]
+
+    async def test_schedule_is_paused_resumed_and_run_now(self, app: Starlette, tables: Tables) -> None:
+        tables.execute("INSERT INTO durable.nodes (node_id, service, description, version) VALUES (7, 'shop', '', '')")
+        tables.execute(SCHEDULE)
+
+        async def change(verb: str, schedule: str = "nightly") -> int:
+            return (await submit(client, "/scheduled", "/scheduled/change", schedule=schedule, verb=verb)).status_code
+
+        async with logged_in(app) as client:
+            assert "nightly" in (await client.get("/scheduled")).text
+            assert await change("pause") == 303
+            assert tables.rows("SELECT kind, key, actor FROM durable.circuits") == [
+                ("schedule", "nightly", "console: olga")
+            ]
+            assert "Resume" in (await client.get("/scheduled")).text
+            assert await change("resume") == 303
+            assert await change("run-now") == 303
+            assert tables.rows("SELECT asked_at IS NOT NULL, changed_by FROM durable.schedules") == [
+                (True, "console: olga")
+            ]
+            assert [await change(verb, "weekly") for verb in ("pause", "resume", "run-now")] == [409, 409, 409]
+            assert await change("cancel") == 422
+        assert tables.rows("SELECT until <= now() FROM durable.circuits") == [True]
 
     async def test_unknown_run_is_not_found(self, app: Starlette) -> None:
         async with bearer(app, OPERATOR) as client:
