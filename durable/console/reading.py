@@ -185,9 +185,19 @@ def _letter(conn: Connection, schema: str, letter_id: int) -> Letter | None:
 
 def _message(conn: Connection, schema: str, message_id: UUID, *, ended_after: datetime | None) -> Found:
     standings = receipts.look(conn, schema, [message_id], ended_after=ended_after).standings
+    once = {(each.side, each.address, each.outcome, each.reason): each for each in sorted(standings, key=_attempts)}
     letters = dead_letters.page(conn, schema, Selection(ids=[message_id], resolved=None), limit=1)
-    ends = sorted(standings, key=lambda each: (each.side, each.address, each.ended_at is None, each.ended_at or _EVER))
+    ends = sorted(once.values(), key=_place_and_end)
     return Found(ends, letters[0].letter_id if letters else None)
+
+
+def _attempts(standing: Standing) -> int:
+    """Order the history before the letter of the same end, which knows more."""
+    return standing.attempts
+
+
+def _place_and_end(standing: Standing) -> tuple[str, str, bool, datetime]:
+    return standing.side, standing.address, standing.ended_at is None, standing.ended_at or _EVER
 
 
 def _scheduled(conn: Connection, schema: str) -> Scheduled:
