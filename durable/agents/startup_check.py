@@ -29,6 +29,8 @@ from durable.storage.in_flight import InFlight, Page
 from durable.telemetry import log
 
 SHOWN_IDS = 3
+BEFORE_ITS_START = ", before its start"
+"""The end of the actor of a pause that a node begins before it starts."""
 
 _ADVICE = (
     "deploy code or an upcaster that decodes them; or start with --pause-undecodable, which pauses these types and "
@@ -93,7 +95,7 @@ async def guard(database: Database, application: Application, settings: Settings
             CircuitKind.HANDLER,
             message_type,
             reason=line[:LONGEST_REASON],
-            actor=f"{application.service}, before its start",
+            actor=application.service + BEFORE_ITS_START,
             duration=None,
         )
 

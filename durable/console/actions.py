@@ -95,7 +95,8 @@ class Actions:
         database, keep_body = self._bus.runtime.database, self._bus.settings.history_bodies
         if verb == "run-now":
             done = await database.transaction(delayed.run_message_now, message)
-            log.info("message %s made due by %s", message, actor)
+            if done:
+                log.info("message %s made due by %s", message, actor)
         elif verb == "cancel":
             done = await database.transaction(
                 delayed.cancel_message, message, actor=actor, reason=None, keep_body=keep_body

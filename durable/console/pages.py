@@ -25,6 +25,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 _FILTERS: Final = ("fingerprint", "message_type", "exception_type", "address")
 _LONGEST_FILTER: Final = 500
+_LARGEST_NUMBER: Final = 2**63 - 1
 
 
 class Pages:
@@ -118,11 +119,10 @@ class Pages:
         )
 
     async def letter(self, request: Request, person: Person) -> Response:
-        found = await self._reading.letter(person, request.path_params["letter"])
+        number: int = request.path_params["letter"]
+        found = await self._reading.letter(person, number) if number <= _LARGEST_NUMBER else None
         if found is None:
-            raise HTTPException(
-                404, f"there is no dead letter {request.path_params['letter']}: it may have been purged"
-            )
+            raise HTTPException(404, f"there is no dead letter {number}: it may have been purged")
         return self.render(request, "letter.html", person, found=found, shows_body=person.role >= Role.OPERATOR)
 
     async def message_search(self, request: Request, person: Person) -> Response:

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from durable.agents.startup_check import BEFORE_ITS_START
 from durable.storage.circuits import CircuitKind, OpenCircuit
 from durable.storage.dead_letters import Attempt, DeadLetter, Group, Summary
 from durable.storage.receipts import Standing
@@ -53,4 +54,4 @@ def of_circuits(circuits: Sequence[OpenCircuit]) -> list[OpenCircuit]:
 
 
 def _is_of_code(circuit: OpenCircuit) -> bool:
-    return circuit.probing or circuit.actor.startswith("node ")
+    return circuit.probing or circuit.actor.startswith("node ") or circuit.actor.endswith(BEFORE_ITS_START)

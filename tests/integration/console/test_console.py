@@ -328,7 +328,12 @@ class TestPages:
             " traceback, letter_id) VALUES (gen_random_uuid(), 'a', 1, now(), 1, 'E', 'the salary', 'salary', %s)",
             letter,
         )
-        for kind, actor, probing in [("handler", "node 1", True), ("key", "node 1", False), ("handler", "x", True)]:
+        for kind, actor, probing in [
+            ("handler", "node 1", True),
+            ("key", "node 1", False),
+            ("handler", "x", True),
+            ("handler", "shop, before its start", False),
+        ]:
             tables.execute(
                 "INSERT INTO durable.circuits (kind, key, reason, actor, probing)"
                 " VALUES (%s, %s, 'the salary', %s, %s)",
@@ -377,6 +382,7 @@ class TestPages:
     @pytest.mark.parametrize("query", ["before=x", "before=" + "9" * 40, "before=%00", "address=" + "a" * 9_000])
     async def test_odd_query_is_no_failure(self, app: Starlette, query: str) -> None:
         async with bearer(app, VIEWER) as client:
+            assert (await client.get(f"/dead-letters/{'9' * 30}")).status_code == 404
             assert (await client.get(f"/dead-letters/all?{query}")).status_code == 200
             assert (await client.get("/dead-letters/all?message_type=%00")).status_code == 422
 
