@@ -6,8 +6,11 @@ Postgres that is on the machine.
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -49,6 +52,19 @@ def forgotten_secrets() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(redaction, "_secrets", {})
         yield
+
+
+@pytest.fixture(autouse=True)
+def plain_logs(pytestconfig: pytest.Config) -> None:
+    """pytest hands its handlers to loggers that do not propagate; those of PySpark change their format for good."""
+    spark = sys.modules.get("pyspark.logger.logger")
+    if spark is not None and spark.PySparkLogger.addHandler is not logging.Logger.addHandler:
+        spark.PySparkLogger.addHandler = logging.Logger.addHandler
+        plugin: Any = pytestconfig.pluginmanager.get_plugin("logging-plugin")
+        for handler in (plugin.caplog_handler, plugin.report_handler):
+            handler.setFormatter(plugin.formatter)
+    if logging.getLoggerClass() is not logging.Logger:
+        logging.setLoggerClass(logging.Logger)
 
 
 # ---------------------------------------------------------------- Postgres

@@ -127,6 +127,7 @@ _WHY: Final = {
     401: "No credentials, or wrong ones",
     403: "The sender may not send this, or not here",
     404: "No message of this id, from this client, is known here",
+    405: "This is no id: messages of a type are posted here",
     408: "The body did not arrive in time",
     413: "The body is too large",
     415: "A content type that is not understood, or a Content-Encoding",
@@ -240,7 +241,7 @@ def _get_outcome() -> Json:
             "200": _answer("Its outcome", JSON, _ref("Outcome")),
             "202": _answer("It waits still: ask again", JSON, _ref("Outcome")),
         }
-        | _problems(401, 403, 404, 413, 421, 503),
+        | _problems(401, 403, 404, 405, 413, 421, 503),
     }
 
 
@@ -256,7 +257,7 @@ def _storing(what: str, headers: Mapping[str, tuple[Json, str]], content: Mappin
             "202": _answer("It is stored, and will be handled", JSON, _ref("Receipt")),
             "200": _answer("It was stored before", JSON, _ref("Receipt")),
         }
-        | _problems(*(status for status in _WHY if status != 404)),
+        | _problems(*(status for status in _WHY if status not in (404, 405))),
     }
 
 

@@ -46,13 +46,13 @@ def routes(door: Door) -> list[BaseRoute]:
     if door.outcomes is None:
         return []
     tell = partial(_tell, door, door.outcomes, _Waiting())
-    return [Route("/messages/{message_id}", tell, methods=["GET"])]
+    return [Route("/messages/{message_id:uuid}", tell, methods=["GET"])]
 
 
 async def _tell(door: Door, outcomes: Outcomes, waiting: _Waiting, request: Request) -> Response:
     async with admitted(request, door, most_bytes=0) as entry:
         at = None if entry.peer is None else scoped(door.endpoint, entry.peer)
-    message_id = _id_of(request)
+    message_id: UUID = request.path_params["message_id"]
     door.open()  # 503 before the bus runs
     seconds = _preferred(request) if waiting.count < _MOST_WAITING else 0
     waiting.count += 1
@@ -69,13 +69,6 @@ async def _tell(door: Door, outcomes: Outcomes, waiting: _Waiting, request: Requ
         headers |= {"Location": request.url.path, **RETRY_SOON}
         return _json({"id": message_id, "outcome": "waiting"}, 202, headers)
     return _json(outcome, 200, headers)
-
-
-def _id_of(request: Request) -> UUID:
-    try:
-        return UUID(request.path_params["message_id"])
-    except ValueError:
-        raise HTTPException(404, "a message's id is a UUID, and this is none") from None
 
 
 def _json(content: Mapping[str, Any], status: int, headers: Mapping[str, str]) -> Response:

@@ -127,10 +127,10 @@ async def test_unknown_id_gets_404(shop: HttpShop, unknown: object) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["web.sold", "17", "x" * 5_000, "0b54d5f5-8d4b-4e57-a43a-0b4ddf1b9f0"])
-async def test_text_without_the_form_of_an_id_gets_404(shop: HttpShop, wrong: str) -> None:
+async def test_text_without_the_form_of_an_id_gets_405(shop: HttpShop, wrong: str) -> None:
+    """It names a type of message: there messages are posted."""
     answer = await ask(shop, wrong)
-    assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
-    assert "UUID" in answer.json()["detail"]
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
 
 async def test_body_of_a_question_gets_413(shop: HttpShop) -> None:
