@@ -1,10 +1,12 @@
-"""console: serves the console of one service on this machine."""
+"""console: serves the console of a service, or of several, on this machine."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -12,25 +14,43 @@ from typing import Annotated
 import typer
 
 from durable.bus import Bus
+from durable.cli.command import taking
 from durable.cli.output import emit
-from durable.cli.target import on_bus
+from durable.cli.runs import actor_name
+from durable.cli.target import OptionalBusName, load_bus
 from durable.errors import InvalidSetting
 
 Port = Annotated[int, typer.Option("--port", help="port on 127.0.0.1", min=0, max=65_535)]
 TokenFile = Annotated[
     Path | None,
-    typer.Option("--token-file", metavar="FILE", help="file with the operator's token (default: a new one, printed)"),
+    typer.Option("--token-file", metavar="FILE", help="file with the admin's token (default: a new one, printed)"),
+]
+Services = Annotated[
+    list[str] | None,
+    typer.Option("--service", metavar="NAME=URL", help="another service and its database; may be repeated"),
 ]
 
 
-@on_bus()
-def console(bus: Bus, port: Port = 8089, token_file: TokenFile = None) -> None:
-    """Show the console of this service in a browser, at 127.0.0.1.
+@taking()
+def console(
+    app: OptionalBusName = None, service: Services = None, port: Port = 8089, token_file: TokenFile = None
+) -> None:
+    """Show the console of a service in a browser, at 127.0.0.1; of several with --service.
 
     It needs no running node. To other machines, mount console_app(bus) behind the TLS of a web application.
     """
+    buses = [*([] if app is None else [load_bus(app)]), *map(_bus, service or ())]
+    if not buses:
+        raise InvalidSetting("APP:BUS: no service is given; name a bus, such as app:bus, or give --service NAME=URL")
     token = secrets.token_urlsafe(24) if token_file is None else _read(token_file)
-    asyncio.run(_serve(bus, port, token, is_new=token_file is None))
+    asyncio.run(_serve(buses, app, port, token, is_new=token_file is None))
+
+
+def _bus(given: str) -> Bus:
+    name, _, url = given.partition("=")
+    if not name or not url:
+        raise InvalidSetting("--service: give NAME=URL, such as stock=postgresql://localhost/stock")
+    return Bus(name, url)
 
 
 def _read(file: Path) -> str:
@@ -40,25 +60,29 @@ def _read(file: Path) -> str:
         raise InvalidSetting(f"--token-file {file}: cannot be read: {error}") from error
 
 
-async def _serve(bus: Bus, port: int, token: str, *, is_new: bool) -> None:
+async def _serve(buses: Sequence[Bus], app: str | None, port: int, token: str, *, is_new: bool) -> None:
     try:
         import uvicorn
 
         from durable.console import Person, Role, console_app
     except ImportError as error:
         raise InvalidSetting(f"console needs {error.name}; run: pip install 'durable-bus[console]'") from error
-    app = console_app(bus, tokens={token: Person("operator", Role.OPERATOR)})
-    config = uvicorn.Config(app, log_level="warning", server_header=False, date_header=False, lifespan="off")
+    person = Person(re.sub(r"[^A-Za-z0-9._@+-]", "-", actor_name())[:100], Role.ADMIN)
+    asgi = console_app(*buses, tokens={token: person}, app=app)
+    config = uvicorn.Config(asgi, log_level="warning", server_header=False, date_header=False, lifespan="off")
     with _listening(port) as listening:
         try:
-            await bus.runtime.check()
+            for bus in buses:
+                await bus.runtime.check()
             url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-            told = f"console of {bus.service} at {url}" + (f"\ntoken: {token}" if is_new else "")
+            names = ", ".join(bus.service for bus in buses)
+            told = f"console of {names} at {url}" + (f"\ntoken: {token}" if is_new else "")
             emit({"url": url} | ({"token": token} if is_new else {}), told)
             with suppress(KeyboardInterrupt):  # uvicorn has ended in good order, and raises the signal again
                 await uvicorn.Server(config).serve([listening])
         finally:
-            await bus.runtime.stop()
+            for bus in buses:
+                await bus.runtime.stop()
 
 
 def _listening(port: int) -> socket.socket:

@@ -11,13 +11,13 @@ from durable.application.application import Application
 from durable.bus import Bus
 from durable.cli.arguments import parse_duration
 from durable.cli.output import age, emit
+from durable.cli.runs import actor_name
 from durable.cli.target import Target, on_target, schema_connection
 from durable.errors import InvalidSetting, WiringError
 from durable.settings import suggestion
-from durable.storage import circuits, known_names
+from durable.storage import actions, circuits, known_names
 from durable.storage.circuits import CircuitKind
 
-_OPERATOR = "durable-agent"
 _MOST_SHOWN = 5
 
 
@@ -56,10 +56,11 @@ def name_circuit(
     return given[0]
 
 
-@on_target(circuit=name_circuit)
+@on_target(circuit=name_circuit, actor=actor_name)
 def pause(
     target: Target,
     circuit: CircuitName,
+    actor: str,
     span: Span = None,
     anyway: Anyway = False,
     reason: PauseReason = "paused by an operator",
@@ -77,15 +78,15 @@ def pause(
         if not anyway and set(declared).isdisjoint([name, *keys]):
             _refuse_unknown(kind, name, [*declared, *known_names.read(conn, settings.db_schema, kind)])
         named = [(kind, each) for each in keys]
-        circuits.pause_each(conn, settings.db_schema, named, reason=reason, actor=_OPERATOR, duration=duration)
+        actions.pause(conn, settings.db_schema, named, reason=reason, actor=actor, duration=duration)
     until = "until it is resumed" if duration is None else f"for {age(duration)}"
     seconds = None if duration is None else duration.total_seconds()
     document = {"paused": True, "kind": kind.value, "key": name, "seconds": seconds}
     emit(document, f"the {kind.value} {name} is paused {until}")
 
 
-@on_target(circuit=name_circuit)
-def resume(target: Target, circuit: CircuitName) -> None:
+@on_target(circuit=name_circuit, actor=actor_name)
+def resume(target: Target, circuit: CircuitName, actor: str) -> None:
     """Resume a paused handler, listener, destination or key, or close its circuit.
 
     Ends with 1 when it was neither paused nor open.
@@ -94,7 +95,7 @@ def resume(target: Target, circuit: CircuitName) -> None:
     with schema_connection(settings) as conn:
         open_now = [row.key for row in circuits.read(conn, settings.db_schema) if row.kind == kind]
         named = [(kind, each) for each in _keys(bus, kind, name)]
-        resumed = circuits.resume_each(conn, settings.db_schema, named)
+        resumed = actions.resume(conn, settings.db_schema, named, actor=actor)
     text = "is resumed" if resumed else f"was not paused{suggestion(name, open_now)}"
     emit({"resumed": resumed, "kind": kind.value, "key": name}, f"the {kind.value} {name} {text}")
     if not resumed:

@@ -38,7 +38,9 @@ class Role(IntEnum):
     VIEWER = 1
     """See everything but the contents of messages."""
     OPERATOR = 2
-    """See contents, pause and resume, replay and discard dead letters."""
+    """See contents, pause and resume, replay and discard dead letters, change what is scheduled."""
+    ADMIN = 3
+    """Edit the bodies of dead letters, discard whole groups, export the record of actions."""
 
 
 class Person(NamedTuple):

@@ -1,8 +1,8 @@
-"""Actions of forms. Each names who did it: in circuits.actor, in dead_letters.resolved_by, or in the log."""
+"""Actions of forms. Each is recorded, with the name of who did it, in the transaction of its change."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 from uuid import UUID
@@ -12,17 +12,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from durable.bus import Bus
-from durable.console.access import Person
+from durable.console.access import Person, Role
 from durable.console.runs import Progress, Runs, new_name
 from durable.console.security import fields, redirect
 from durable.dead_letters.bulk import Resolution
 from durable.duration import time_from_now
 from durable.errors import DurableError
 from durable.settings import suggestion
-from durable.storage import circuits, dead_letters, delayed, known_names, schedules
+from durable.storage import actions, dead_letters, known_names, schedules
+from durable.storage.actions import Action
 from durable.storage.circuits import CircuitKind
 from durable.storage.dead_letters import Selection
-from durable.telemetry import log
 
 _LONGEST: Final = 500
 _PAUSED_HERE: Final = (CircuitKind.DESTINATION, CircuitKind.HANDLER)
@@ -50,59 +50,68 @@ class Actions:
         reason = await _field(request, "reason")
         named = [(kind, each) for each in await self._keys(kind, key)]
         await self._bus.runtime.database.transaction(
-            circuits.pause_each, named, reason=reason, actor=_actor(person), duration=duration
+            actions.pause, named, reason=reason, actor=_actor(person), duration=duration
         )
         return redirect(request, "circuits")
 
     async def resume(self, request: Request, person: Person) -> Response:
-        """Go on before the time. The row of the pause is deleted, so the log says who did it."""
-        await self._resume([await self._circuit(request)], _actor(person))
+        """Go on before the time."""
+        named = [await self._circuit(request)]
+        await self._bus.runtime.database.transaction(actions.resume, named, actor=_actor(person))
         return redirect(request, "circuits")
-
-    async def _resume(self, named: Sequence[tuple[CircuitKind, str]], actor: str) -> None:
-        if await self._bus.runtime.database.transaction(circuits.resume_each, named):
-            log.info("circuit of %s closed by %s", ", ".join(f"{kind} {key}" for kind, key in named), actor)
 
     async def change_scheduled(self, request: Request, person: Person) -> Response:
         """Run a schedule or a delayed message now, cancel the message, or pause and resume the schedule."""
         verb, schedule = await _field(request, "verb"), await _field(request, "schedule", needed=False)
+        time = await _field(request, "for", needed=False)
         if schedule:
-            refusal = await self._change_schedule(verb, schedule, _actor(person))
+            refusal = await self._change_schedule(verb, schedule, time, _actor(person))
         else:
-            refusal = await self._change_message(verb, await _message_id(request), _actor(person))
+            refusal = await self._change_message(verb, await _message_id(request), time, _actor(person))
         if refusal is not None:
             raise HTTPException(409, refusal)
         return redirect(request, "scheduled")
 
-    async def _change_schedule(self, verb: str, name: str, actor: str) -> str | None:
+    async def _change_schedule(self, verb: str, name: str, time: str, actor: str) -> str | None:
         """Return the reason why nothing was changed."""
         database, named = self._bus.runtime.database, [(CircuitKind.SCHEDULE, name)]
         if verb == "run-now":
-            done = await database.transaction(schedules.ask, name, actor=actor)
+            done = await database.transaction(actions.run_schedule, name, actor=actor)
             return None if done else f"no node that runs declares schedule {name!r}, so its message is unknown"
         if not await database.transaction(schedules.read, [name]):
             return f"there is no schedule {name!r}: it may have been removed"
         if verb == "pause":
             said: Any = {"reason": "paused in the console", "actor": actor, "duration": None}
-            await database.transaction(circuits.pause_each, named, **said)
+            await database.transaction(actions.pause, named, **said)
+        elif verb == "reschedule":
+            at = _time_ahead(time)
+            if not await database.transaction(actions.reschedule, name, at=at, actor=actor):
+                return f"no node has computed the next time of schedule {name!r} yet; try again once a node runs"
         elif verb == "resume":
-            await self._resume(named, actor)
+            await database.transaction(actions.resume, named, actor=actor)
         else:
-            raise HTTPException(422, f"verb: {verb!r} is none of pause, resume, run-now")
+            raise HTTPException(422, f"verb: {verb!r} is none of pause, resume, run-now, reschedule")
         return None
 
-    async def _change_message(self, verb: str, message: UUID, actor: str) -> str | None:
+    async def _change_message(self, verb: str, message: UUID, time: str, actor: str) -> str | None:
         database, keep_body = self._bus.runtime.database, self._bus.settings.history_bodies
         if verb == "run-now":
-            done = await database.transaction(delayed.run_message_now, message)
-            if done:
-                log.info("message %s made due by %s", message, actor)
+            done = await database.transaction(actions.run_message_now, message, actor=actor)
         elif verb == "cancel":
             done = await database.transaction(
-                delayed.cancel_message, message, actor=actor, reason=None, keep_body=keep_body
+                actions.cancel_message, message, actor=actor, reason=None, keep_body=keep_body
             )
+        elif verb == "reschedule":
+            at, window = _time_ahead(time), self._bus.settings.dedupe_window
+            rescheduling = database.transaction(
+                actions.reschedule_message, message, at=at, dedupe_window=window, actor=actor
+            )
+            resolved = await rescheduling
+            if resolved.left:
+                return f"message {message} would expire, or be too old, by then; give an earlier time"
+            done = bool(resolved.done)
         else:
-            raise HTTPException(422, f"verb: {verb!r} is neither run-now nor cancel")
+            raise HTTPException(422, f"verb: {verb!r} is none of run-now, cancel, reschedule")
         return None if done else f"message {message} does not wait for its time any more"
 
     async def _keys(self, kind: CircuitKind, name: str) -> list[str]:
@@ -131,6 +140,7 @@ class Actions:
     async def resolve(self, request: Request, person: Person) -> Response:
         """Begin to replay, or to discard, one letter or the group of a cause."""
         selection, what = await _selected(request)
+        rate = _rate(await _field(request, "rate", needed=False))
         reason = await _field(request, "reason", needed=False) or None
         verb = await _field(request, "verb")
         change: Resolution
@@ -138,12 +148,16 @@ class Actions:
             change = partial(dead_letters.replay, actor=_actor(person), reason=reason)
         elif verb != "discard":
             raise HTTPException(422, f"verb: {verb!r} is neither replay nor discard")
+        elif selection.letters is None and person.role < Role.ADMIN:
+            raise HTTPException(403, f"{person.name} is an operator here, and may discard letters one at a time")
         elif reason is None:
             raise HTTPException(422, "give a reason: it is kept with what is discarded")
         else:
             change = partial(dead_letters.discard, actor=_actor(person), reason=reason)
+        action = Action(actor=_actor(person), verb=verb, target=f"dead letters: {what}", reason=reason)
+        change = actions.recorded(change, action)
         progress = Progress(new_name(), f"{verb} {what}", f"{verb}ed", _actor(person))
-        self._runs.begin(lambda: self._bus.runtime.database, change, selection, progress)
+        self._runs.begin(lambda: self._bus.runtime.database, change, selection, progress, rate)
         return redirect(request, "run", name=progress.name)
 
     async def stop(self, request: Request, person: Person) -> Response:
@@ -162,6 +176,26 @@ async def _selected(request: Request) -> tuple[Selection, str]:
         return Selection(letters=[int(letter)]), f"letter {letter}"
     fingerprint = await _field(request, "fingerprint")
     return Selection(fingerprint=fingerprint), f"group {fingerprint}"
+
+
+def _time_ahead(text: str) -> datetime:
+    try:
+        return datetime.now(UTC) + time_from_now(text)
+    except ValueError as error:
+        raise HTTPException(422, f"for: {error}") from error
+
+
+def _rate(text: str) -> float | None:
+    """Read the letters a second of a run; None: as fast as the database takes them."""
+    if not text:
+        return None
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0.01 <= rate <= 1_000_000:
+        raise HTTPException(422, f"rate: {text!r} is no number of letters a second; give one from 0.01 to 1000000")
+    return rate
 
 
 async def _message_id(request: Request) -> UUID:

@@ -9,37 +9,74 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from durable.bus import Bus
 from durable.console.access import Authorize, Person, Role, Tokens
 from durable.console.actions import Actions
+from durable.console.editing import Editing
 from durable.console.pages import Endpoint, Page, Pages
 from durable.console.reading import Reading
+from durable.console.recorded import Record
+from durable.console.rehearsing import Rehearsals
 from durable.console.runs import Runs
-from durable.console.security import SecureHeaders
+from durable.console.security import Home, OwnRoutes, SecureHeaders
 from durable.errors import InvalidSetting, StorageUnavailable
 
 
 def console_app(
-    bus: Bus, *, authorize: Authorize | None = None, tokens: Mapping[str, Person] | None = None
+    bus: Bus,
+    *others: Bus,
+    authorize: Authorize | None = None,
+    tokens: Mapping[str, Person] | None = None,
+    app: str | None = None,
 ) -> Starlette:
     """Return the console of this bus's service: `app.mount("/console", console_app(bus, tokens=...))`.
 
     Nobody comes in without being known. `tokens`: a secret of 16 characters or more for each person, who shows it to
     the login page, or as a bearer token. `authorize`: the application's own check instead, an async function that is
     given the request and returns a Person, or None. Being on the same machine is no proof. Raises InvalidSetting when
-    not exactly one of both is given, and for a short token.
+    not exactly one of both is given, for a short token, and for two buses of one service.
 
-    What a person does is kept with the name `console: NAME`. Replays of many letters run in this process.
+    `others`: buses of other services, such as Bus("stock", url) without handlers. Each service is then served below its
+    own name, and one page shows all of them.
+
+    `app`: module and attribute of the bus, such as "app:bus": rehearsals import it in processes of their own, started
+    in the folder of this process. Without it there are no rehearsals.
+
+    What a person does is recorded with the name `console: NAME`. Replays of many letters run in this process.
     """
     if (authorize is None) == (not tokens):
         raise InvalidSetting("console: give tokens={secret: Person(...)}, or authorize=; one of them")
     known = authorize if authorize is not None else Tokens(tokens or {})
+    if not others:
+        return _console(bus, Reading(bus), known, app, {})
+    readings = {each.service: Reading(each) for each in (bus, *others)}
+    if len(readings) <= len(others):
+        raise InvalidSetting("console: two of the buses are of one service; give each service once")
+    consoles = {
+        each.service: _console(each, readings[each.service], known, app if each is bus else None, readings)
+        for each in (bus, *others)
+    }
+
+    async def begin(request: Request) -> Response:
+        return RedirectResponse(f"{request.scope.get('root_path', '')}/{bus.service}/services", 303)
+
+    return Starlette(
+        routes=[Route("/", begin), *(Mount(f"/{name}", console) for name, console in consoles.items())],
+        middleware=[Middleware(SecureHeaders), Middleware(Home)],
+    )
+
+
+def _console(
+    bus: Bus, reading: Reading, known: Authorize, app: str | None, services: Mapping[str, Reading]
+) -> Starlette:
     runs = Runs()
-    pages, actions = Pages(bus.service, Reading(bus), runs, known), Actions(bus, runs)
+    pages, actions = Pages(bus.service, reading, runs, known, services), Actions(bus, runs)
+    editing = Editing(bus, pages, reading, Rehearsals(app, bus.settings.handler_timeout))
+    record = Record(bus, pages)
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -56,15 +93,21 @@ def console_app(
     def do(page: Page) -> Endpoint:
         return pages.asks(Role.OPERATOR, page)
 
+    def rule(page: Page) -> Endpoint:
+        return pages.asks(Role.ADMIN, page)
+
     return Starlette(
         routes=[
             Route("/", see(pages.overview), name="overview"),
+            *([Route("/services", see(pages.services), name="services")] if services else []),
             Route("/login", pages.login, methods=["GET", "POST"], name="login"),
             Route("/logout", pages.logout, methods=["POST"], name="logout"),
             Route("/dead-letters", see(pages.groups), name="groups"),
             Route("/dead-letters/all", see(pages.letters), name="letters"),
             Route("/dead-letters/resolve", do(actions.resolve), methods=["POST"], name="resolve"),
             Route("/dead-letters/{letter:int}", see(pages.letter), name="letter"),
+            Route("/dead-letters/{letter:int}/rehearse", do(editing.rehearse), methods=["POST"], name="rehearse"),
+            Route("/dead-letters/{letter:int}/edit", rule(editing.edit), methods=["POST"], name="edit"),
             Route("/runs/{name}", see(pages.run), name="run"),
             Route("/runs/{name}/stop", do(actions.stop), methods=["POST"], name="stop"),
             Route("/messages", see(pages.message_search), name="message_search"),
@@ -74,8 +117,10 @@ def console_app(
             Route("/circuits/pause", do(actions.pause), methods=["POST"], name="pause"),
             Route("/circuits/resume", do(actions.resume), methods=["POST"], name="resume"),
             Route("/nodes", see(pages.nodes), name="nodes"),
+            Route("/actions", see(record.page), name="actions"),
+            Route("/actions/export", rule(record.export), name="export_actions"),
             Mount("/static", StaticFiles(directory=str(files("durable.console") / "static")), name="static"),
         ],
-        middleware=[Middleware(SecureHeaders)],
+        middleware=[Middleware(SecureHeaders), Middleware(OwnRoutes)],
         exception_handlers={HTTPException: refused, StorageUnavailable: away},
     )

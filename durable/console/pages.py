@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -13,9 +15,20 @@ from starlette.responses import HTMLResponse, Response
 
 from durable.console import shown
 from durable.console.access import COOKIE, SESSION_SECONDS, Authorize, Person, Role, Tokens
-from durable.console.reading import PAGE, Reading
+from durable.console.reading import PAGE, Overview, Reading
 from durable.console.runs import Runs
-from durable.console.security import FORM_COOKIE, FORM_FIELD, check_form, fields, form_secret, redirect, set_cookie
+from durable.console.security import (
+    FORM_COOKIE,
+    FORM_FIELD,
+    check_form,
+    fields,
+    form_secret,
+    home,
+    redirect,
+    set_cookie,
+)
+from durable.console.shown import moment_of
+from durable.errors import StorageUnavailable
 from durable.storage.dead_letters import Selection
 from durable.storage.gauges import MOST_COUNTED
 from durable.version import __version__
@@ -23,7 +36,7 @@ from durable.version import __version__
 Page = Callable[[Request, Person], Awaitable[Response]]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
-_FILTERS: Final = ("fingerprint", "message_type", "exception_type", "address")
+_FILTERS: Final = ("fingerprint", "message_type", "exception_type", "address", "key", "text", "since", "until")
 _LONGEST_FILTER: Final = 500
 _LARGEST_NUMBER: Final = 2**63 - 1
 
@@ -31,9 +44,11 @@ _LARGEST_NUMBER: Final = 2**63 - 1
 class Pages:
     """The pages of one console."""
 
-    def __init__(self, service: str, reading: Reading, runs: Runs, authorize: Authorize) -> None:
-        self._service = service
+    def __init__(
+        self, service: str, reading: Reading, runs: Runs, authorize: Authorize, services: Mapping[str, Reading]
+    ) -> None:
         self._reading = reading
+        self._services = services
         self._runs = runs
         self._authorize = authorize
         self._templates = Environment(
@@ -43,8 +58,21 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.filters |= {"age": shown.age, "moment": shown.moment, "count": shown.count, "body": shown.body}
-        self._templates.globals |= {"service": service, "version": __version__, "most": MOST_COUNTED, "Role": Role}
+        self._templates.filters |= {
+            "age": shown.age,
+            "moment": shown.moment,
+            "count": shown.count,
+            "body": shown.body,
+            "editable": shown.editable,
+            "json": shown.as_json,
+        }
+        self._templates.globals |= {
+            "service": service,
+            "has_services": bool(services),
+            "version": __version__,
+            "most": MOST_COUNTED,
+            "Role": Role,
+        }
 
     # ------------------------------------------------------------------ coming in
 
@@ -89,7 +117,7 @@ class Pages:
     async def logout(self, request: Request) -> Response:
         await check_form(request)
         response = redirect(request, "login")
-        response.delete_cookie(COOKIE, path=request.scope.get("root_path", "") or "/")
+        response.delete_cookie(COOKIE, path=home(request) or "/")
         return response
 
     # ------------------------------------------------------------------ looking
@@ -99,6 +127,12 @@ class Pages:
         part = "_live.html" if request.headers.get("hx-request") == "true" else "overview.html"
         return self.render(request, part, person, overview=await self._reading.overview(person))
 
+    async def services(self, request: Request, person: Person) -> Response:
+        """Show the state of each service, also of those whose databases are away."""
+        states = await asyncio.gather(*(_state(reading, person) for reading in self._services.values()))
+        found = dict(zip(self._services, states, strict=True))
+        return self.render(request, "services.html", person, services=found, home=home(request))
+
     async def groups(self, request: Request, person: Person) -> Response:
         return self.render(request, "groups.html", person, groups=await self._reading.groups(person))
 
@@ -107,10 +141,13 @@ class Pages:
         chosen = {name: value[:_LONGEST_FILTER] for name in _FILTERS if (value := request.query_params.get(name))}
         if not all(value.isprintable() for value in chosen.values()):
             raise HTTPException(422, f"give printable text for {', '.join(chosen)}")
-        before = request.query_params.get("before", "")
+        if "text" in chosen and person.role < Role.OPERATOR:
+            raise HTTPException(403, f"text: {person.name} is a viewer here, and may not search in contents")
+        before, now = request.query_params.get("before", ""), datetime.now(UTC)
+        times = {name: moment_of(name, chosen[name], now) for name in ("since", "until") if name in chosen}
         found = await self._reading.page(
             person,
-            Selection(**chosen),  # type: ignore[arg-type]
+            Selection(**chosen | times),  # type: ignore[arg-type]
             int(before) if before.isascii() and before.isdigit() and len(before) < 19 else None,
         )
         following = found[PAGE - 1].letter_id if len(found) > PAGE else None
@@ -175,3 +212,11 @@ class Pages:
         if request.cookies.get(FORM_COOKIE) != secret:
             set_cookie(request, response, FORM_COOKIE, secret)
         return response
+
+
+async def _state(reading: Reading, person: Person) -> Overview | str:
+    """Return the state of a service, or why it cannot be read."""
+    try:
+        return await reading.overview(person)
+    except StorageUnavailable as error:
+        return str(error)

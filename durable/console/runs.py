@@ -46,24 +46,32 @@ class Runs:
         return self._runs.get(name)
 
     def begin(
-        self, database: Callable[[], Database], change: Resolution, selection: Selection, progress: Progress
+        self,
+        database: Callable[[], Database],
+        change: Resolution,
+        selection: Selection,
+        progress: Progress,
+        rate: float | None = None,
     ) -> Progress:
         """Begin a run, which is found under its name from now on."""
         while len(self._runs) >= _MOST and (over := next((n for n, p in self._runs.items() if p.is_over), None)):
             del self._runs[over]
         self._runs[progress.name] = progress
         task = asyncio.create_task(
-            self._go_on(database(), change, selection, progress), name=f"console: {progress.what}"
+            self._go_on(database(), change, selection, progress, rate), name=f"console: {progress.what}"
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return progress
 
-    async def _go_on(self, database: Database, change: Resolution, selection: Selection, progress: Progress) -> None:
+    async def _go_on(
+        self, database: Database, change: Resolution, selection: Selection, progress: Progress, rate: float | None
+    ) -> None:
         def tell(run: Run) -> None:
             progress.run = run
 
-        options: RunOptions = {"stopping": progress.stopping, "tell": tell, "replayable": progress.verb == "replayed"}
+        options: RunOptions = {"stopping": progress.stopping, "tell": tell, "rate": rate}
+        options["replayable"] = progress.verb == "replayed"
         try:
             progress.run = await resolve(database, change, selection, **options)
         except DurableError as error:

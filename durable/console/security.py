@@ -21,6 +21,7 @@ from durable.transports.plaintext import is_loopback
 
 FORM_COOKIE: Final = "durable-console-form"
 FORM_FIELD: Final = "form"
+_HOME: Final = "durable.console.home"
 _MOST_BYTES: Final = 65_536
 _MOST_FIELDS: Final = 50
 
@@ -55,6 +56,33 @@ class SecureHeaders:
         await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
 
 
+class OwnRoutes:
+    """Middleware that lets `request.url_for` know the routes of this console alone, wherever it is mounted."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        own = {"router": scope["app"].router, "app_root_path": scope.get("root_path", "")}
+        await self._app({**scope, **own}, receive, send)
+
+
+class Home:
+    """Middleware around the consoles of several services: one login, and one cookie, is for all of them."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app({**scope, _HOME: scope.get("root_path", "")}, receive, send)
+
+
+def home(request: Request) -> str:
+    """The path of the console, or of the consoles of all services, without a slash at its end."""
+    path: str = request.scope.get(_HOME, request.scope.get("root_path", ""))
+    return path
+
+
 def form_secret(request: Request) -> str:
     """The secret of this browser's forms; a new one where it has none yet."""
     known = request.cookies.get(FORM_COOKIE, "")
@@ -73,7 +101,7 @@ def set_cookie(request: Request, response: Response, name: str, value: str, seco
         name,
         value,
         max_age=seconds,
-        path=request.scope.get("root_path", "") or "/",
+        path=home(request) or "/",
         secure=request.url.scheme == "https" or not is_loopback(request.url.hostname or ""),
         httponly=True,
         samesite="strict",

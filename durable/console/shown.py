@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from markupsafe import Markup
+from starlette.exceptions import HTTPException
 
 from durable.dead_letters.bodies import row
+from durable.duration import duration
 from durable.storage.dead_letters import DeadLetter
 
 
@@ -31,9 +33,38 @@ def moment(at: datetime | None) -> Markup | str:
     return Markup('<time datetime="{}" title="{} UTC">{} UTC</time>').format(at.isoformat(), shown, shown)
 
 
+def as_json(value: object) -> str:
+    """A value of JSON, on one line."""
+    return "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def moment_of(name: str, text: str, now: datetime) -> datetime:
+    """Read a time: ISO 8601, in UTC where no zone is given, or a length of time that has passed since.
+
+    Raises HTTPException (422).
+    """
+    try:
+        return now - duration(text)
+    except (ValueError, OverflowError):
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise HTTPException(422, f"{name}: {text!r} is no time; give 2h, 7d, or 2030-12-31T23:59Z") from None
+
+
 def count(number: int, most: int | None = None) -> str:
     """A number with its thousands apart; with a plus where counting ended."""
     return f"{number:,}" + ("+" if most is not None and number >= most else "")
+
+
+def editable(letter: DeadLetter) -> str | None:
+    """The body as a form shows it; None for one that no text stands for, such as an encrypted one."""
+    told: dict[str, Any] = row("body", letter.body, letter.content_type, letter.summary.message_type)
+    if told["body"] is None or not letter.summary.replayable:
+        return None
+    return body(letter)
 
 
 def body(letter: DeadLetter) -> str:

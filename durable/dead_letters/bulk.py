@@ -33,7 +33,7 @@ S_contra = TypeVar("S_contra", contravariant=True)
 class Change(Protocol[S_contra]):
     """Change of a range of the selected letters: one statement."""
 
-    def __call__(self, conn: Connection, schema: str, selection: S_contra, stretch: LetterRange) -> Resolved: ...
+    def __call__(self, conn: Connection, schema: str, selection: S_contra, stretch: LetterRange, /) -> Resolved: ...
 
 
 class Count(Protocol[S_contra]):

@@ -31,7 +31,8 @@ from durable.encryption.decoding import decode
 from durable.envelope import Envelope, LeasedEnvelope
 from durable.errors import DurableError, InvalidMessage, UnknownMessageType, WiringError
 from durable.outbox.outbox import Outbox
-from durable.storage import circuits, dead_letters
+from durable.storage import actions, circuits, dead_letters
+from durable.storage.actions import Action
 from durable.storage.dead_letters import DeadLetter
 from durable.storage.sql import dead_letters as letter_statements
 from durable.tasks.cancelling import end_if_cancelled
@@ -126,6 +127,8 @@ async def handle(bus: Bus, letter: DeadLetter, *, actor: str, reason: str | None
                 f"letter {number} was not handled: somebody else has resolved it, its message waits, or its id was "
                 "used meanwhile; what the handler did is rolled back"
             )
+        action = Action(actor=actor, verb="handle", target=f"dead letters: letter {number}", reason=reason)
+        actions.record(conn, settings.db_schema, action)
         sends.extend(outbox.pending)
         outbox.commit_allowed = True
 

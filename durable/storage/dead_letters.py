@@ -45,6 +45,9 @@ class Selection:
     fingerprint: str | None = None
     source: str | None = None
     address: str | None = None
+    key: str | None = None
+    text: str | None = None
+    """A part of the reason, in letters of any case, or of the body as it is stored."""
     since: datetime | None = None
     until: datetime | None = None
     resolved: bool | None = False

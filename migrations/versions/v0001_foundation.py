@@ -304,6 +304,20 @@ CREATE TABLE "{schema}".circuits (
     PRIMARY KEY (kind, key)
 );
 
+CREATE TABLE "{schema}".actions (
+    number bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+    id uuid NOT NULL UNIQUE,
+    began_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    ended_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    actor text NOT NULL,
+    verb text NOT NULL,
+    target text NOT NULL,
+    reason text,
+    changed bigint NOT NULL,
+    before jsonb,
+    after jsonb
+);
+
 CREATE TABLE "{schema}".handler_counts (
     handler text NOT NULL,
     node_id integer NOT NULL,
@@ -594,7 +608,7 @@ DROP FUNCTION "{schema}".gap_begins(text);
 DROP FUNCTION "{schema}".archived_below(text);
 DROP FUNCTION "{schema}".generation_base();
 DROP TABLE "{schema}".published_batches, "{schema}".replays, "{schema}".placements, "{schema}".schedules,
-    "{schema}".handler_counts, "{schema}".circuits, "{schema}".nodes,
+    "{schema}".handler_counts, "{schema}".actions, "{schema}".circuits, "{schema}".nodes,
     "{schema}".failed_attempts, "{schema}".erasures, "{schema}".archive_commits, "{schema}".absent_rows,
     "{schema}".archives, "{schema}".generations,
     "{schema}".dead_letters, "{schema}".envelope_history, "{schema}".received_ids, "{schema}".undated_ids,

@@ -24,6 +24,7 @@ _TABLES = (
     "dead_letters",
     "nodes",
     "circuits",
+    "actions",
     "handler_counts",
     "schedules",
     "published_batches",

@@ -37,7 +37,9 @@ from durable.dead_letters import bodies as letter_bodies
 from durable.dead_letters.bulk import Run
 from durable.encryption.ring import KeyRing
 from durable.errors import DurableError, InvalidMessage, InvalidSetting
+from durable.storage import actions
 from durable.storage import dead_letters as storage
+from durable.storage.actions import Action
 from durable.storage.dead_letters import DeadLetter, Selection
 
 app = group("Inspect, replay, edit or discard messages that failed for good.")
@@ -132,7 +134,8 @@ def replay(chosen: Chosen, work: Work, rate: Rate = None, rehearse: Rehearse = F
     if rehearse:
         _rehearse(chosen, work.limit)
         return
-    change = partial(storage.replay, actor=work.actor, reason=reason)
+    replaying = partial(storage.replay, actor=work.actor, reason=reason)
+    change = actions.recorded(replaying, _action("replay", chosen, work.actor, reason))
     resolve = resolve_all(chosen, change, verb="replayed", replayable=True, rate=rate, limit=work.limit)
     run = asyncio.run(resolve)
     _report(run, "replayed", or_else=lambda: refuse_unmatched(chosen, chosen.selection))
@@ -148,7 +151,8 @@ def discard(chosen: Chosen, work: Work, reason: DiscardReason, yes: Yes = False)
     refuse_unknown(chosen)
     if work.everything:
         confirm("discard all these letters?", "--all: give --yes to discard them without being asked", yes=yes)
-    change = partial(storage.discard, actor=work.actor, reason=reason)
+    discarding = partial(storage.discard, actor=work.actor, reason=reason)
+    change = actions.recorded(discarding, _action("discard", chosen, work.actor, reason))
     run = asyncio.run(resolve_all(chosen, change, verb="discarded", limit=work.limit))
     _report(run, "discarded", or_else=lambda: refuse_unmatched(chosen, chosen.selection))
 
@@ -167,11 +171,16 @@ def edit(chosen: Chosen, actor: str, body: Body, rehearse: Rehearse = False, rea
     if rehearse:
         _rehearse(chosen, None, changed)
         return
-    change = partial(storage.replay, actor=actor, reason=reason, body=changed)
+    replaying = partial(storage.replay, actor=actor, reason=reason, body=changed)
+    change = actions.recorded(replaying, _action("edit", chosen, actor, reason))
     run = asyncio.run(resolve_all(chosen, change, verb="replayed", replayable=True))
     if not run.done:
         raise DurableError(f"letter {letter.summary.letter_id}: not replayed: {views.left(run)}")
     _report(run, "replayed")
+
+
+def _action(verb: str, chosen: Chosen, actor: str, reason: str | None) -> Action:
+    return Action(actor=actor, verb=verb, target=actions.told("dead letters", chosen.selection), reason=reason)
 
 
 def _checked_body(letter: DeadLetter, body: str, chosen: Chosen) -> bytes:

@@ -61,6 +61,10 @@ ExceptionFilter = Annotated[
 FingerprintFilter = Annotated[str | None, _filter("--fingerprint", "HEX", "cause, as shown by groups")]
 SourceFilter = Annotated[str | None, _filter("--source", "SERVICE", "service that sent the message")]
 AddressFilter = Annotated[str | None, _filter("--address", "NAME", "endpoint received on, or destination")]
+KeyFilter = Annotated[str | None, _filter("--key", "KEY", "partition key")]
+TextFilter = Annotated[
+    str | None, _filter("--text", "TEXT", "part of the reason, in any case, or of the body as it is stored")
+]
 SinceFilter = Annotated[str | None, _filter("--since", "TIME", "failed then or later: 2h ago, or ISO 8601")]
 UntilFilter = Annotated[str | None, _filter("--until", "TIME", "failed before then: 2h ago, or ISO 8601")]
 
@@ -88,6 +92,8 @@ def choose(
     fingerprint: FingerprintFilter = None,
     source: SourceFilter = None,
     address: AddressFilter = None,
+    key: KeyFilter = None,
+    text: TextFilter = None,
     since: SinceFilter = None,
     until: UntilFilter = None,
     database: DatabaseUrl = None,
@@ -103,6 +109,8 @@ def choose(
         fingerprint=fingerprint,
         source=source,
         address=address,
+        key=key,
+        text=text,
         since=None if since is None else parse_time(since, now, option="--since"),
         until=None if until is None else parse_time(until, now, option="--until"),
     )

@@ -16,6 +16,7 @@ import typer
 from durable.cli.command import group
 from durable.cli.keys.rotation import Rotated, rotate_all
 from durable.cli.output import Block, Columns, Table, emit
+from durable.cli.runs import actor_name
 from durable.cli.target import Target, on_target, ring_of, schema_connection
 from durable.encryption.ring import KeyRing
 from durable.errors import InvalidSetting
@@ -56,7 +57,7 @@ def rotate(target: Target, dry_run: DryRun = False) -> None:
             "Bus.keys_from()"
         )
     wanted = Wanted(encrypts, ring.keys.tenants, encrypted_types(), ring.everything)
-    rotated = asyncio.run(rotate_all(settings, ring, wanted, dry_run=dry_run))
+    rotated = asyncio.run(rotate_all(settings, ring, wanted, actor=actor_name(), dry_run=dry_run))
     rows = [asdict(each) for each in rotated]
     emit({"key": encrypts, "dry_run": dry_run, "places": rows}, *_told(rotated, encrypts, dry_run))
     if any(each.stopped for each in rotated):

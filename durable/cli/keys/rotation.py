@@ -6,15 +6,18 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sqlalchemy import Connection
+
 from durable.cli.output import progress
 from durable.cli.runs import stopped_by_signals
 from durable.encryption.ring import KeyRing
 from durable.envelope import Envelope
 from durable.messages.sealed import is_sealed
 from durable.settings import Settings
-from durable.storage import encrypted, migrator
+from durable.storage import actions, encrypted, migrator
+from durable.storage.actions import Action
 from durable.storage.database import Database
-from durable.storage.encrypted import PLACES, Position, Wanted
+from durable.storage.encrypted import PLACES, Batch, Position, Wanted
 
 _MOST_SHOWN = 5
 
@@ -33,7 +36,7 @@ class Rotated:
     stopped: bool = False
 
 
-async def rotate_all(settings: Settings, ring: KeyRing, wanted: Wanted, *, dry_run: bool) -> list[Rotated]:
+async def rotate_all(settings: Settings, ring: KeyRing, wanted: Wanted, *, actor: str, dry_run: bool) -> list[Rotated]:
     """Encrypt the bodies that are not as wanted. Raises StorageUnavailable, and SchemaMismatch.
 
     Each batch is a transaction: another run goes on where one was stopped, or has died.
@@ -43,7 +46,7 @@ async def rotate_all(settings: Settings, ring: KeyRing, wanted: Wanted, *, dry_r
         await database.transaction(migrator.check_version)
         rotated = [Rotated(place, await database.transaction(encrypted.count_stale, place, wanted)) for place in PLACES]
         if not dry_run:
-            await _Run(database, settings, ring, wanted).over(rotated)
+            await _Run(database, settings, ring, wanted, actor).over(rotated)
         return rotated
     finally:
         await database.close()
@@ -52,10 +55,11 @@ async def rotate_all(settings: Settings, ring: KeyRing, wanted: Wanted, *, dry_r
 class _Run:
     """One run."""
 
-    def __init__(self, database: Database, settings: Settings, ring: KeyRing, wanted: Wanted) -> None:
+    def __init__(self, database: Database, settings: Settings, ring: KeyRing, wanted: Wanted, actor: str) -> None:
         self._database = database
         self._ring = ring
         self._wanted = wanted
+        self._action = Action(actor=actor, verb="rotate", target="encrypted bodies")
         self._stopping = asyncio.Event()
         # A batch is in memory twice, readable and encrypted.
         self._batch_size = max(1, min(settings.batch_size, settings.buffer_bytes // settings.max_message_bytes))
@@ -69,9 +73,7 @@ class _Run:
     async def _rotate(self, rotated: Rotated, tell: Callable[[], None]) -> None:
         end: Position | None = Position()
         while end is not None and not self._stopping.is_set():
-            batch = await self._database.transaction(
-                encrypted.rotate, rotated.place, self._wanted, self._reseal, after=end, batch_size=self._batch_size
-            )
+            batch = await self._database.transaction(self._rotate_batch, rotated.place, end)
             end = batch.end
             rotated.done += batch.done
             rotated.unopened_count += len(batch.unopened)
@@ -81,6 +83,14 @@ class _Run:
         rotated.stopped = self._stopping.is_set() and end is not None
         left = await self._database.transaction(encrypted.count_stale, rotated.place, self._wanted)
         rotated.left = max(0, left - rotated.unopened_count)
+
+    def _rotate_batch(self, conn: Connection, schema: str, place: str, after: Position) -> Batch:
+        batch = encrypted.rotate(
+            conn, schema, place, self._wanted, self._reseal, after=after, batch_size=self._batch_size
+        )
+        if batch.done:
+            actions.record(conn, schema, self._action, batch.done)
+        return batch
 
     def _reseal(self, envelope: Envelope) -> bytes:
         if is_sealed(envelope.body):

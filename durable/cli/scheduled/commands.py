@@ -34,7 +34,8 @@ from durable.cli.scheduled.selection import (
 from durable.cli.target import connection
 from durable.dead_letters.bulk import Run
 from durable.errors import DurableError, InvalidSetting
-from durable.storage import circuits, delayed, schedules
+from durable.storage import actions, delayed
+from durable.storage.actions import Action
 from durable.storage.circuits import CircuitKind
 from durable.storage.dead_letters import LetterRange, Resolved
 from durable.storage.delayed import SIDES, Delayed, Selection, Side
@@ -88,8 +89,9 @@ def list_scheduled(chosen: Chosen, limit: PageSize = 50) -> None:
 def cancel(chosen: Chosen, work: Work, reason: Reason = None, yes: Yes = False) -> None:
     """Cancel messages, which the history records; remove schedules that no node declares."""
     messages = partial(delayed.cancel, actor=work.actor, reason=reason, keep_body=chosen.settings.history_bodies)
+    remove = partial(actions.remove_schedule, actor=work.actor)
     refusal = "a running node declares it; pause it, or remove it from the code first"
-    _apply(Change("cancel", "cancelled", messages, schedules.remove_orphan, refusal), chosen, work, yes=yes)
+    _apply(Change("cancel", "cancelled", messages, remove, refusal), chosen, work, reason=reason, yes=yes)
 
 
 @app.command("run-now")
@@ -97,7 +99,7 @@ def cancel(chosen: Chosen, work: Work, reason: Reason = None, yes: Yes = False) 
 def run_now(chosen: Chosen, work: Work, yes: Yes = False) -> None:
     """Make messages due now; run schedules once, besides their own times."""
     refusal = "no running node declares it, so its message is unknown; start a node that does"
-    run_schedule = partial(schedules.ask, actor=work.actor)
+    run_schedule = partial(actions.run_schedule, actor=work.actor)
     _apply(Change("run-now", "made due", delayed.run_now, run_schedule, refusal), chosen, work, yes=yes)
 
 
@@ -107,7 +109,7 @@ def reschedule(chosen: Chosen, work: Work, at: At, yes: Yes = False) -> None:
     """Change the due time of messages, or of the next occurrence of schedules."""
     moment = parse_coming_time(at, datetime.now(UTC), option="--at")
     messages = partial(delayed.reschedule, at=moment, dedupe_window=chosen.settings.dedupe_window)
-    move_schedule = partial(schedules.reschedule, at=moment, actor=work.actor)
+    move_schedule = partial(actions.reschedule, at=moment, actor=work.actor)
     refusal = "no node has computed its next time yet; try again once a node runs"
     _apply(Change("reschedule", "rescheduled", messages, move_schedule, refusal), chosen, work, yes=yes)
 
@@ -118,19 +120,19 @@ def pause(chosen: Chosen, actor: str, span: Span = None, reason: PauseReason = "
     """Pause schedules on every node: their occurrences are skipped."""
     duration = None if span is None else parse_duration(span, option="--for")
     names, schema = _only_names("pause", chosen), chosen.settings.db_schema
+    named = [(CircuitKind.SCHEDULE, name) for name in names]
     with connection(chosen.settings) as conn:
-        for name in names:
-            circuits.pause(conn, schema, CircuitKind.SCHEDULE, name, reason=reason, actor=actor, duration=duration)
+        actions.pause(conn, schema, named, reason=reason, actor=actor, duration=duration)
     emit({"change": "paused", "schedules": names}, views.counted("paused", len(names)))
 
 
 @app.command()
-@over_scheduled()
-def resume(chosen: Chosen) -> None:
+@over_scheduled(actor=actor_name)
+def resume(chosen: Chosen, actor: str) -> None:
     """Resume paused schedules. Ends with 1 when one was not paused."""
     names, schema = _only_names("resume", chosen), chosen.settings.db_schema
     with connection(chosen.settings) as conn:
-        resumed = [name for name in names if circuits.resume(conn, schema, CircuitKind.SCHEDULE, name)]
+        resumed = [name for name in names if actions.resume(conn, schema, [(CircuitKind.SCHEDULE, name)], actor=actor)]
     emit({"change": "resumed", "schedules": resumed}, views.counted("resumed", len(resumed)))
     if resumed != names:
         raise typer.Exit(1)
@@ -139,7 +141,7 @@ def resume(chosen: Chosen) -> None:
 # ---------------------------------------------------------------- changes
 
 
-def _apply(change: Change, chosen: Chosen, work: Work, *, yes: bool) -> None:
+def _apply(change: Change, chosen: Chosen, work: Work, *, reason: str | None = None, yes: bool) -> None:
     """Change the schedules that are named, then the messages that are selected, and print how many."""
     refuse_too_much(change.command, chosen, work.everything)
     refuse_missing(change.command, chosen)
@@ -149,7 +151,9 @@ def _apply(change: Change, chosen: Chosen, work: Work, *, yes: bool) -> None:
     if chosen.names:
         _change_schedules(change, chosen)
     has_messages = work.everything or chosen.has_messages
-    run = _change_messages(change, chosen, work.limit) if has_messages else Run(0)
+    told = actions.told("delayed messages", chosen.selection)
+    action = Action(actor=work.actor, verb=change.command, target=told, reason=reason)
+    run = _change_messages(change, action, chosen, work.limit) if has_messages else Run(0)
     document = {"change": change.verb, "schedules": chosen.names, "messages": asdict(run)}
     emit(document, *views.told(run, change.verb, len(chosen.names)))
     if not run.total and not chosen.names:
@@ -169,14 +173,15 @@ def _change_schedules(change: Change, chosen: Chosen) -> None:
                 raise DurableError(f"{change.command}: schedule {name!r} was not changed: {change.refusal}")
 
 
-def _change_messages(change: Change, chosen: Chosen, limit: int | None) -> Run:
+def _change_messages(change: Change, action: Action, chosen: Chosen, limit: int | None) -> Run:
     """Change the messages of one side, then of the other."""
     total = Run(0)
     for side in SIDES:
         left = None if limit is None else limit - total.done
         if left == 0 or total.stopped:
             break
-        job = Job(partial(delayed.survey, side=side), partial(change.messages, side=side), change.verb, "messages")
+        changing = actions.recorded(partial(change.messages, side=side), action)
+        job = Job(partial(delayed.survey, side=side), changing, change.verb, "messages")
         run = asyncio.run(run_job(chosen.settings, job, chosen.selection, limit=left))
         total = Run(total.total + run.total, total.done + run.done, total.waiting + run.waiting, stopped=run.stopped)
     return total

@@ -25,6 +25,9 @@ _SELECTED: Final = """
     AND (CAST(:fingerprint AS text) IS NULL OR fingerprint = CAST(:fingerprint AS text))
     AND (CAST(:source AS text) IS NULL OR source = CAST(:source AS text))
     AND (CAST(:address AS text) IS NULL OR address = CAST(:address AS text))
+    AND (CAST(:key AS text) IS NULL OR partition_key = CAST(:key AS text))
+    AND (CAST(:text AS text) IS NULL OR strpos(lower(reason), lower(CAST(:text AS text))) > 0
+        OR position(convert_to(CAST(:text AS text), 'UTF8') IN body) > 0)
     AND (CAST(:since AS timestamptz) IS NULL OR failed_at >= CAST(:since AS timestamptz))
     AND (CAST(:until AS timestamptz) IS NULL OR failed_at < CAST(:until AS timestamptz))
     AND (CAST(:resolved AS boolean) IS NULL OR (resolved_at IS NOT NULL) = CAST(:resolved AS boolean))"""

@@ -27,10 +27,21 @@ from durable.testing import eventually
 from tests.support import letters
 from tests.support.tables import Tables, shared_tables
 
-OPERATOR, VIEWER = "operator's secret 1234", "viewer's secret 123456"
-TOKENS = {OPERATOR: Person("olga", Role.OPERATOR), VIEWER: Person("vic", Role.VIEWER)}
-PAGES = ["/", "/dead-letters", "/dead-letters/all", "/messages", "/scheduled", "/circuits", "/nodes"]
-ACTIONS = ["/dead-letters/resolve", "/scheduled/change", "/circuits/pause", "/circuits/resume", "/runs/any/stop"]
+OPERATOR, VIEWER, ADMIN = "operator's secret 1234", "viewer's secret 123456", "admin's secret 1234567"
+TOKENS = {
+    OPERATOR: Person("olga", Role.OPERATOR),
+    VIEWER: Person("vic", Role.VIEWER),
+    ADMIN: Person("ada", Role.ADMIN),
+}
+PAGES = ["/", "/dead-letters", "/dead-letters/all", "/messages", "/scheduled", "/circuits", "/nodes", "/actions"]
+ACTIONS = [
+    "/dead-letters/resolve",
+    "/dead-letters/1/rehearse",
+    "/scheduled/change",
+    "/circuits/pause",
+    "/circuits/resume",
+    "/runs/any/stop",
+]
 MARKUP = "<img src=x onerror=alert(1)><script>alert(2)</script>\"'>"
 SCHEDULE = """
 INSERT INTO durable.schedules (name, cron, tz, misfire, declaration, declared_by, due_at, occurrence_at)
@@ -345,7 +356,7 @@ class TestPages:
         pages = [*PAGES, f"/dead-letters/{letter}", f"/messages?id={found}"]
         async with bearer(app, OPERATOR) as client:
             told = [page for page in pages if "salary" in (await client.get(page)).text]
-            assert told == [page for page in pages if page not in ("/nodes", "/messages")]
+            assert told == [page for page in pages if page not in ("/nodes", "/messages", "/actions")]
         async with bearer(app, VIEWER) as client:
             for page in pages:
                 response = await client.get(page)
@@ -397,10 +408,7 @@ class TestPages:
 
 
 class TestActions:
-    async def test_paused_handler_is_stopped_until_a_resume(
-        self, app: Starlette, tables: Tables, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        caplog.set_level("INFO", "durable")
+    async def test_paused_handler_is_stopped_until_a_resume(self, app: Starlette, tables: Tables) -> None:
         async with logged_in(app) as client:
             fields = {"kind": "handler", "key": "console.ordered", "reason": "new prices", "for": "2h"}
             assert (await submit(client, "/circuits", "/circuits/pause", **fields)).status_code == 303
@@ -410,7 +418,13 @@ class TestActions:
             response = await submit(client, "/circuits", "/circuits/resume", kind="handler", key="console.ordered")
             assert response.status_code == 303
         assert tables.count("circuits") == 0
-        assert "circuit of handler console.ordered closed by console: olga" in caplog.text
+        told = (
+            "SELECT verb, actor, target, reason, changed, before IS NULL, after IS NULL FROM durable.actions ORDER BY 1"
+        )
+        assert tables.rows(told) == [
+            ("pause", "console: olga", "handler console.ordered", "new prices", 1, False, False),
+            ("resume", "console: olga", "handler console.ordered", None, 1, False, True),
+        ]
 
     async def test_replayed_group_waits_again_and_names_its_actor(self, app: Starlette, tables: Tables) -> None:
         add_letters(tables, 250)

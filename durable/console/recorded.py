@@ -1,0 +1,108 @@
+"""The page of what operators did, and its export."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from durable.bus import Bus
+from durable.console.access import Person
+from durable.console.pages import Pages
+from durable.console.reading import PAGE
+from durable.console.shown import moment_of
+from durable.storage import actions
+from durable.storage.actions import Recorded, Selection
+
+_FILTERS: Final = ("actor", "verb", "target", "since", "until")
+_LONGEST: Final = 500
+_MOST_EXPORTED: Final = 100_000
+_EXPORTED_AT_ONCE: Final = 5_000
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+
+
+class Record:
+    """The record of a service."""
+
+    def __init__(self, bus: Bus, pages: Pages) -> None:
+        self._bus = bus
+        self._pages = pages
+
+    async def page(self, request: Request, person: Person) -> Response:
+        """Show the last actions, the newest first."""
+        chosen = _chosen(request)
+        found = await self._read(selection_of(chosen), before=_before(request), limit=PAGE + 1)
+        following = found[PAGE - 1].number if len(found) > PAGE else None
+        return self._pages.render(
+            request, "actions.html", person, actions=found[:PAGE], chosen=chosen, names=_FILTERS, following=following
+        )
+
+    async def export(self, request: Request, person: Person) -> Response:
+        """Give what is selected as a file, CSV or JSON."""
+        kind = request.query_params.get("as", "csv")
+        if kind not in ("csv", "json"):
+            raise HTTPException(422, f"as: {kind!r} is neither csv nor json")
+        selection, rows, before = selection_of(_chosen(request)), list[Recorded](), None
+        while len(rows) < _MOST_EXPORTED:
+            found = await self._read(selection, before=before, limit=_EXPORTED_AT_ONCE)
+            rows += found
+            if len(found) < _EXPORTED_AT_ONCE:
+                break
+            before = found[-1].number
+        content = _as_csv(rows) if kind == "csv" else msgspec.json.encode([each._asdict() for each in rows])
+        media_type = "text/csv; charset=utf-8" if kind == "csv" else "application/json"
+        headers = {"Content-Disposition": f'attachment; filename="actions.{kind}"'}
+        return Response(content, media_type=media_type, headers=headers)
+
+    async def _read(self, selection: Selection, *, before: int | None, limit: int) -> list[Recorded]:
+        return await self._bus.runtime.database.transaction(actions.page, selection, limit=limit, before=before)
+
+
+def selection_of(chosen: Mapping[str, str]) -> Selection:
+    """Make filters of what a form says. Raises HTTPException (422) for a time that is none."""
+    now = datetime.now(UTC)
+    since, until = (moment_of(name, chosen[name], now) if name in chosen else None for name in ("since", "until"))
+    actor, verb, target = (chosen.get(name) for name in ("actor", "verb", "target"))
+    return Selection(actor=actor, verb=verb, target=target, since=since, until=until)
+
+
+def _chosen(request: Request) -> dict[str, str]:
+    chosen = {name: value.strip()[:_LONGEST] for name in _FILTERS if (value := request.query_params.get(name))}
+    if not all(value.isprintable() for value in chosen.values()):
+        raise HTTPException(422, f"give printable text for {', '.join(chosen)}")
+    return {name: value for name, value in chosen.items() if value}
+
+
+def _before(request: Request) -> int | None:
+    text = request.query_params.get("before", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
+def _as_csv(rows: Sequence[Recorded]) -> str:
+    """Write the rows for spreadsheets, which take no cell for a formula."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\r\n")
+    writer.writerow(Recorded._fields)
+    writer.writerows([_cell(value) for value in row] for row in rows)
+    return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    match value:
+        case None:
+            return ""
+        case datetime():
+            return value.astimezone(UTC).isoformat()
+        case dict():
+            return msgspec.json.encode(value).decode()
+        case str() if value.startswith(_FORMULA):
+            return f"'{value}"
+        case _:
+            return value
