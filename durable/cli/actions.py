@@ -16,12 +16,8 @@ from durable.storage.actions import Selection
 By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="actions of this operator")]
 Verb = Annotated[str | None, typer.Option("--verb", metavar="VERB", help="actions of this kind: pause, replay, cancel")]
 Of = Annotated[str | None, typer.Option("--target", metavar="TEXT", help="actions whose target contains this text")]
-Since = Annotated[
-    str | None, typer.Option("--since", metavar="TIME", help="actions since this time: 2h ago, or ISO 8601")
-]
-Until = Annotated[
-    str | None, typer.Option("--until", metavar="TIME", help="actions before this time: 1h ago, or ISO 8601")
-]
+Since = Annotated[str | None, typer.Option("--since", metavar="TIME", help="actions of this time or later: 2h")]
+Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="actions before this time: 1h")]
 PageSize = Annotated[int, typer.Option("--limit", min=1, max=10_000, metavar="N", help="actions to show")]
 Before = Annotated[int | None, typer.Option("--before", min=1, metavar="NUMBER", help="page after this action")]
 

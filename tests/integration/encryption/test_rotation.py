@@ -75,7 +75,8 @@ async def run(tables: Tables, keys: Keys, **wanted: Any) -> dict[str, Rotated]:
     encrypts = keys.encrypting_id
     assert encrypts is not None
     types = encrypted_types()
-    rotated = await rotate_all(settings, ring, Wanted(encrypts, keys.tenants, types, **wanted), actor=\"ada\", dry_run=False)
+    chosen = Wanted(encrypts, keys.tenants, types, **wanted)
+    rotated = await rotate_all(settings, ring, chosen, actor="ada", dry_run=False)
     return {each.place: each for each in rotated}
 
 
