@@ -77,7 +77,7 @@ class Editing:
         try:
             body = bodies.edited(letter, text.replace("\r\n", "\n").encode(), known)
             if len(body) > limit:
-                raise InvalidMessage(f"it has {len(body)} bytes; give up to {limit}, max_message_bytes")
+                raise InvalidMessage(f"the body has {len(body)} bytes; max_message_bytes is {limit}")
             return bodies.sealed_as(letter, body, application.ring)
         except (DurableError, msgspec.DecodeError) as error:
             raise HTTPException(422, f"body: {error}") from error
