@@ -100,6 +100,8 @@ def _console(
         routes=[
             Route("/", see(pages.overview), name="overview"),
             *([Route("/services", see(pages.services), name="services")] if services else []),
+            Route("/live", see(pages.live), name="live"),
+            Route("/handlers", see(pages.handlers), name="handlers"),
             Route("/login", pages.login, methods=["GET", "POST"], name="login"),
             Route("/logout", pages.logout, methods=["POST"], name="logout"),
             Route("/dead-letters", see(pages.groups), name="groups"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
@@ -11,11 +11,11 @@ from uuid import UUID
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 
 from durable.console import shown
 from durable.console.access import COOKIE, SESSION_SECONDS, Authorize, Person, Role, Tokens
-from durable.console.reading import PAGE, Overview, Reading
+from durable.console.reading import PAGE, Feed, Overview, Reading
 from durable.console.runs import Runs
 from durable.console.security import (
     FORM_COOKIE,
@@ -38,6 +38,8 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 _FILTERS: Final = ("fingerprint", "message_type", "exception_type", "address", "key", "text", "since", "until")
 _LONGEST_FILTER: Final = 500
+_MOST_STREAMS: Final = 200
+_LIVE_SECONDS: Final = 2.0
 _LARGEST_NUMBER: Final = 2**63 - 1
 
 
@@ -49,6 +51,8 @@ class Pages:
     ) -> None:
         self._reading = reading
         self._services = services
+        self._feed = Feed(reading)
+        self._streams = 0
         self._runs = runs
         self._authorize = authorize
         self._templates = Environment(
@@ -65,6 +69,8 @@ class Pages:
             "body": shown.body,
             "editable": shown.editable,
             "json": shown.as_json,
+            "seconds": shown.seconds,
+            "plots": shown.flow_plots,
         }
         self._templates.globals |= {
             "service": service,
@@ -124,8 +130,38 @@ class Pages:
 
     async def overview(self, request: Request, person: Person) -> Response:
         """The whole page, or its live part for htmx."""
-        part = "_live.html" if request.headers.get("hx-request") == "true" else "overview.html"
-        return self.render(request, part, person, overview=await self._reading.overview(person))
+        if request.headers.get("hx-request") == "true":
+            return self.render(request, "_live.html", person, overview=await self._feed.overview(person))
+        return self.render(request, "overview.html", person, overview=await self._reading.overview(person))
+
+    async def live(self, request: Request, person: Person) -> Response:
+        """Stream the live part of the overview as server-sent events, for as long as the person is let in."""
+        if self._streams >= _MOST_STREAMS:
+            raise HTTPException(503, "too many pages follow this service already; load the page again by hand")
+
+        async def events() -> AsyncIterator[str]:
+            self._streams += 1
+            try:
+                while (known := await self._authorize(request)) is not None and not await request.is_disconnected():
+                    yield _event(await self._live_part(request, known))
+                    await asyncio.sleep(_LIVE_SECONDS)
+            finally:
+                self._streams -= 1
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async def _live_part(self, request: Request, person: Person) -> str:
+        try:
+            overview = await self._feed.overview(person)
+        except StorageUnavailable as error:
+            return self._text(request, "_away.html", person, text=str(error))
+        return self._text(request, "_live.html", person, overview=overview)
+
+    async def handlers(self, request: Request, person: Person) -> Response:
+        """Show each handler, and the keys that are parked."""
+        overview = await self._reading.overview(person)
+        rows, parked = self._reading.handlers(overview), await self._reading.parked_keys()
+        return self.render(request, "handlers.html", person, rows=rows, parked=parked, overview=overview)
 
     async def services(self, request: Request, person: Person) -> Response:
         """Show the state of each service, also of those whose databases are away."""
@@ -204,14 +240,20 @@ class Pages:
     def render(
         self, request: Request, template: str, person: Person | None, *, status: int = 200, **values: Any
     ) -> Response:
+        response = HTMLResponse(self._text(request, template, person, **values), status)
         secret = form_secret(request)
-        text = self._templates.get_template(template).render(
-            request=request, person=person, form_field=FORM_FIELD, form_secret=secret, here=request.url.path, **values
-        )
-        response = HTMLResponse(text, status)
         if request.cookies.get(FORM_COOKIE) != secret:
             set_cookie(request, response, FORM_COOKIE, secret)
         return response
+
+    def _text(self, request: Request, template: str, person: Person | None, **values: Any) -> str:
+        given = {"form_field": FORM_FIELD, "form_secret": form_secret(request), "here": request.url.path, **values}
+        return self._templates.get_template(template).render(request=request, person=person, **given)
+
+
+def _event(text: str) -> str:
+    """Write a server-sent event."""
+    return "".join(f"data: {line}\n" for line in text.splitlines()) + "\n"
 
 
 async def _state(reading: Reading, person: Person) -> Overview | str:

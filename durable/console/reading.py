@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -10,6 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
+from durable.application.handlers import Handler
 from durable.bus import Bus
 from durable.console import viewers
 from durable.console.access import Person, Role
@@ -18,14 +20,16 @@ from durable.envelope import NodeId
 from durable.observability import health
 from durable.observability.health import NodeState
 from durable.recovery.policy import DormancyPolicy
-from durable.storage import dead_letters, delayed, gauges, receipts, schedules
+from durable.storage import circuits, dead_letters, delayed, flow, gauges, receipts, schedules
 from durable.storage.circuits import CircuitKind, OpenCircuit
 from durable.storage.dead_letters import Attempt, DeadLetter, Group, LetterRange, Relative, Selection, Summary
+from durable.storage.flow import Flow, Slice
 from durable.storage.gauges import MOST_COUNTED, Gauges, Side
 from durable.storage.nodes import Node
 from durable.storage.receipts import Standing
 
 PAGE = 50
+_FRESH_SECONDS: Final = 1.0
 _EVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
@@ -63,6 +67,7 @@ class Overview(NamedTuple):
     nodes: Sequence[NodeRow]
     dead_letters: int
     scheduled: int
+    flow: Flow | None
 
     @property
     def needs(self) -> list[str]:
@@ -78,6 +83,14 @@ class Overview(NamedTuple):
             ),
             *([letters] if self.dead_letters else []),
         ]
+
+
+class HandlerRow(NamedTuple):
+    """A handler: what waits for it, its declaration if this bus has it, and what it did lately."""
+
+    lane: Lane
+    handler: Handler | None
+    did: Slice
 
 
 class Letter(NamedTuple):
@@ -110,10 +123,20 @@ class Reading:
         self._policy = DormancyPolicy(grace=bus.settings.dormant_grace, stale=bus.settings.heartbeat_stale)
 
     async def overview(self, person: Person) -> Overview:
-        read, groups = await self._bus.runtime.database.transaction(_read)
+        read, groups, flowing = await self._bus.runtime.database.transaction(_read)
         if not _sees_contents(person):
             read, groups = read._replace(circuits=viewers.of_circuits(read.circuits)), viewers.of_groups(groups)
-        return self._overview(read, groups)
+        return self._overview(read, groups, flowing)
+
+    def handlers(self, overview: Overview) -> list[HandlerRow]:
+        """List the handlers that are declared, and the message types that wait for one, with what was done lately."""
+        declared = self._bus.application.by_type()
+        types = overview.flow.types if overview.flow is not None else {}
+        return [HandlerRow(lane, declared.get(lane.name), types.get(lane.name, Slice())) for lane in overview.handlers]
+
+    async def parked_keys(self) -> dict[str, int]:
+        """Count the messages that wait behind each paused key."""
+        return await self._bus.runtime.database.transaction(circuits.count_parked)
 
     async def groups(self, person: Person) -> list[Group]:
         found = await self._bus.runtime.database.transaction(dead_letters.groups, Selection())
@@ -142,7 +165,7 @@ class Reading:
         found = await self._bus.runtime.database.transaction(_scheduled)
         return found if _sees_contents(person) else found._replace(schedules=viewers.of_schedules(found.schedules))
 
-    def _overview(self, read: Gauges, groups: Sequence[Group]) -> Overview:
+    def _overview(self, read: Gauges, groups: Sequence[Group], flowing: Flow | None) -> Overview:
         dormant = health.dormant(self._policy, read, time.monotonic())
         problems = health.problems(read, dormant, health.unowned_waits(read), self._bus.settings)
         states = health.node_states(read, self._bus.settings.heartbeat_stale)
@@ -160,15 +183,36 @@ class Reading:
             ],
             dead_letters=read.dead_letters,
             scheduled=sum(read.scheduled.values()),
+            flow=flowing,
         )
+
+
+class Feed:
+    """The overview for all pages that follow it: read once in a while, however many they are."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._turns = {role: asyncio.Lock() for role in Role}
+        self._read: dict[Role, tuple[float, Overview]] = {}
+
+    async def overview(self, person: Person) -> Overview:
+        """Return the state of the service, at most a second old. Raises StorageUnavailable."""
+        async with self._turns[person.role]:
+            read_at, overview = self._read.get(person.role, (-_FRESH_SECONDS, None))
+            now = time.monotonic()
+            if overview is None or now - read_at >= _FRESH_SECONDS:
+                overview = await self._reading.overview(person)
+                self._read[person.role] = now, overview
+            return overview
 
 
 def _sees_contents(person: Person) -> bool:
     return person.role >= Role.OPERATOR
 
 
-def _read(conn: Connection, schema: str) -> tuple[Gauges, list[Group]]:
-    return gauges.read(conn, schema), dead_letters.groups(conn, schema, Selection())[:5]
+def _read(conn: Connection, schema: str) -> tuple[Gauges, list[Group], Flow | None]:
+    groups = dead_letters.groups(conn, schema, Selection())[:5]
+    return gauges.read(conn, schema), groups, flow.read(conn, schema)
 
 
 def _letter(conn: Connection, schema: str, letter_id: int) -> Letter | None:

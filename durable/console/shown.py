@@ -9,9 +9,11 @@ from typing import Any
 from markupsafe import Markup
 from starlette.exceptions import HTTPException
 
+from durable.console.plots import plot
 from durable.dead_letters.bodies import row
 from durable.duration import duration
 from durable.storage.dead_letters import DeadLetter
+from durable.storage.flow import SLICES, Flow
 
 
 def age(duration: timedelta | None) -> str:
@@ -31,6 +33,39 @@ def moment(at: datetime | None) -> Markup | str:
         return ""
     shown = at.strftime("%Y-%m-%d %H:%M:%S")
     return Markup('<time datetime="{}" title="{} UTC">{} UTC</time>').format(at.isoformat(), shown, shown)
+
+
+def seconds(value: float | None) -> str:
+    """A length of time in its largest unit: 3 ms, 1.2 s, 4 min."""
+    if value is None:
+        return ""
+    if value < 1:
+        return f"{max(0.0, value) * 1_000:.0f} ms"
+    return f"{value:.1f} s" if value < 120 else age(timedelta(seconds=value))
+
+
+def flow_plots(found: Flow) -> Markup:
+    """Draw the flow: messages and failures a minute, and how long messages took."""
+    per_minute, ago = SLICES / found.minutes, f"{age(found.length)} ago"
+    slices = found.slices
+    return Markup("").join(
+        [
+            plot(
+                "Messages a minute",
+                {
+                    "handled": [each.handled * per_minute for each in slices],
+                    "sent": [each.sent * per_minute for each in slices],
+                },
+                ago,
+            ),
+            plot(
+                "Seconds from send to handled",
+                {"p50": [each.p50 for each in slices], "p99": [each.p99 for each in slices]},
+                ago,
+            ),
+            plot("Dead letters a minute", {"failed": [each.failed * per_minute for each in slices]}, ago),
+        ]
+    )
 
 
 def as_json(value: object) -> str:

@@ -33,7 +33,17 @@ TOKENS = {
     VIEWER: Person("vic", Role.VIEWER),
     ADMIN: Person("ada", Role.ADMIN),
 }
-PAGES = ["/", "/dead-letters", "/dead-letters/all", "/messages", "/scheduled", "/circuits", "/nodes", "/actions"]
+PAGES = [
+    "/",
+    "/dead-letters",
+    "/dead-letters/all",
+    "/messages",
+    "/scheduled",
+    "/circuits",
+    "/nodes",
+    "/actions",
+    "/handlers",
+]
 ACTIONS = [
     "/dead-letters/resolve",
     "/dead-letters/1/rehearse",

@@ -1,0 +1,183 @@
+"""The flow of messages on the pages, and the overview that follows it, over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+import pytest_asyncio
+import uvicorn
+from starlette.applications import Starlette
+
+from durable import Bus
+from durable.console import Person, console_app
+from durable.console import pages as console_pages
+from durable.embedded import Embedded
+from durable.testing import eventually
+from tests.integration.console.test_console import OPERATOR, TOKENS, VIEWER, Ordered, submit
+from tests.support.tables import Tables, shared_tables
+
+
+@pytest.fixture(scope="module")
+def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
+    with shared_tables(servers(18)) as tables:
+        yield tables
+
+
+@pytest.fixture
+def tables(database: Tables) -> Tables:
+    database.clear()
+    return database
+
+
+@pytest_asyncio.fixture
+async def bus(tables: Tables) -> AsyncIterator[Bus]:
+    bus = Bus("shop", tables.url, poll_interval="50ms")
+    bus.handles(Ordered, concurrency=3, max_batch=5)(handle)
+    yield bus
+    await bus.runtime.stop()
+
+
+async def handle(ordered: Ordered) -> None: ...
+
+
+@asynccontextmanager
+async def served(app: Starlette) -> AsyncIterator[str]:
+    """Serve the app on a port of its own, and give its address."""
+    config = uvicorn.Config(app, port=0, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    await eventually(lambda: server.started, what="the console serves")
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def client(address: str, token: str = OPERATOR) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=address, headers={"authorization": f"Bearer {token}"}, timeout=20)
+
+
+async def events(response: httpx.Response) -> AsyncIterator[str]:
+    """The data of each event of a stream."""
+    lines: list[str] = []
+    async for line in response.aiter_lines():
+        if line.startswith("data: "):
+            lines.append(line.removeprefix("data: "))
+        elif lines:
+            yield "\n".join(lines)
+            lines = []
+
+
+class TestFlow:
+    async def test_pages_show_the_flow(self, bus: Bus, tables: Tables) -> None:
+        async with bus:
+            async with bus.unit_of_work() as uow:
+                for number in range(30):
+                    uow.send(Ordered(number))
+            await eventually(lambda: tables.count("envelope_history") == 30, what="all are handled")
+        async with served(console_app(bus, tokens=TOKENS)) as address, client(address) as browser:
+            overview = (await browser.get("/")).text
+            assert 'aria-label="Messages a minute. handled: last' in overview
+            assert overview.count("<svg") == 3
+            page = (await browser.get("/handlers")).text
+            assert ("3 at once" in page, "up to 5 in a transaction" in page, " ms</td>" in page) == (True, True, True)
+
+    async def test_key_is_parked_and_unparked(self, bus: Bus, tables: Tables) -> None:
+        tables.execute("INSERT INTO durable.circuits (kind, key, reason, actor) VALUES ('key', 'tenant-7', 'x', 'ada')")
+        app = console_app(bus, tokens=TOKENS)
+        async with served(app) as address, client(address) as browser:
+            assert "Unpark" in (await browser.get("/handlers")).text
+            form = {"kind": "key", "key": "tenant-7"}
+            assert (await submit(browser, "/handlers", "/circuits/resume", **form)).status_code == 303
+            assert "No key is parked" in (await browser.get("/handlers")).text
+        async with served(app) as address, client(address, VIEWER) as browser:
+            assert '<button class="quiet" aria-label' not in (await browser.get("/handlers")).text
+
+
+class TestStream:
+    async def test_stream_follows_changes(self, bus: Bus, tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(console_pages, "_LIVE_SECONDS", 0.05)
+        app = console_app(bus, tokens=TOKENS)
+        async with served(app) as address, client(address) as browser, browser.stream("GET", "/live") as response:
+            assert response.headers["content-type"].startswith("text/event-stream")
+            told = events(response)
+            assert "All is well" in await anext(told)
+            tables.execute(
+                "INSERT INTO durable.circuits (kind, key, reason, actor) "
+                "VALUES ('destination', 'tcp://stock:2302', 'line one\nline two', 'ada')"
+            )
+            async with asyncio.timeout(20):
+                async for part in told:
+                    if "tcp://stock:2302" in part:
+                        break
+
+    async def test_stream_ends_with_the_login(self, bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(console_pages, "_LIVE_SECONDS", 0.05)
+        people = dict(TOKENS)
+        app = console_app(bus, authorize=lambda request: _person(people, request.headers["authorization"]))
+        async with served(app) as address, client(address) as browser, browser.stream("GET", "/live") as response:
+            told = events(response)
+            await anext(told)
+            people.clear()
+            async with asyncio.timeout(20):
+                assert [part async for part in told][1:] == []  # one may have been on its way
+
+    async def test_number_of_streams_is_bounded(self, bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(console_pages, "_MOST_STREAMS", 1)
+        monkeypatch.setattr(console_pages, "_LIVE_SECONDS", 0.05)
+        async with served(console_app(bus, tokens=TOKENS)) as address, client(address) as browser:
+            async with browser.stream("GET", "/live") as first:
+                await anext(events(first))
+                assert (await browser.get("/live")).status_code == 503
+
+            async def is_free() -> bool:
+                async with browser.stream("GET", "/live") as again:
+                    return again.status_code == 200
+
+            await eventually(is_free, what="the stream that was left is over")
+
+    async def test_stranger_gets_no_stream(self, bus: Bus) -> None:
+        async with served(console_app(bus, tokens=TOKENS)) as address, client(address, "nobody") as browser:
+            assert (await browser.get("/live")).status_code == 401
+
+    async def test_stream_goes_on_when_the_database_is_away(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(console_pages, "_LIVE_SECONDS", 0.05)
+        away = Bus("away", "postgresql://nobody@127.0.0.1:1/none")
+        app = console_app(away, tokens=TOKENS)
+        async with served(app) as address, client(address) as browser, browser.stream("GET", "/live") as response:
+            told = events(response)
+            assert "The database does not answer" in await anext(told)
+            assert "The database does not answer" in await anext(told)
+        await away.runtime.stop()
+
+    async def test_open_streams_share_one_read(self, bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(console_pages, "_LIVE_SECONDS", 0.05)
+        reads = 0
+        transaction = bus.runtime.database.transaction
+
+        async def counting(*args: object, **options: object) -> object:
+            nonlocal reads
+            reads += 1
+            return await transaction(*args, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(bus.runtime.database, "transaction", counting)
+        app = console_app(bus, tokens=TOKENS)
+        async with served(app) as address, client(address) as browser:
+
+            async def follow() -> None:
+                async with browser.stream("GET", "/live") as response:
+                    told = events(response)
+                    for _ in range(8):
+                        await anext(told)
+
+            await asyncio.gather(*(follow() for _ in range(10)))
+        assert reads <= 8  # one a second, where 80 parts were shown
+
+
+async def _person(people: Mapping[str, Person], header: str) -> Person | None:
+    return people.get(header.removeprefix("Bearer "))
