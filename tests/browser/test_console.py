@@ -1,0 +1,161 @@
+"""The console in a real browser: what people see, do by keyboard, and are kept from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, Route, expect
+
+from tests.browser.conftest import Complaints
+from tests.browser.shop import TOKEN, Shop
+
+Open = Callable[..., Page]
+DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+
+
+def paths(page: Page) -> list[str]:
+    """The pages that the navigation leads to, and one of each kind that lies below them."""
+    found = [str(link.get_attribute("href")) for link in page.get_by_role("navigation").get_by_role("link").all()]
+    page.goto(page.url.partition("/console")[0] + "/console/dead-letters")
+    group = str(page.locator("tbody a").first.get_attribute("href"))
+    page.goto(page.url.partition("/console")[0] + group)
+    letter = str(page.locator("tbody a").first.get_attribute("href"))
+    message = page.goto(page.url.partition("/console")[0] + letter) and page.locator("dd code").first.inner_text()
+    return [*found, group, letter, f"/console/messages?id={message}", "/console/dead-letters/999999"]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_pages_are_for_everybody(open_page: Open, shop: Shop, scheme: str, size: dict[str, int]) -> None:
+    page = open_page(color_scheme=scheme, viewport=size, bypass_csp=True)  # for the script of axe alone
+    axe, found = Axe(), dict[str, object]()
+    for path in paths(page):
+        page.goto(shop.address + path)
+        violations = axe.run(page).response["violations"]
+        if violations:
+            found[path] = [(each["id"], [node["html"] for node in each["nodes"]][:3]) for each in violations]
+        width = page.evaluate("document.documentElement.scrollWidth")
+        if width > size["width"]:
+            found[f"width of {path}"] = width
+    assert found == {}
+
+
+@pytest.mark.timeout(240)
+def test_data_runs_no_script_and_pages_obey_their_policy(open_page: Open, shop: Shop, complaints: Complaints) -> None:
+    page = open_page()
+    for path in paths(page):
+        page.goto(shop.address + path)
+        assert "owned" not in page.title(), path
+        assert page.locator("img").count() == 0, path
+    # The browser tells of the missing letter itself; nothing else is told of.
+    assert [each for each in complaints if "404" not in each] == []
+
+
+def test_group_is_replayed_by_keyboard_alone(open_page: Open, shop: Shop) -> None:
+    page = open_page(logged_in=False)
+    page.goto(f"{shop.address}/console/")
+    page.keyboard.type(TOKEN)  # the login has the focus
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/console/")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("need you")
+
+    def go_to(role: str, name: str) -> None:
+        wanted = page.get_by_role(role, name=name).first  # type: ignore[arg-type]
+        for _ in range(60):
+            if wanted.evaluate("each => each === document.activeElement"):
+                return
+            page.keyboard.press("Tab")
+        raise AssertionError(f"{role} {name} cannot be reached")
+
+    go_to("link", "Dead letters")
+    page.keyboard.press("Enter")
+    go_to(
+        "link", "builtins.ValueError" if page.get_by_role("link", name="builtins.ValueError").count() else "ValueError"
+    )
+    page.keyboard.press("Enter")
+    go_to("button", "Replay the group")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("status")).to_contain_text("replayed: done", timeout=20_000)
+
+
+def test_discard_asks_for_a_reason(open_page: Open, shop: Shop) -> None:
+    page = open_page()
+    page.goto(f"{shop.address}/console/dead-letters/all?exception_type=LookupError")
+    page.locator("tbody a").first.click()
+    page.get_by_role("button", name="Discard").click()
+    expect(page.get_by_text("give a reason")).to_be_visible()
+    page.go_back()
+    page.get_by_label("Reason").first.fill("a test order")
+    page.get_by_role("button", name="Discard").click()
+    expect(page.get_by_role("status")).to_contain_text("discarded: done", timeout=20_000)
+
+
+def test_pause_is_seen_on_an_open_overview_and_ended(open_page: Open, shop: Shop) -> None:
+    watching, page = open_page(), open_page()
+    page.goto(f"{shop.address}/console/circuits")
+    page.get_by_label("What").select_option("handler")
+    page.get_by_label("Name").fill("shop.order-placed")
+    page.get_by_label("Reason").fill("stocktaking")
+    page.get_by_role("button", name="Pause").click()
+    expect(page.get_by_role("row", name="stocktaking")).to_be_visible()
+    expect(watching.get_by_text("stocktaking")).to_be_visible(timeout=15_000)  # nobody has touched that page
+    page.get_by_role("row", name="stocktaking").get_by_role("button", name="Resume").click()
+    expect(watching.get_by_text("stocktaking")).to_have_count(0, timeout=15_000)
+    page.goto(f"{shop.address}/console/actions")
+    expect(page.get_by_role("row", name="stocktaking").first).to_be_visible()
+
+
+def test_pages_work_without_scripts(open_page: Open, shop: Shop) -> None:
+    page = open_page(java_script_enabled=False)
+    page.goto(f"{shop.address}/console/scheduled")
+    page.get_by_role("button", name="Run now nightly report").click()
+    expect(page.get_by_role("heading", name="Scheduled")).to_be_visible()
+    page.goto(f"{shop.address}/console/actions?verb=run-now")
+    expect(page.get_by_role("row", name="nightly report").first).to_be_visible()
+
+
+@pytest.mark.parametrize(("zone", "hours"), [("Asia/Tokyo", 9), ("America/Los_Angeles", -8)])
+def test_times_are_those_of_the_reader(open_page: Open, shop: Shop, zone: str, hours: int) -> None:
+    page = open_page(timezone_id=zone, locale="en-GB")
+    page.goto(f"{shop.address}/console/nodes")
+    time = page.locator("time").first
+    utc, shown = str(time.get_attribute("title")), time.inner_text()
+    here = page.evaluate(
+        "zone => new Intl.DateTimeFormat('en-GB', {dateStyle: 'medium', timeStyle: 'medium', timeZone: zone})"
+        ".format(new Date(document.querySelector('time').dateTime))",
+        zone,
+    )
+    assert (shown, utc.endswith(" UTC")) == (here, True)
+    assert (int(shown.split()[-1][:2]) - int(utc[11:13])) % 24 in (hours % 24, (hours + 1) % 24)  # and in summer
+
+
+def test_other_sites_frame_no_page_and_send_no_form(open_page: Open, shop: Shop) -> None:
+    page = open_page()
+
+    def answer(route: Route) -> None:
+        route.fulfill(
+            content_type="text/html",
+            body=f'<iframe src="{shop.address}/console/"></iframe>'
+            f'<form method="post" action="{shop.address}/console/circuits/pause">'
+            '<input name="kind" value="handler"><input name="key" value="shop.order-placed">'
+            '<input name="reason" value="from elsewhere"><button>Win</button></form>',
+        )
+
+    page.route("http://localhost:8123/**", answer)
+    page.goto("http://localhost:8123/")
+    assert page.frames[1].get_by_role("banner").count() == 0  # the load of the page has waited for that of the frame
+    page.get_by_role("button", name="Win").click()
+    expect(page.get_by_text("Log in").or_(page.get_by_text("another site")).first).to_be_visible()
+    assert shop.tables.rows("SELECT 1 FROM durable.circuits WHERE reason = 'from elsewhere'") == []
+
+
+def test_login_leads_to_no_other_site(open_page: Open, shop: Shop) -> None:
+    page = open_page(logged_in=False)
+    page.goto(f"{shop.address}/console/login?next=http://elsewhere.example/&redirect=//elsewhere.example")
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_url("**/console/")
+    assert page.url == f"{shop.address}/console/"
