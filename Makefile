@@ -6,10 +6,10 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pipeline test quick fuzz simulate mutants chaos check docs lowest pythons bench load clean
+.PHONY: help setup demo pipeline test quick fuzz simulate mutants chaos check docs screenshots lowest pythons bench load clean
 
 help: ## Show this help
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Make .venv with everything that the demo and the tests need
 
@@ -21,9 +21,9 @@ $(DEMO_READY): requirements/demo.txt pyproject.toml scripts/setup.sh
 	@scripts/setup.sh requirements/demo.txt
 	@touch $@
 
-demo: $(if $(wildcard $(READY)),setup,$(DEMO_READY)) ## Two services on an embedded Postgres; a node is killed and nothing is lost (TRANSPORT=tcp|http|rabbitmq)
+demo: $(if $(wildcard $(READY)),setup,$(DEMO_READY)) ## Two services on an embedded Postgres; a node is killed and nothing is lost (TRANSPORT=tcp|http|rabbitmq, CONSOLE=1)
 	@$(if $(filter rabbitmq,$(TRANSPORT)),scripts/rabbitmq.sh)
-	@.venv/bin/durable-agent demo $(if $(TRANSPORT),--transport $(TRANSPORT))
+	@.venv/bin/durable-agent demo $(if $(TRANSPORT),--transport $(TRANSPORT)) $(if $(CONSOLE),--console)
 
 pipeline: setup ## The demo with all flights, then its history: archive, audit, report, replay (FLIGHTS=n)
 	@scripts/java.sh
@@ -32,6 +32,7 @@ pipeline: setup ## The demo with all flights, then its history: archive, audit, 
 test: setup ## Run every test, after the quick checks (JOBS=n workers, each with its own servers)
 	@scripts/rabbitmq.sh tests
 	@scripts/pgbouncer.sh
+	@scripts/chromium.sh
 	@scripts/java.sh
 	.venv/bin/ruff check
 	.venv/bin/lint-imports
@@ -65,6 +66,10 @@ check: setup docs ## Check style, types, the floors, the pages, and the requirem
 
 docs: setup ## Build the documentation in build/site, with the reference from the code
 	.venv/bin/mkdocs build --quiet
+
+screenshots: setup ## Make the pictures of the console in docs/images anew
+	@scripts/chromium.sh
+	.venv/bin/python -m tests.browser.screenshots docs/images
 
 lowest: setup ## Run the tests without brokers on the lowest versions of the libraries that are allowed
 	scripts/lowest.sh

@@ -30,6 +30,9 @@ Pipeline = Annotated[
         help="archive, audit, report and replay the history in this folder; a demo found there is used",
     ),
 ]
+Console = Annotated[
+    bool, typer.Option("--console", help="serve the console of both services; on a terminal until Ctrl-C")
+]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON document")]
 
 
@@ -41,6 +44,7 @@ def demo(
     seed: Seed = None,
     keep: Keep = None,
     pipeline: Pipeline = None,
+    console: Console = False,
     debug: Debug = False,
 ) -> None:
     """Run two services on an embedded Postgres, kill a node, and check that no message is lost."""
@@ -48,10 +52,12 @@ def demo(
         raise WiringError("--flights: --all is given too; give one of them")
     if keep is not None and pipeline is not None:
         raise WiringError("--keep: --pipeline has a folder of its own; give one of them")
+    if console and pipeline is not None:
+        raise WiringError("--console: not with --pipeline, whose commands follow; leave one of them out")
     from durable.demo import run_demo, run_pipeline  # its libraries are an extra that only the demo needs
 
     if pipeline is None:
-        run = partial(run_demo, keep=keep)
+        run = partial(run_demo, keep=keep, shows_console=console)
     else:
         from durable.cli.pipeline.plan import run_step
 

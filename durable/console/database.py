@@ -58,13 +58,13 @@ class DatabasePages:
 
     async def pipeline(self, request: Request, person: Person) -> Response:
         """Show how far the archives have come, what holds them back, gaps and erasures."""
-        found = await self._bus.runtime.database.transaction(_read)
+        found = await self._bus.runtime.database.transaction(read_pipeline)
         return self._pages.render(
             request, "pipeline.html", person, found=found, shows_queries=person.role >= Role.OPERATOR
         )
 
 
-def _read(conn: Connection, schema: str) -> Pipeline:
+def read_pipeline(conn: Connection, schema: str) -> Pipeline:
     return Pipeline(
         archives.identity(conn, schema),
         horizons.horizon(conn, schema),

@@ -123,7 +123,7 @@ class Reading:
         self._policy = DormancyPolicy(grace=bus.settings.dormant_grace, stale=bus.settings.heartbeat_stale)
 
     async def overview(self, person: Person) -> Overview:
-        read, groups, flowing = await self._bus.runtime.database.transaction(_read)
+        read, groups, flowing = await self._bus.runtime.database.transaction(read_overview)
         if not _sees_contents(person):
             read, groups = read._replace(circuits=viewers.of_circuits(read.circuits)), viewers.of_groups(groups)
         return self._overview(read, groups, flowing)
@@ -150,7 +150,7 @@ class Reading:
         return found if _sees_contents(person) else viewers.of_summaries(found)
 
     async def letter(self, person: Person, letter_id: int) -> Letter | None:
-        found = await self._bus.runtime.database.transaction(_letter, letter_id)
+        found = await self._bus.runtime.database.transaction(read_letter, letter_id)
         if found is None or _sees_contents(person):
             return found
         return found._replace(letter=viewers.of_letter(found.letter), attempts=viewers.of_attempts(found.attempts))
@@ -158,11 +158,11 @@ class Reading:
     async def message(self, person: Person, message_id: UUID) -> Found:
         """Find a message by its id, everywhere in this service."""
         made_after = receipts.made_after([message_id], self._bus.settings.clock_lead)
-        found = await self._bus.runtime.database.transaction(_message, message_id, ended_after=made_after)
+        found = await self._bus.runtime.database.transaction(read_message, message_id, ended_after=made_after)
         return found if _sees_contents(person) else found._replace(standings=viewers.of_standings(found.standings))
 
     async def scheduled(self, person: Person) -> Scheduled:
-        found = await self._bus.runtime.database.transaction(_scheduled)
+        found = await self._bus.runtime.database.transaction(read_scheduled)
         return found if _sees_contents(person) else found._replace(schedules=viewers.of_schedules(found.schedules))
 
     def _overview(self, read: Gauges, groups: Sequence[Group], flowing: Flow | None) -> Overview:
@@ -210,12 +210,12 @@ def _sees_contents(person: Person) -> bool:
     return person.role >= Role.OPERATOR
 
 
-def _read(conn: Connection, schema: str) -> tuple[Gauges, list[Group], Flow | None]:
+def read_overview(conn: Connection, schema: str) -> tuple[Gauges, list[Group], Flow | None]:
     groups = dead_letters.groups(conn, schema, Selection())[:5]
     return gauges.read(conn, schema), groups, flow.read(conn, schema)
 
 
-def _letter(conn: Connection, schema: str, letter_id: int) -> Letter | None:
+def read_letter(conn: Connection, schema: str, letter_id: int) -> Letter | None:
     selection = Selection(letters=[letter_id], resolved=None)
     found = dead_letters.read(conn, schema, selection, LetterRange(letter_id - 1, letter_id, 1))
     if not found:
@@ -227,7 +227,7 @@ def _letter(conn: Connection, schema: str, letter_id: int) -> Letter | None:
     )
 
 
-def _message(conn: Connection, schema: str, message_id: UUID, *, ended_after: datetime | None) -> Found:
+def read_message(conn: Connection, schema: str, message_id: UUID, *, ended_after: datetime | None) -> Found:
     standings = receipts.look(conn, schema, [message_id], ended_after=ended_after).standings
     once = {(each.side, each.address, each.outcome, each.reason): each for each in sorted(standings, key=_attempts)}
     letters = dead_letters.page(conn, schema, Selection(ids=[message_id], resolved=None), limit=1)
@@ -244,7 +244,7 @@ def _place_and_end(standing: Standing) -> tuple[str, str, bool, datetime]:
     return standing.side, standing.address, standing.ended_at is None, standing.ended_at or _EVER
 
 
-def _scheduled(conn: Connection, schema: str) -> Scheduled:
+def read_scheduled(conn: Connection, schema: str) -> Scheduled:
     messages = delayed.page(conn, schema, delayed.Selection(), limit=PAGE + 1)
     return Scheduled(schedules.read(conn, schema), messages)
 

@@ -10,6 +10,7 @@ mishaps, outages        what befalls them and the broker, and when
 events                  what befell them in fact
 observer, latches       what the databases say meanwhile
 supervisor              one run
+operators               the console of both services meanwhile
 report, screen          what is printed
 stage, run              what is needed before, and the command itself
 pipeline                the same, and then its history through the pipeline: archive, audit, report, replay

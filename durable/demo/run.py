@@ -6,14 +6,14 @@ import random
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
 from rich.console import Console
 
-from durable.demo import report, roads, stage, supervisor
+from durable.demo import operators, report, roads, stage, supervisor
 from durable.demo.flights import FLIGHT_COUNT, data_folder
 from durable.demo.screen import screen_for
 from durable.demo.verdict import Evidence
@@ -40,13 +40,15 @@ def run_demo(
     seed: int | None,
     keep: Path | None,
     transport: str = "tcp",
+    shows_console: bool = False,
 ) -> int:
     """Run the demo and return its exit code: 0 when every total is right, 1 when one is not or it got stuck.
 
     `flights` (default 20,000) or `all_flights` of the data set are sent, over the `transport` tcp, http or rabbitmq.
     With `json_output` one document is printed and nothing else. `seed` repeats the choices of an earlier run (not its
     timing). `keep` names a folder, not there yet or empty, for the databases and the logs; otherwise they are removed,
-    unless the demo fails. Raises InvalidSetting for values that cannot be, and when something that the demo needs is
+    unless the demo fails. With `shows_console` a console of both services is served meanwhile, and on a terminal until
+    Ctrl-C. Raises InvalidSetting for values that cannot be, and when something that the demo needs is
     not installed.
     """
     wish = wish_for(flights, all_flights, seed, transport)
@@ -54,7 +56,7 @@ def run_demo(
     succeeded, is_kept = False, True
     try:
         with interrupted_by_sigterm():
-            evidence = play(folder, wish, silent=json_output)
+            evidence = play(folder, wish, silent=json_output, shows_console=shows_console)
         if json_output:
             print(report.as_json(evidence))
         succeeded = not evidence.differences
@@ -80,18 +82,23 @@ def wish_for(flights: int | None, all_flights: bool, seed: int | None, transport
     return Wish(count, random.SystemRandom().randrange(1_000_000) if seed is None else seed, transport)
 
 
-def play(folder: Path, wish: Wish, *, silent: bool, bodies: bool = False) -> Evidence:
+def play(folder: Path, wish: Wish, *, silent: bool, bodies: bool = False, shows_console: bool = False) -> Evidence:
     """Run in this folder, show what happens and what it came to, and leave that there."""
     console = console_of_some_width()
-    with (
-        stage.prepared(folder, wish.flights, wish.transport, bodies=bodies) as ready,
-        screen_for(console, wish.flights, silent=silent) as screen,
-    ):
-        screen.tell(f"Postgres is running; {wish.flights:,} flights over {wish.transport}; seed {wish.seed}")
-        evidence = supervisor.run(ready, wish.seed, screen)
-    ready.result.write_text(report.as_json(evidence))
-    if not silent:
-        report.show(evidence, console)
+    with stage.prepared(folder, wish.flights, wish.transport, bodies=bodies) as ready, ExitStack() as stack:
+        with screen_for(console, wish.flights, silent=silent) as screen:
+            screen.tell(f"Postgres is running; {wish.flights:,} flights over {wish.transport}; seed {wish.seed}")
+            if shows_console:
+                shown = stack.enter_context(operators.console(ready))
+                screen.tell(f"console: {shown.url} token: {shown.token}")
+            evidence = supervisor.run(ready, wish.seed, screen)
+        ready.result.write_text(report.as_json(evidence))
+        if not silent:
+            report.show(evidence, console)
+        if shows_console and sys.stdin.isatty():
+            console.print(f"the console at {shown.url} stays until Ctrl-C; its token: {shown.token}")
+            with suppress(KeyboardInterrupt):
+                shown.wait()
     return evidence
 
 

@@ -79,8 +79,8 @@ def make_bus(url: str) -> Bus:
 
 
 @contextmanager
-def served(tables: Tables) -> Iterator[Shop]:
-    """Serve the console of a shop, with a node that runs, for a block."""
+def served(tables: Tables, *, note: str = MARKUP, reason: str = f"new prices {MARKUP}") -> Iterator[Shop]:
+    """Serve the console of a shop, with a node that runs, for a block; with these texts in its data."""
     loop, started, stopping = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
     found: list[Shop | BaseException] = []
 
@@ -88,7 +88,7 @@ def served(tables: Tables) -> Iterator[Shop]:
         try:
             bus = make_bus(tables.url)
             async with bus:
-                await _fill(bus, tables)
+                await _fill(bus, tables, note, reason)
                 app = Starlette(routes=[Mount("/console", console_app(bus, tokens={TOKEN: Person("ada", Role.ADMIN)}))])
                 server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
                 server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
@@ -118,16 +118,16 @@ def served(tables: Tables) -> Iterator[Shop]:
         loop.close()
 
 
-async def _fill(bus: Bus, tables: Tables) -> None:
+async def _fill(bus: Bus, tables: Tables, note: str, reason: str) -> None:
     async with bus.unit_of_work() as uow:
         for number in range(_FEW):
-            uow.send(OrderPlaced(number, note=MARKUP), headers={"trace": MARKUP})
+            uow.send(OrderPlaced(number, note=note), headers={"trace": note})
         uow.send(PaymentDue(1))
         uow.send(Report("tomorrow"), delay=timedelta(hours=20))
         uow.send(OrderPlaced(3), delay=timedelta(hours=2))
     database = bus.runtime.database
     paused: dict[str, Any] = {
-        "reason": f"new prices {MARKUP}",
+        "reason": reason,
         "actor": "console: olga",
         "duration": timedelta(hours=3),
     }

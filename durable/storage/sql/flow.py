@@ -28,7 +28,8 @@ newest AS MATERIALIZED (
     FROM {schema}.{day_before} WHERE ctid >= CAST(CAST(:first_before AS text) AS tid)
 ), bounds AS (
     SELECT clock_timestamp() AS now,
-        GREATEST(clock_timestamp() - CAST(:longest AS interval), min(finished_at)) AS since, count(*) AS rows
+        GREATEST(clock_timestamp() - CAST(:longest AS interval),
+            LEAST(min(finished_at), clock_timestamp() - interval '1 min')) AS since
     FROM newest
 ), cut AS (
     SELECT newest.*, width_bucket(EXTRACT(epoch FROM finished_at)::float8, EXTRACT(epoch FROM since)::float8,
@@ -41,7 +42,7 @@ READ_FLOW: Final = (
     "WITH"
     + _NEWEST
     + """
-SELECT 'bounds' AS what, NULL AS name, 0 AS slice, now, since, rows AS incoming, 0 AS outgoing, 0 AS failed,
+SELECT 'bounds' AS what, NULL AS name, 0 AS slice, now, since, 0::bigint AS incoming, 0 AS outgoing, 0 AS failed,
     NULL::float8 AS p50, NULL::float8 AS p99
 FROM bounds
 UNION ALL

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -202,3 +203,18 @@ def test_differences_include_every_wrong_number() -> None:
         "B6: flights 1, should be 0",
         "B6: cancelled 1, should be 0",
     ]
+
+
+def test_console_of_the_demo_shows_both_services() -> None:
+    arguments = [sys.executable, "-m", "durable.cli", "demo", "--flights", "300", "--seed", "7", "--console"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        told = next(found for line in process.stdout if (found := re.search(r"console: (\S+) token: (\S+)", line)))
+        headers = {"authorization": f"Bearer {told[2]}"}
+        response = httpx.get(told[1], headers=headers, follow_redirects=True)
+        assert response.status_code == 200
+        assert ('href="/airline/"' in response.text, 'href="/punctuality/"' in response.text) == (True, True)
+        rest = process.stdout.read()
+    assert ("none lost, none twice" in rest, process.returncode) == (True, 0)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(told[1])
