@@ -17,7 +17,7 @@ from durable.storage.sql.statement import Statement
 
 SLICES: Final = 60
 LONGEST: Final = timedelta(hours=1)
-_MOST_PAGES: Final = 1_000  # some 30,000 rows without bodies
+_MOST_PAGES: Final = 400  # some 15,000 rows without bodies
 _NONE: Final = "envelope_history_default"
 
 
