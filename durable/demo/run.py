@@ -88,14 +88,14 @@ def play(folder: Path, wish: Wish, *, silent: bool, bodies: bool = False, shows_
     with stage.prepared(folder, wish.flights, wish.transport, bodies=bodies) as ready, ExitStack() as stack:
         with screen_for(console, wish.flights, silent=silent) as screen:
             screen.tell(f"Postgres is running; {wish.flights:,} flights over {wish.transport}; seed {wish.seed}")
-            if shows_console:
-                shown = stack.enter_context(operators.console(ready))
+            shown = stack.enter_context(operators.console(ready)) if shows_console else None
+            if shown is not None:
                 screen.tell(f"console: {shown.url} token: {shown.token}")
             evidence = supervisor.run(ready, wish.seed, screen)
         ready.result.write_text(report.as_json(evidence))
         if not silent:
             report.show(evidence, console)
-        if shows_console and sys.stdin.isatty():
+        if shown is not None and sys.stdin.isatty():
             console.print(f"the console at {shown.url} stays until Ctrl-C; its token: {shown.token}")
             with suppress(KeyboardInterrupt):
                 shown.wait()

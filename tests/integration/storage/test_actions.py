@@ -72,7 +72,7 @@ def test_pause_keeps_the_circuit_from_before_and_after(engine: Engine) -> None:
     with engine.begin() as conn:
         circuits.open_circuit(conn, SCHEMA, *HANDLER[0], reason="card 4111", actor="node 7")
     with engine.begin() as conn:
-        actions.pause(conn, SCHEMA, HANDLER, **PAUSE | {"duration": timedelta(hours=2)})
+        actions.pause(conn, SCHEMA, HANDLER, reason="new prices", actor="ada", duration=timedelta(hours=2))
     (told,) = page(engine)
     before, after = told.before["handler orders.Placed"], told.after["handler orders.Placed"]
     assert (before["actor"], before["by_failures"]) == ("node 7", True)
