@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -18,11 +18,10 @@ from starlette.routing import Mount, Route
 
 from durable import Bus
 from durable.console import console_app
-from durable.embedded import Embedded
 from durable.errors import InvalidSetting
 from durable.storage.rows import Letter
 from durable.testing import eventually
-from tests.integration.console.test_console import (
+from tests.integration.console.visiting import (
     ADMIN,
     OPERATOR,
     TOKENS,
@@ -33,7 +32,7 @@ from tests.integration.console.test_console import (
     logged_in,
     submit,
 )
-from tests.support.tables import Tables, shared_tables
+from tests.support.tables import Tables
 
 APPLICATION = """
 import os
@@ -58,18 +57,6 @@ async def handle(ping: Ping, ctx: Context) -> None:
 @bus.handles(Pong)
 async def finish(pong: Pong) -> None: ...
 """
-
-
-@pytest.fixture(scope="module")
-def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
-    with shared_tables(servers(18)) as tables:
-        yield tables
-
-
-@pytest.fixture
-def tables(database: Tables) -> Tables:
-    database.clear()
-    return database
 
 
 @pytest_asyncio.fixture

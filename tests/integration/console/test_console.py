@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
 import pytest_asyncio
-from sqlalchemy import create_engine
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Mount
 
 from durable import Bus, message
 from durable.console import Person, Role, access, console_app
-from durable.embedded import Embedded
 from durable.envelope import new_id
 from durable.errors import InvalidSetting
 from durable.storage.rows import Letter
 from durable.testing import eventually
-from tests.support import letters
-from tests.support.tables import Tables, shared_tables
+from tests.integration.console.visiting import OPERATOR, TOKENS, VIEWER, add_letters, bearer, browser, logged_in, submit
+from tests.support.tables import Tables
 
-OPERATOR, VIEWER, ADMIN = "operator's secret 1234", "viewer's secret 123456", "admin's secret 1234567"
-TOKENS = {
-    OPERATOR: Person("olga", Role.OPERATOR),
-    VIEWER: Person("vic", Role.VIEWER),
-    ADMIN: Person("ada", Role.ADMIN),
-}
 PAGES = [
     "/",
     "/dead-letters",
@@ -57,24 +48,11 @@ SCHEDULE = """
 INSERT INTO durable.schedules (name, cron, tz, misfire, declaration, declared_by, due_at, occurrence_at)
 VALUES ('nightly', '0 3 * * *', 'UTC', 'once', 'x', 7, now() + interval '1 h', now() + interval '1 h')
 """
-SECRET = re.compile(r'name="form" value="([^"]+)"')
 
 
 @message("console.ordered")
 class Ordered(msgspec.Struct):
     number: int
-
-
-@pytest.fixture(scope="module")
-def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
-    with shared_tables(servers(18)) as tables:
-        yield tables
-
-
-@pytest.fixture
-def tables(database: Tables) -> Tables:
-    database.clear()
-    return database
 
 
 @pytest_asyncio.fixture
@@ -91,39 +69,6 @@ async def handle(ordered: Ordered) -> None: ...
 @pytest.fixture
 def app(bus: Bus) -> Starlette:
     return Starlette(routes=[Mount("/console", console_app(bus, tokens=TOKENS))])
-
-
-def browser(app: Starlette, *, address: str = "10.0.0.1", **headers: str) -> httpx.AsyncClient:
-    """A client of the mounted console, at this address, that keeps cookies, as a browser does."""
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(address, 1234))
-    accepts = {"accept": "text/html"} | headers
-    return httpx.AsyncClient(transport=transport, base_url="https://shop.example/console", headers=accepts)
-
-
-def bearer(app: Starlette, token: str) -> httpx.AsyncClient:
-    return browser(app, authorization=f"Bearer {token}")
-
-
-@asynccontextmanager
-async def logged_in(app: Starlette, token: str = OPERATOR) -> AsyncIterator[httpx.AsyncClient]:
-    async with browser(app) as client:
-        assert (await submit(client, "/login", "/login", token=token)).status_code == 303
-        yield client
-
-
-async def submit(client: httpx.AsyncClient, page: str, action: str, **fields: str) -> httpx.Response:
-    """Send a form of a page, with the secret that the page holds."""
-    found = SECRET.search((await client.get(page)).text)
-    assert found is not None
-    return await client.post(action, data={"form": found[1], **fields})
-
-
-def add_letters(tables: Tables, count: int, letter: Letter = letters.LETTER, **options: Any) -> list[int]:
-    engine = create_engine(tables.url.replace("postgresql://", "postgresql+psycopg://"))
-    with engine.begin() as conn:
-        letters.incoming(conn, [letters.envelope(number, **options) for number in range(count)], letter)
-    engine.dispose()
-    return tables.rows("SELECT letter_id FROM durable.dead_letters ORDER BY 1")
 
 
 class TestComingIn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 
 import psycopg
 import pytest
@@ -18,8 +18,8 @@ from durable.console import console_app
 from durable.embedded import Embedded
 from durable.storage import grants, sizes
 from tests.conftest import fresh_databases
-from tests.integration.console.test_console import OPERATOR, TOKENS, VIEWER, bearer
-from tests.support.tables import Tables, shared_tables
+from tests.integration.console.visiting import OPERATOR, TOKENS, VIEWER, bearer
+from tests.support.tables import Tables
 
 ARCHIVE = """
 INSERT INTO durable.archives (table_name, service, app_id, lake, lake_id, claimed_below, archived_below, archived_at)
@@ -31,18 +31,6 @@ INSERT INTO durable.envelope_history (id, side, outcome, address, message_type, 
 SELECT gen_random_uuid(), 'incoming', 'handled', 'shop', 'x', 'shop', gen_random_uuid(), now(), now(), 1, 0, 7
 FROM generate_series(1, 700)
 """
-
-
-@pytest.fixture(scope="module")
-def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
-    with shared_tables(servers(18)) as tables:
-        yield tables
-
-
-@pytest.fixture
-def tables(database: Tables) -> Tables:
-    database.clear()
-    return database
 
 
 @pytest_asyncio.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import httpx
@@ -15,22 +15,10 @@ from starlette.applications import Starlette
 from durable import Bus
 from durable.console import Person, console_app
 from durable.console import pages as console_pages
-from durable.embedded import Embedded
 from durable.testing import eventually
-from tests.integration.console.test_console import OPERATOR, TOKENS, VIEWER, Ordered, submit
-from tests.support.tables import Tables, shared_tables
-
-
-@pytest.fixture(scope="module")
-def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
-    with shared_tables(servers(18)) as tables:
-        yield tables
-
-
-@pytest.fixture
-def tables(database: Tables) -> Tables:
-    database.clear()
-    return database
+from tests.integration.console.test_console import Ordered
+from tests.integration.console.visiting import OPERATOR, TOKENS, VIEWER, submit
+from tests.support.tables import Tables
 
 
 @pytest_asyncio.fixture
