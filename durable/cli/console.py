@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -29,6 +29,9 @@ Services = Annotated[
     list[str] | None,
     typer.Option("--service", metavar="NAME=URL", help="another service and its database; may be repeated"),
 ]
+
+
+_LONGEST_END: Final = 2  # seconds
 
 
 @taking()
@@ -69,7 +72,14 @@ async def _serve(buses: Sequence[Bus], app: str | None, port: int, token: str, *
         raise InvalidSetting(f"console needs {error.name}; run: pip install 'durable-bus[console]'") from error
     person = Person(re.sub(r"[^A-Za-z0-9._@+-]", "-", actor_name())[:100], Role.ADMIN)
     asgi = console_app(*buses, tokens={token: person}, app=app)
-    config = uvicorn.Config(asgi, log_level="warning", server_header=False, date_header=False, lifespan="off")
+    config = uvicorn.Config(
+        asgi,
+        log_level="warning",
+        server_header=False,
+        date_header=False,
+        lifespan="off",
+        timeout_graceful_shutdown=_LONGEST_END,  # pages that are open follow what happens
+    )
     with _listening(port) as listening:
         try:
             for bus in buses:

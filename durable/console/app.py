@@ -23,7 +23,7 @@ from durable.console.reading import Reading
 from durable.console.recorded import Record
 from durable.console.rehearsing import Rehearsals
 from durable.console.runs import Runs
-from durable.console.security import Home, OwnRoutes, SecureHeaders
+from durable.console.security import Home, OwnRoutes, SecureHeaders, secure
 from durable.errors import InvalidSetting, StorageUnavailable
 
 
@@ -88,6 +88,12 @@ def _console(
     async def away(request: Request, error: Exception) -> Response:
         return pages.render(request, "away.html", None, status=503, text=str(error))
 
+    async def broken(request: Request, error: Exception) -> Response:
+        text = "Something is wrong in the console itself. The log of its process has the traceback."
+        response = pages.render(request, "message.html", None, status=500, title="500", text=text)
+        secure(response.headers)  # this answer passes no middleware
+        return response
+
     def see(page: Page) -> Endpoint:
         return pages.asks(Role.VIEWER, page)
 
@@ -127,5 +133,5 @@ def _console(
             Mount("/static", StaticFiles(directory=str(files("durable.console") / "static")), name="static"),
         ],
         middleware=[Middleware(SecureHeaders), Middleware(OwnRoutes)],
-        exception_handlers={HTTPException: refused, StorageUnavailable: away},
+        exception_handlers={HTTPException: refused, StorageUnavailable: away, Exception: broken},
     )

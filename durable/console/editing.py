@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -21,9 +20,6 @@ from durable.errors import DurableError, InvalidMessage
 from durable.storage import actions, dead_letters
 from durable.storage.actions import Action
 from durable.storage.dead_letters import DeadLetter, LetterRange, Selection
-
-LARGEST_BODY: Final = 48 * 1024
-"""Characters of a body that a form may hold; larger ones are edited by the command line."""
 
 
 class Editing:

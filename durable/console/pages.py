@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -40,6 +41,7 @@ _FILTERS: Final = ("fingerprint", "message_type", "exception_type", "address", "
 _LONGEST_FILTER: Final = 500
 _MOST_STREAMS: Final = 200
 _LIVE_SECONDS: Final = 2.0
+_STREAM_SECONDS: Final = 20.0
 _LARGEST_NUMBER: Final = 2**63 - 1
 
 
@@ -137,14 +139,19 @@ class Pages:
         return self.render(request, "overview.html", person, overview=await self._reading.overview(person))
 
     async def live(self, request: Request, person: Person) -> Response:
-        """Stream the live part of the overview as server-sent events, for as long as the person is let in."""
+        """Stream the live part of the overview as server-sent events, for as long as the person is let in.
+
+        A stream ends after a while, and the page opens another: so no server waits for an open page when it ends.
+        """
         if self._streams >= _MOST_STREAMS:
             raise HTTPException(503, "too many pages follow this service already; load the page again by hand")
 
         async def events() -> AsyncIterator[str]:
             self._streams += 1
+            ends = time.monotonic() + _STREAM_SECONDS
             try:
-                while (known := await self._authorize(request)) is not None and not await request.is_disconnected():
+                yield "retry: 500\n\n"
+                while (known := await self._authorize(request)) is not None and time.monotonic() < ends:
                     yield _event(await self._live_part(request, known))
                     await asyncio.sleep(_LIVE_SECONDS)
             finally:

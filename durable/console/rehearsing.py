@@ -70,13 +70,14 @@ class Rehearsals:
 
 
 def _read(told: bytes, complaint: bytes) -> dict[str, Any]:
+    """Read the document that the command ends with; the handler may have printed before it."""
+    _, begin, rest = (b"\n" + told).rpartition(b"\n{\n")
     try:
-        (rehearsed,) = json.loads(told)["rehearsed"]
-    except (ValueError, KeyError, TypeError):
-        try:
-            text = str(json.loads(told)["error"])
-        except (ValueError, KeyError, TypeError):
-            text = complaint.decode(errors="replace").strip() or "it said nothing"
-        raise RehearsalFailed(text[:_LONGEST_ERROR]) from None
-    found: dict[str, Any] = rehearsed
-    return found
+        document = json.loads(begin + rest)
+        if "error" in document:
+            raise RehearsalFailed(str(document["error"])[:_LONGEST_ERROR])
+        found: dict[str, Any] = document["rehearsed"][0]
+        return found
+    except (ValueError, KeyError, TypeError, IndexError):
+        text = complaint.decode(errors="replace").strip() or "it said nothing"
+        raise RehearsalFailed(text[-_LONGEST_ERROR:]) from None

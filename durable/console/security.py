@@ -22,7 +22,7 @@ from durable.transports.plaintext import is_loopback
 FORM_COOKIE: Final = "durable-console-form"
 FORM_FIELD: Final = "form"
 _HOME: Final = "durable.console.home"
-_MOST_BYTES: Final = 65_536
+_MOST_BYTES: Final = 640 * 1024  # of the longest body in its longest encoding
 _MOST_FIELDS: Final = 50
 
 _HEADERS: Final = {
@@ -47,13 +47,17 @@ class SecureHeaders:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
-                    headers[name] = value
-                headers.setdefault("Cache-Control", "no-cache" if "etag" in headers else "no-store")
+                secure(MutableHeaders(scope=message))
             await send(message)
 
         await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
+
+
+def secure(headers: MutableHeaders) -> None:
+    """Add the headers of every answer."""
+    for name, value in _HEADERS.items():
+        headers[name] = value
+    headers.setdefault("Cache-Control", "no-cache" if "etag" in headers else "no-store")
 
 
 class OwnRoutes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from markupsafe import Markup
 from starlette.exceptions import HTTPException
@@ -109,12 +109,17 @@ def count(number: int, most: int | None = None) -> str:
     return f"{number:,}" + ("+" if most is not None and number >= most else "")
 
 
+LARGEST_EDITED: Final = 48 * 1024
+"""Characters of a body that a form may hold."""
+
+
 def editable(letter: DeadLetter) -> str | None:
-    """The body as a form shows it; None for one that no text stands for, such as an encrypted one."""
+    """The body as a form shows it; None for a long one, and for bytes that are no text, such as encrypted ones."""
     told: dict[str, Any] = row("body", letter.body, letter.content_type, letter.summary.message_type)
     if told["body"] is None or not letter.summary.replayable:
         return None
-    return body(letter)
+    text = body(letter)
+    return text if len(text) <= LARGEST_EDITED else None
 
 
 def body(letter: DeadLetter) -> str:

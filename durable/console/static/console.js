@@ -30,10 +30,21 @@ async function ask() {
   } catch { /* the console is away: asked again */ }
   setTimeout(ask, 3000);
 }
+// A browser opens few connections to a server: only a page that is looked at holds one.
+let events = null;
+function follow() {
+  if (document.hidden) {
+    if (events) events.close();
+    events = null;
+  } else if (!events) {
+    events = new EventSource(live.dataset.events);
+    events.onmessage = (event) => show(event.data);
+    events.onerror = () => {
+      if (events && events.readyState === EventSource.CLOSED) setTimeout(ask, 3000);
+    };
+  }
+}
 if (live) {
-  const events = new EventSource(live.dataset.events);
-  events.onmessage = (event) => show(event.data);
-  events.onerror = () => {
-    if (events.readyState === EventSource.CLOSED) setTimeout(ask, 3000);
-  };
+  document.addEventListener("visibilitychange", follow);
+  follow();
 }

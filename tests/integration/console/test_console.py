@@ -17,6 +17,7 @@ from starlette.routing import Mount
 
 from durable import Bus, message
 from durable.console import Person, Role, access, console_app
+from durable.console.reading import Reading
 from durable.envelope import new_id
 from durable.errors import InvalidSetting
 from durable.storage.rows import Letter
@@ -229,7 +230,7 @@ class TestForms:
         async with logged_in(app) as client:
             assert (await client.post("/logout", json={})).status_code == 415
             kind = {"content-type": "application/x-www-form-urlencoded"}
-            assert (await client.post("/logout", content=b"a" * 70_000, headers=kind)).status_code == 413
+            assert (await client.post("/logout", content=b"a" * 700_000, headers=kind)).status_code == 413
             assert (await client.post("/logout", content=b"a=%ff&b=\xff", headers=kind)).status_code == 422
             assert (await client.post("/logout", content=b"&".join([b"a=b"] * 60), headers=kind)).status_code == 422
 
@@ -362,6 +363,18 @@ class TestPages:
                 assert response.status_code == 503
                 assert "The database does not answer" in response.text
         await bus.runtime.stop()
+
+
+class TestFaults:
+    async def test_fault_of_the_console_shows_no_detail(self, app: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def fail(*_: object) -> None:
+            raise RuntimeError("the password is 1234")
+
+        monkeypatch.setattr(Reading, "groups", fail)
+        async with bearer(app, OPERATOR) as client:
+            response = await client.get("/dead-letters")
+            assert (response.status_code, "1234" in response.text) == (500, False)
+            assert "frame-ancestors" in response.headers["content-security-policy"]
 
 
 class TestActions:

@@ -115,6 +115,14 @@ class TestStream:
             async with asyncio.timeout(20):
                 assert [part async for part in told][1:] == []  # one may have been on its way
 
+    async def test_stream_ends_after_its_time(self, bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(console_pages, "_LIVE_SECONDS", 0.05)
+        monkeypatch.setattr(console_pages, "_STREAM_SECONDS", 0.3)
+        app = console_app(bus, tokens=TOKENS)
+        async with served(app) as address, client(address) as browser, browser.stream("GET", "/live") as response:
+            async with asyncio.timeout(20):
+                assert [part async for part in events(response)] != []
+
     async def test_number_of_streams_is_bounded(self, bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(console_pages, "_MOST_STREAMS", 1)
         monkeypatch.setattr(console_pages, "_LIVE_SECONDS", 0.05)

@@ -109,8 +109,8 @@ ROWS = (
         "console",
         "a stream outlives its login",
         "durable/console/pages.py",
-        before="while (known := await self._authorize(request)) is not None and not",
-        after="known = person\n                while not",
+        before="while (known := await self._authorize(request)) is not None and",
+        after="known = person\n                while",
         killed_by=("tests/integration/console/test_live.py::TestStream::test_stream_ends_with_the_login",),
     ),
     Mutant(
@@ -125,8 +125,8 @@ ROWS = (
         "console",
         "other sites frame the console",
         "durable/console/security.py",
-        before="                for name, value in _HEADERS.items():",
-        after="                for name, value in dict[str, str]().items():",
+        before="    for name, value in _HEADERS.items():",
+        after="    for name, value in dict[str, str]().items():",
         killed_by=("tests/browser/test_console.py::test_other_sites_frame_no_page_and_send_no_form",),
     ),
     Mutant(
