@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from durable.embedded import Embedded
 from tests.browser.shop import TOKEN, Shop, served
@@ -25,6 +25,9 @@ _ARGUMENTS = (
     "--disable-sync",
     "--disable-features=LocalNetworkAccessChecks",  # which would keep other sites out before the console does
 )
+
+
+expect.set_options(timeout=60_000)  # a busy machine makes no page wrong
 
 
 @contextmanager
@@ -69,7 +72,7 @@ def open_page(browser: Browser, shop: Shop, complaints: Complaints) -> Iterator[
     def open_(*, logged_in: bool = True, **options: Any) -> Page:
         context = browser.new_context(**options)
         contexts.append(context)
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(60_000)
         page: Page = context.new_page()
         page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))

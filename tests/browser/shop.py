@@ -93,7 +93,7 @@ def served(tables: Tables, *, note: str = MARKUP, reason: str = f"new prices {MA
                 server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
                 server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
                 serving = asyncio.create_task(server._serve())  # the signals belong to pytest
-                await eventually(lambda: server.started, what="the console serves")
+                await eventually(lambda: server.started, within=60, what="the console serves")
                 port = server.servers[0].sockets[0].getsockname()[1]
                 found.append(Shop(f"http://127.0.0.1:{port}", tables, bus, loop))
                 started.set()
@@ -107,7 +107,7 @@ def served(tables: Tables, *, note: str = MARKUP, reason: str = f"new prices {MA
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()), name="shop", daemon=True)
     thread.start()
-    started.wait(90)
+    started.wait(300)
     if not found or isinstance(found[0], BaseException):
         raise AssertionError(f"the shop did not start: {found}")
     try:
@@ -133,6 +133,6 @@ async def _fill(bus: Bus, tables: Tables, note: str, reason: str) -> None:
     }
     await database.transaction(actions.pause, [(CircuitKind.HANDLER, "shop.report")], **paused)
     await database.transaction(actions.pause, [(CircuitKind.KEY, "tenant-7")], **paused)
-    await eventually(lambda: tables.count("dead_letters") == 6, within=60, what="orders have failed")
+    await eventually(lambda: tables.count("dead_letters") == 6, within=120, what="orders have failed")
     latched = "SELECT count(*)::int FROM durable.circuits WHERE kind = 'destination'"
-    await eventually(lambda: tables.one(latched) == 1, within=60, what="the destination is latched")
+    await eventually(lambda: tables.one(latched) == 1, within=120, what="the destination is latched")

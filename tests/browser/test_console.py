@@ -11,6 +11,8 @@ from playwright.sync_api import Page, Route, expect
 from tests.browser.conftest import Complaints
 from tests.browser.shop import TOKEN, Shop
 
+pytestmark = pytest.mark.timeout(400)  # a service and a browser are started
+
 Open = Callable[..., Page]
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
@@ -26,7 +28,6 @@ def paths(page: Page) -> list[str]:
     return [*found, group, letter, f"/console/messages?id={message}", "/console/dead-letters/999999"]
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_pages_are_for_everybody(open_page: Open, shop: Shop, scheme: str, size: dict[str, int]) -> None:
@@ -43,7 +44,6 @@ def test_pages_are_for_everybody(open_page: Open, shop: Shop, scheme: str, size:
     assert found == {}
 
 
-@pytest.mark.timeout(240)
 def test_data_runs_no_script_and_pages_obey_their_policy(open_page: Open, shop: Shop, complaints: Complaints) -> None:
     page = open_page()
     for path in paths(page):
@@ -78,7 +78,7 @@ def test_group_is_replayed_by_keyboard_alone(open_page: Open, shop: Shop) -> Non
     page.keyboard.press("Enter")
     go_to("button", "Replay the group")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("status")).to_contain_text("replayed: done", timeout=20_000)
+    expect(page.get_by_role("status")).to_contain_text("replayed: done")
 
 
 def test_discard_asks_for_a_reason(open_page: Open, shop: Shop) -> None:
@@ -90,7 +90,7 @@ def test_discard_asks_for_a_reason(open_page: Open, shop: Shop) -> None:
     page.go_back()
     page.get_by_label("Reason").first.fill("a test order")
     page.get_by_role("button", name="Discard").click()
-    expect(page.get_by_role("status")).to_contain_text("discarded: done", timeout=20_000)
+    expect(page.get_by_role("status")).to_contain_text("discarded: done")
 
 
 def test_pause_is_seen_on_an_open_overview_and_ended(open_page: Open, shop: Shop) -> None:
@@ -103,7 +103,7 @@ def test_pause_is_seen_on_an_open_overview_and_ended(open_page: Open, shop: Shop
     expect(page.get_by_role("row", name="stocktaking")).to_be_visible()
     expect(watching.get_by_text("stocktaking")).to_be_visible(timeout=15_000)  # nobody has touched that page
     page.get_by_role("row", name="stocktaking").get_by_role("button", name="Resume").click()
-    expect(watching.get_by_text("stocktaking")).to_have_count(0, timeout=15_000)
+    expect(watching.get_by_text("stocktaking")).to_have_count(0)
     page.goto(f"{shop.address}/console/actions")
     expect(page.get_by_role("row", name="stocktaking").first).to_be_visible()
 

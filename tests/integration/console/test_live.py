@@ -38,7 +38,7 @@ async def served(app: Starlette) -> AsyncIterator[str]:
     config = uvicorn.Config(app, port=0, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
-    await eventually(lambda: server.started, what="the console serves")
+    await eventually(lambda: server.started, within=60, what="the console serves")
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
@@ -47,7 +47,7 @@ async def served(app: Starlette) -> AsyncIterator[str]:
 
 
 def client(address: str, token: str = OPERATOR) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=address, headers={"authorization": f"Bearer {token}"}, timeout=20)
+    return httpx.AsyncClient(base_url=address, headers={"authorization": f"Bearer {token}"}, timeout=60)
 
 
 async def events(response: httpx.Response) -> AsyncIterator[str]:
@@ -67,7 +67,7 @@ class TestFlow:
             async with bus.unit_of_work() as uow:
                 for number in range(30):
                     uow.send(Ordered(number))
-            await eventually(lambda: tables.count("envelope_history") == 30, what="all are handled")
+            await eventually(lambda: tables.count("envelope_history") == 30, within=60, what="all are handled")
         async with served(console_app(bus, tokens=TOKENS)) as address, client(address) as browser:
             overview = (await browser.get("/")).text
             assert 'aria-label="Messages a minute. handled: last' in overview
@@ -99,7 +99,7 @@ class TestStream:
                 "INSERT INTO durable.circuits (kind, key, reason, actor) "
                 "VALUES ('destination', 'tcp://stock:2302', 'line one\nline two', 'ada')"
             )
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 async for part in told:
                     if "tcp://stock:2302" in part:
                         break
@@ -112,7 +112,7 @@ class TestStream:
             told = events(response)
             await anext(told)
             people.clear()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert [part async for part in told][1:] == []  # one may have been on its way
 
     async def test_stream_ends_after_its_time(self, bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ class TestStream:
         monkeypatch.setattr(console_pages, "_STREAM_SECONDS", 0.3)
         app = console_app(bus, tokens=TOKENS)
         async with served(app) as address, client(address) as browser, browser.stream("GET", "/live") as response:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert [part async for part in events(response)] != []
 
     async def test_number_of_streams_is_bounded(self, bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
