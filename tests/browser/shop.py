@@ -133,6 +133,6 @@ async def _fill(bus: Bus, tables: Tables, note: str, reason: str) -> None:
     }
     await database.transaction(actions.pause, [(CircuitKind.HANDLER, "shop.report")], **paused)
     await database.transaction(actions.pause, [(CircuitKind.KEY, "tenant-7")], **paused)
-    await eventually(lambda: tables.count("dead_letters") == 6, within=120, what="orders have failed")
+    await eventually(lambda: tables.count("dead_letters") == 7, within=120, what="orders have failed")
     latched = "SELECT count(*)::int FROM durable.circuits WHERE kind = 'destination'"
     await eventually(lambda: tables.one(latched) == 1, within=120, what="the destination is latched")
