@@ -16,7 +16,9 @@ from starlette.staticfiles import StaticFiles
 from durable.bus import Bus
 from durable.console.access import Authorize, Person, Role, Tokens
 from durable.console.actions import Actions
+from durable.console.database import DatabasePage
 from durable.console.pages import Endpoint, Page, Pages
+from durable.console.pipeline import PipelinePage
 from durable.console.reading import Reading
 from durable.console.runs import Runs
 from durable.console.security import SecureHeaders
@@ -74,6 +76,8 @@ def console_app(
             Route("/circuits/pause", do(actions.pause), methods=["POST"], name="pause"),
             Route("/circuits/resume", do(actions.resume), methods=["POST"], name="resume"),
             Route("/nodes", see(pages.nodes), name="nodes"),
+            Route("/database", see(DatabasePage(pages, bus)), name="database"),
+            Route("/pipeline", see(PipelinePage(pages, bus)), name="pipeline"),
             Mount("/static", StaticFiles(directory=str(files("durable.console") / "static")), name="static"),
         ],
         middleware=[Middleware(SecureHeaders)],

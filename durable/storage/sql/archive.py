@@ -157,6 +157,11 @@ SELECT {keys}, digest FROM ({digested}    AND {_BLOCK[table]} = ANY (CAST(:block
         self.lag = Statement(f"""
 SELECT count(*) AS rows, clock_timestamp() - min({in_range(time)}) AS age FROM {{schema}}.{table} WHERE xid >= :low
 """)
+        # The first of them, as they lie in the table: about the oldest.
+        self.lag_up_to = Statement(f"""
+SELECT count(*) AS rows, clock_timestamp() - min(behind.moment) AS age
+FROM (SELECT {in_range(time)} AS moment FROM {{schema}}.{table} WHERE xid >= :low LIMIT :most) AS behind
+""")
 
 
 HISTORY = ByTransaction("envelope_history", "finished_at")
@@ -167,6 +172,13 @@ BY_TRANSACTION = {each.table: each for each in (HISTORY, DEAD_LETTERS)}
 
 LOCK_ARCHIVE = Statement("SELECT pg_try_advisory_lock(:class_id, :key)")
 UNLOCK_ARCHIVE = Statement("SELECT pg_advisory_unlock(:class_id, :key)")
+# pg_locks shows a key of two ints as unsigned halves (objsubid 2).
+IS_ARCHIVE_LOCKED = Statement("""
+SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 2
+    AND CAST(CAST(classid AS bigint) AS bit(32)) = CAST(CAST(:class_id AS bigint) AS bit(32))
+    AND CAST(objid AS bigint) = :key
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+""")
 # What makes this database another one than before, with other transactions under the same numbers: its cluster, its
 # timeline, and itself within the cluster.
 READ_IDENTITY = Statement("SELECT {schema}.cluster_identity()")
@@ -235,6 +247,17 @@ SELECT :table, :low, :high, day, row_count
 FROM unnest(CAST(:days AS date[]), CAST(:counts AS bigint[])) AS noted (day, row_count)
 ON CONFLICT (table_name, high, day, is_lost) DO UPDATE SET row_count = EXCLUDED.row_count, low = EXCLUDED.low,
     archived_at = clock_timestamp()
+""")
+# The newest commits, of which each has a row for each day. The last may be noted and not made, or not confirmed.
+READ_COMMITS = Statement("""
+WITH ends AS (
+    SELECT DISTINCT high FROM {schema}.archive_commits WHERE table_name = :table AND NOT is_lost
+    ORDER BY high DESC LIMIT :limit
+)
+SELECT table_name, min(low) AS low, high, min(day) AS first_day, max(day) AS last_day,
+    CAST(sum(row_count) AS bigint) AS rows, max(archived_at) AS archived_at
+FROM {schema}.archive_commits JOIN ends USING (high)
+WHERE table_name = :table AND NOT is_lost GROUP BY table_name, high ORDER BY high DESC
 """)
 # The lake is behind what was archived: nothing beyond its offset may be dropped until it is archived again. Until then
 # the commits that it lost are kept. Those that bring their rows once more lie in [lost_above, lost_below); if the lake
