@@ -37,6 +37,8 @@ _MOST_SHOWN: Final = 10
 _MOST_GAPS: Final = 50
 _LONG_BEHIND: Final = timedelta(days=2)
 _LONG_HELD: Final = timedelta(minutes=5)
+_LONGEST_PROBLEM: Final = timedelta(milliseconds=500)
+"""It may look at every row that was written since the last vacuum."""
 
 
 class ArchivedTable(NamedTuple):
@@ -196,7 +198,9 @@ def _table(conn: Connection, schema: str, table: LakeTable) -> ArchivedTable:
         low = archive.archived_below
     problem = Look[str | None](None)
     if archive is not None and archive.ended_at is None:
+        limit_times(conn, schema, _LONGEST_PROBLEM)
         problem = look(conn, schema, _problem, archive, source)
+        limit_times(conn, schema)
     return ArchivedTable(
         table=table,
         archive=archive,

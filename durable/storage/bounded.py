@@ -19,7 +19,7 @@ LONGEST: Final = timedelta(seconds=2)
 LONGEST_LOCK: Final = timedelta(milliseconds=500)
 
 _REFUSALS: Final = {
-    "57014": f"the database did not answer within {LONGEST.total_seconds():g} s: it is busy, or has much to look at",
+    "57014": "the database did not answer in time: it is busy, or has much to look at",
     "55P03": "a table is locked just now, such as by VACUUM FULL or a change of its columns; load the page again",
     "42501": "this role may not read it; let the role run: durable-agent migrate --grant-to ROLE",
     "55000": "pg_stat_statements is installed, and the server has not loaded it",
@@ -33,9 +33,9 @@ class Look(NamedTuple, Generic[T]):
     refusal: str = ""
 
 
-def limit_times(conn: Connection, schema: str) -> None:
-    """Bound each statement, and each wait for a lock, until the end of the transaction."""
-    limits = {"statement": _milliseconds(LONGEST), "lock": _milliseconds(LONGEST_LOCK)}
+def limit_times(conn: Connection, schema: str, longest: timedelta = LONGEST) -> None:
+    """Bound each statement, and each wait for a lock, until the end of the transaction or the next call."""
+    limits = {"statement": _milliseconds(longest), "lock": _milliseconds(LONGEST_LOCK)}
     conn.execute(upkeep.LIMIT_TIMES.within(schema), limits)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from markupsafe import escape
 from psycopg.sql import quote
 from sqlalchemy import make_url
 
@@ -324,6 +325,20 @@ async def test_running_statement_is_shown_to_operators_alone(
         assert ("salary" in page) == (token == OPERATOR)
         assert "CREATE EXTENSION pg_stat_statements" in page
         assert "pg_cancel_backend" in row(section(page, HELD), "sleeper")[0]
+
+
+async def test_long_statement_is_folded_and_whole(url: str, conn: psycopg.Connection[Any]) -> None:
+    query = f"SELECT pg_sleep(100), '{'a' * 100}<b>'"
+    with running(url, query):
+        await eventually(
+            lambda: one(
+                conn,
+                "SELECT count(*) > 0 FROM pg_stat_activity WHERE state = 'active' AND application_name = 'sleeper'",
+            )
+        )
+        page = section(await shown(url, "/database"), RUNNING)
+        assert f"<pre>{escape(query)}</pre></details>" in page
+        assert f"<summary><code>{escape(query[:90])}…</code></summary>" in page
 
 
 # ---------------------------------------------------------------- pg_stat_statements, which the wheel does not have

@@ -324,7 +324,8 @@ async def test_locked_table_leaves_the_rest_of_the_page(url: str, conn: psycopg.
         page = await shown(url, "/pipeline")
         assert row(section(page, "Archive"), "history")[4] == "unknown"
         assert row(section(page, "Archive"), "dead_letters")[4] == "0"
-        assert "history: a table is locked just now" in plain(page)
+        assert "history: its rows were not counted: a table is locked just now" in plain(page)
+        assert "history: whether rows of another database are here was not found out" in plain(page)
         assert row(section(page, RUNS), "history")[2] == "3"
 
 
