@@ -39,6 +39,8 @@ _LONG_BEHIND: Final = timedelta(days=2)
 _LONG_HELD: Final = timedelta(minutes=5)
 _LONGEST_PROBLEM: Final = timedelta(milliseconds=500)
 """It may look at every row that was written since the last vacuum."""
+_MARGIN: Final = 1_000_000
+"""Transactions by which a row of another cluster is ahead of this one."""
 
 
 class ArchivedTable(NamedTuple):
@@ -212,4 +214,4 @@ def _table(conn: Connection, schema: str, table: LakeTable) -> ArchivedTable:
 
 
 def _problem(conn: Connection, schema: str, archive: Archive, source: str) -> str | None:
-    return problem_of(conn, schema, archive, archive.archived_below, source)
+    return problem_of(conn, schema, archive, archive.archived_below, source, margin=_MARGIN)

@@ -28,6 +28,10 @@ EXPORT_SNAPSHOT = Statement("SELECT pg_export_snapshot()")
 READ_HORIZON = Statement("""
 SELECT {schema}.generation_base() + CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint)
 """)
+# No transaction with this number, or a later one, has begun.
+READ_NEXT = Statement("""
+SELECT {schema}.generation_base() + CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS text) AS bigint)
+""")
 # A snapshot lasts for as long as the work of many tasks; it must not be ended for idling.
 HOLD_SNAPSHOT = Statement("SET LOCAL idle_in_transaction_session_timeout = 0")
 JOIN_SNAPSHOT = Statement("SET TRANSACTION SNAPSHOT '{snapshot}'")

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -174,6 +174,17 @@ async def test_due_decision_is_told_with_its_command(url: str, conn: psycopg.Con
         "archived",
     ]
     assert row(section(page, "Archive"), "history")[4] == "3", "no number tells what was archived"
+
+
+async def test_rows_of_another_cluster_are_a_problem(url: str, conn: psycopg.Connection[Any], lake: Lake) -> None:
+    add_history(conn, 3)
+    archived(url, lake)
+    add_history(conn, 2, first=10)
+    assert "Nothing needs you" in await shown(url, "/pipeline")
+    conn.execute("UPDATE durable.envelope_history SET xid = xid + 2000000 WHERE id > %s", (UUID(int=9),))
+    page = await shown(url, "/pipeline")
+    assert (status(url).tables[0].problem or "none") in plain(page)
+    assert row(section(page, "Archive"), "history")[1] == "to be decided"
 
 
 async def test_restored_lake_is_told(url: str, conn: psycopg.Connection[Any], lake: Lake) -> None:
