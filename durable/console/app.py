@@ -16,9 +16,10 @@ from starlette.staticfiles import StaticFiles
 from durable.bus import Bus
 from durable.console.access import Authorize, Person, Role, Tokens
 from durable.console.actions import Actions
-from durable.console.database import DatabasePages
+from durable.console.database import DatabasePage
 from durable.console.editing import Editing
 from durable.console.pages import Endpoint, Page, Pages
+from durable.console.pipeline import PipelinePage
 from durable.console.reading import Reading
 from durable.console.recorded import Record
 from durable.console.rehearsing import Rehearsals
@@ -77,7 +78,7 @@ def _console(
     runs = Runs()
     pages, actions = Pages(bus.service, reading, runs, known, services), Actions(bus, runs)
     editing = Editing(bus, pages, reading, Rehearsals(app, bus.settings.handler_timeout))
-    record, database = Record(bus, pages), DatabasePages(bus, pages)
+    record = Record(bus, pages)
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -126,8 +127,8 @@ def _console(
             Route("/circuits/pause", do(actions.pause), methods=["POST"], name="pause"),
             Route("/circuits/resume", do(actions.resume), methods=["POST"], name="resume"),
             Route("/nodes", see(pages.nodes), name="nodes"),
-            Route("/database", see(database.database), name="database"),
-            Route("/pipeline", see(database.pipeline), name="pipeline"),
+            Route("/database", see(DatabasePage(pages, bus)), name="database"),
+            Route("/pipeline", see(PipelinePage(pages, bus)), name="pipeline"),
             Route("/actions", see(record.page), name="actions"),
             Route("/actions/export", rule(record.export), name="export_actions"),
             Mount("/static", StaticFiles(directory=str(files("durable.console") / "static")), name="static"),

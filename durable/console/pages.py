@@ -73,8 +73,6 @@ class Pages:
             "json": shown.as_json,
             "seconds": shown.seconds,
             "plots": shown.flow_plots,
-            "bytes": shown.bytes_,
-            "day": shown.day,
         }
         self._templates.globals |= {
             "service": service,

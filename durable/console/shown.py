@@ -68,21 +68,6 @@ def flow_plots(found: Flow) -> Markup:
     )
 
 
-def bytes_(number: int) -> str:
-    """A size in its largest unit: 8 kB, 1.2 GB."""
-    size, unit = float(number), "B"
-    for each in ("kB", "MB", "GB", "TB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, each
-    return f"{size:,.1f} {unit}" if size < 10 and unit != "B" else f"{size:,.0f} {unit}"
-
-
-def day(name: str) -> str:
-    """The day of a partition, 20301231, as 2030-12-31."""
-    return f"{name[:4]}-{name[4:6]}-{name[6:]}"
-
-
 def as_json(value: object) -> str:
     """A value of JSON, on one line."""
     return "" if value is None else json.dumps(value, ensure_ascii=False)

@@ -107,9 +107,14 @@ def _table(conn: Connection, schema: str, lake: Lake | None, table: LakeTable) -
     )
 
 
-def problem_of(conn: Connection, schema: str, archive: Archive, offset: int, source: str) -> str | None:
-    """Return why nothing can be archived or dropped before an operator decides, with what to run; else None."""
-    if archive.identity != archives.identity(conn, schema) or archives.is_numbered_anew(conn, schema, source):
+def problem_of(
+    conn: Connection, schema: str, archive: Archive, offset: int, source: str, *, margin: int = 0
+) -> str | None:
+    """Return why nothing can be archived or dropped before an operator decides, with what to run; else None.
+
+    `margin` is that of archives.is_numbered_anew().
+    """
+    if archive.identity != archives.identity(conn, schema) or archives.is_numbered_anew(conn, schema, source, margin):
         return (
             "this is not the database that was archived: it was restored, copied, upgraded or failed over; "
             "run: durable-agent pipeline archive --successor, or --new-lake if the other one still lives"

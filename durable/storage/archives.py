@@ -25,6 +25,7 @@ from durable.storage.locks import Job, jobs_class
 from durable.storage.sql import absent
 from durable.storage.sql import archive as statements
 
+_ENDLESS: Final = 2**63 - 1
 _KEEP_COMMITS: Final = timedelta(days=365)
 
 
@@ -70,6 +71,18 @@ class Absent(NamedTuple):
     """None of them is of this transaction, or of a later one."""
 
 
+class Commit(NamedTuple):
+    """Rows of the transactions [low, high) that were archived at once, from the first of these days to the last."""
+
+    table: str
+    low: int
+    high: int
+    first_day: date
+    last_day: date
+    rows: int
+    at: datetime
+
+
 class LakeEnd(NamedTuple):
     """End of a lake: the transaction below which it was archived, and the time of before which it has every row."""
 
@@ -86,6 +99,11 @@ def try_lock(conn: Connection, schema: str) -> bool:
 def unlock(conn: Connection, schema: str) -> None:
     """Give it back now: that of a connection which is merely closed is free a moment later."""
     conn.execute(statements.UNLOCK_ARCHIVE.within(schema), _lock(schema))
+
+
+def is_locked(conn: Connection, schema: str) -> bool:
+    """Tell whether an archiver, or another job with this lock, is at work now."""
+    return bool(conn.execute(statements.IS_ARCHIVE_LOCKED.within(schema), _lock(schema)).scalar_one())
 
 
 def identity(conn: Connection, schema: str) -> str:
@@ -108,8 +126,15 @@ def known_database(conn: Connection, schema: str) -> str | None:
     return None if found is None else str(found)
 
 
-def is_numbered_anew(conn: Connection, schema: str, table: str) -> bool:
-    """Tell whether the table holds rows of another cluster: of transactions that this generation has not come to."""
+def is_numbered_anew(conn: Connection, schema: str, table: str, margin: int = 0) -> bool:
+    """Tell whether the table holds rows of another cluster: of transactions that this generation has not come to.
+
+    With a margin only rows so far ahead count, and the number is read once for all rows: a page has no time for more.
+    """
+    if margin:
+        ahead = int(conn.execute(statements.READ_NEXT.within(schema)).scalar_one()) + margin
+        params = {"low": ahead, "high": _ENDLESS}
+        return bool(conn.execute(statements.BY_TRANSACTION[table].exists.within(schema), params).scalar_one())
     return bool(conn.execute(statements.BY_TRANSACTION[table].is_from_elsewhere.within(schema)).scalar_one())
 
 
@@ -186,6 +211,12 @@ def note_commit(conn: Connection, schema: str, table: str, low: int, high: int, 
     params = {"table": table, "low": low, "high": high, "keep": _KEEP_COMMITS}
     counts = {"days": list(rows), "counts": list(rows.values())}
     conn.execute(statements.NOTE_COMMIT.within(schema), params | counts)
+
+
+def commits(conn: Connection, schema: str, table: str, limit: int) -> list[Commit]:
+    """The newest commits of a table, the last first. One that reaches beyond `archived_below` is not confirmed."""
+    params = {"table": table, "limit": limit}
+    return [Commit(*row) for row in conn.execute(statements.READ_COMMITS.within(schema), params)]
 
 
 def gaps(conn: Connection, schema: str, table: str) -> list[tuple[datetime, datetime]]:

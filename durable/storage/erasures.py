@@ -112,6 +112,12 @@ def read(conn: Connection, schema: str) -> list[Erasure]:
     return [Erasure(*_plain(row)) for row in conn.execute(statements.READ_ERASURES.within(schema))]
 
 
+def some(conn: Connection, schema: str, limit: int) -> list[Erasure]:
+    """Read the unfinished erasures, then the newest."""
+    rows = conn.execute(statements.READ_SOME_ERASURES.within(schema), {"limit": limit})
+    return [Erasure(*_plain(row)) for row in rows]
+
+
 def _discard_open(conn: Connection, schema: str, erasure: Erasure, chosen: Chosen) -> None:
     """A letter without its content can be neither replayed nor handled."""
     rows = conn.execute(statements.LOCK_OPEN_LETTERS.within(schema), chosen.parameters())

@@ -45,7 +45,7 @@ def complete_until(conn: Connection, schema: str) -> datetime | None:
     A transaction that runs holds it back to its own beginning.
     """
     found = conn.execute(statements.READ_COMPLETE_UNTIL.within(schema)).one()
-    return found.moment if found.is_quiet or not found.is_hidden else None
+    return None if found.is_hidden else found.moment
 
 
 def begins_at(conn: Connection, schema: str) -> datetime | None:
@@ -70,8 +70,12 @@ def end_of_batch(conn: Connection, schema: str, table: str, low: int, high: int,
     return high if conn.execute(of_table.exists.within(schema), params).scalar_one() else None
 
 
-def lag(conn: Connection, schema: str, table: str, low: int) -> Lag:
-    return Lag(*conn.execute(statements.BY_TRANSACTION[table].lag.within(schema), {"low": low}).one())
+def lag(conn: Connection, schema: str, table: str, low: int, most: int | None = None) -> Lag:
+    """Count the rows from `low` on. `most` bounds the work: the age is then that of the first so many rows."""
+    of_table = statements.BY_TRANSACTION[table]
+    if most is not None:
+        return Lag(*conn.execute(of_table.lag_up_to.within(schema), {"low": low, "most": most}).one())
+    return Lag(*conn.execute(of_table.lag.within(schema), {"low": low}).one())
 
 
 def holder(conn: Connection, schema: str) -> Holder | None:

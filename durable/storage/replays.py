@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
 from durable.storage.sql import replays as statements
+
+
+class Begun(NamedTuple):
+    """Replay by its name, and the time at which it was begun."""
+
+    name: str
+    at: datetime
+
+
+def newest(conn: Connection, schema: str, limit: int) -> list[Begun]:
+    """The replays that were begun last."""
+    return [Begun(*row) for row in conn.execute(statements.READ_REPLAYS.within(schema), {"limit": limit})]
 
 
 def find(conn: Connection, schema: str, name: str) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -63,6 +63,16 @@ class Published(NamedTuple):
     batch: str
     rows: int
     added: int
+
+
+class Remembered(NamedTuple):
+    """Batch that was published last at `at`; `number` is that of the micro-batch where a stream publishes."""
+
+    name: str
+    rows: int
+    added: int
+    number: int | None
+    at: datetime
 
 
 def table_name(job: UUID, attempt: int) -> str:
@@ -174,6 +184,11 @@ def find(conn: Connection, schema: str, job: UUID) -> Published | None:
     """Read what this job has published; None when another job did."""
     row = conn.execute(statements.READ_BATCH.within(schema), {"job": job}).first()
     return None if row is None else Published(*row)
+
+
+def newest(conn: Connection, schema: str, limit: int) -> list[Remembered]:
+    """The batches that were published last."""
+    return [Remembered(*row) for row in conn.execute(statements.READ_BATCHES.within(schema), {"limit": limit})]
 
 
 def wake(conn: Connection, schema: str) -> None:

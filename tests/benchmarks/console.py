@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy import Connection, Engine, create_engine, text
 
-from durable.console import database, reading
+from durable.console import pipeline, reading
 from durable.embedded import postgres
 from durable.envelope import new_id
-from durable.storage import actions, dead_letters, receipts, sizes
+from durable.storage import actions, dead_letters, receipts, upkeep
 from durable.storage.dead_letters import Selection
 from tests.benchmarks.databases import Databases
 
@@ -80,8 +80,8 @@ def pages(conn: Connection) -> dict[str, Read]:
             reading.read_message, some, ended_after=receipts.made_after([some], timedelta(minutes=5))
         ),
         "scheduled": page(reading.read_scheduled),
-        "database": page(sizes.read),
-        "pipeline": page(database.read_pipeline),
+        "database": page(upkeep.read),
+        "pipeline": page(pipeline.read, timedelta(days=30)),
         "actions": page(actions.page, actions.Selection(), limit=51),
     }
 

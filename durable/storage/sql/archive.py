@@ -28,6 +28,10 @@ EXPORT_SNAPSHOT = Statement("SELECT pg_export_snapshot()")
 READ_HORIZON = Statement("""
 SELECT {schema}.generation_base() + CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint)
 """)
+# No transaction with this number, or a later one, has begun.
+READ_NEXT = Statement("""
+SELECT {schema}.generation_base() + CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS text) AS bigint)
+""")
 # A snapshot lasts for as long as the work of many tasks; it must not be ended for idling.
 HOLD_SNAPSHOT = Statement("SET LOCAL idle_in_transaction_session_timeout = 0")
 JOIN_SNAPSHOT = Statement("SET TRANSACTION SNAPSHOT '{snapshot}'")
@@ -157,6 +161,11 @@ SELECT {keys}, digest FROM ({digested}    AND {_BLOCK[table]} = ANY (CAST(:block
         self.lag = Statement(f"""
 SELECT count(*) AS rows, clock_timestamp() - min({in_range(time)}) AS age FROM {{schema}}.{table} WHERE xid >= :low
 """)
+        # The first of them, as they lie in the table: about the oldest.
+        self.lag_up_to = Statement(f"""
+SELECT count(*) AS rows, clock_timestamp() - min(behind.moment) AS age
+FROM (SELECT {in_range(time)} AS moment FROM {{schema}}.{table} WHERE xid >= :low LIMIT :most) AS behind
+""")
 
 
 HISTORY = ByTransaction("envelope_history", "finished_at")
@@ -167,6 +176,13 @@ BY_TRANSACTION = {each.table: each for each in (HISTORY, DEAD_LETTERS)}
 
 LOCK_ARCHIVE = Statement("SELECT pg_try_advisory_lock(:class_id, :key)")
 UNLOCK_ARCHIVE = Statement("SELECT pg_advisory_unlock(:class_id, :key)")
+# pg_locks shows a key of two ints as unsigned halves (objsubid 2).
+IS_ARCHIVE_LOCKED = Statement("""
+SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 2
+    AND CAST(CAST(classid AS bigint) AS bit(32)) = CAST(CAST(:class_id AS bigint) AS bit(32))
+    AND CAST(objid AS bigint) = :key
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+""")
 # What makes this database another one than before, with other transactions under the same numbers: its cluster, its
 # timeline, and itself within the cluster.
 READ_IDENTITY = Statement("SELECT {schema}.cluster_identity()")
@@ -236,6 +252,17 @@ FROM unnest(CAST(:days AS date[]), CAST(:counts AS bigint[])) AS noted (day, row
 ON CONFLICT (table_name, high, day, is_lost) DO UPDATE SET row_count = EXCLUDED.row_count, low = EXCLUDED.low,
     archived_at = clock_timestamp()
 """)
+# The newest commits, of which each has a row for each day. The last may be noted and not made, or not confirmed.
+READ_COMMITS = Statement("""
+WITH ends AS (
+    SELECT DISTINCT high FROM {schema}.archive_commits WHERE table_name = :table AND NOT is_lost
+    ORDER BY high DESC LIMIT :limit
+)
+SELECT table_name, min(low) AS low, high, min(day) AS first_day, max(day) AS last_day,
+    CAST(sum(row_count) AS bigint) AS rows, max(archived_at) AS archived_at
+FROM {schema}.archive_commits JOIN ends USING (high)
+WHERE table_name = :table AND NOT is_lost GROUP BY table_name, high ORDER BY high DESC
+""")
 # The lake is behind what was archived: nothing beyond its offset may be dropped until it is archived again. Until then
 # the commits that it lost are kept. Those that bring their rows once more lie in [lost_above, lost_below); if the lake
 # loses these as well, they are noted again.
@@ -277,12 +304,11 @@ FROM {schema}.archive_commits AS known, archive WHERE table_name = :table GROUP 
 
 # A row that is not in the next snapshot was written after this moment: by a transaction that runs now, and has begun
 # after it, or by one that begins later. NULL where that cannot be told: prepared transactions hide when they began, and
-# sessions of other roles may be hidden altogether.
+# so do sessions of other roles from one without pg_read_all_stats, which sees only that they write.
 READ_COMPLETE_UNTIL = Statement("""
 SELECT LEAST(clock_timestamp(), min(xact_start) FILTER (WHERE backend_xid IS NOT NULL)) AS moment,
-    bool_or(state IS NULL AND backend_type = 'client backend')
-        OR EXISTS (SELECT FROM pg_prepared_xacts WHERE database = current_database()) AS is_hidden,
-    pg_snapshot_xmin(pg_current_snapshot()) = pg_snapshot_xmax(pg_current_snapshot()) AS is_quiet
+    bool_or(backend_xid IS NOT NULL AND xact_start IS NULL)
+        OR EXISTS (SELECT FROM pg_prepared_xacts WHERE database = current_database()) AS is_hidden
 FROM pg_stat_activity WHERE datname = current_database()
 """)
 # From here on no row of the history was dropped, whether there was one or not.

@@ -65,8 +65,12 @@ UPDATE {schema}.erasures SET finished_at = clock_timestamp(), lake = :lake, lake
     lake_history_rows = :lake_history, lake_letter_rows = :lake_letters
 WHERE erasure_id = :erasure
 """)
-READ_ERASURES = Statement("""
+_READ: Final = """
 SELECT erasure_id, service, actor, reason, chosen_by, chosen_count, choice_digest, began_at, finished_at, history_rows,
     letter_rows, lake, lake_id, lake_history_rows, lake_letter_rows
-FROM {schema}.erasures ORDER BY began_at, erasure_id
+FROM {schema}.erasures"""
+READ_ERASURES = Statement(f"{_READ} ORDER BY began_at, erasure_id")
+# The unfinished ones first: they need somebody.
+READ_SOME_ERASURES = Statement(f"""{_READ}
+ORDER BY finished_at IS NOT NULL, began_at DESC, erasure_id LIMIT :limit
 """)

@@ -199,6 +199,10 @@ UPDATE {schema}.published_batches SET row_count = :row_count, added_count = :add
 READ_BATCH = Statement("""
 SELECT batch, row_count, added_count FROM {schema}.published_batches WHERE job = CAST(:job AS uuid)
 """)
+READ_BATCHES = Statement("""
+SELECT batch, row_count, added_count, number, published_at
+FROM {schema}.published_batches ORDER BY published_at DESC, batch LIMIT :limit
+""")
 NOTIFY = Statement("SELECT pg_notify(CAST(:channel AS text), '')")
 # What streams have come to is kept: a query may be started again on its checkpoint after any time.
 PURGE_BATCHES = Statement("""

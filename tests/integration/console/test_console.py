@@ -33,6 +33,8 @@ PAGES = [
     "/scheduled",
     "/circuits",
     "/nodes",
+    "/database",
+    "/pipeline",
     "/actions",
     "/handlers",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from psycopg import errors
 from durable.cli.doctor.database import rights
 from durable.cli.target import connection
 from durable.settings import load_settings
-from durable.storage import status
+from durable.storage import horizons, status
 from durable.storage.database import Database
 from tests.support.command import Agent
 from tests.support.roles import runtime_role
@@ -58,6 +59,21 @@ def test_the_role_of_a_node_may_stage_for_itself(role_url: str) -> None:
     with psycopg.connect(role_url) as conn:
         conn.execute(f"SELECT durable.make_staging('{STAGED}', CAST(current_user AS text))".encode())
         assert conn.execute("SELECT version_num FROM durable.alembic_version").fetchone() is not None
+
+
+def test_hidden_transaction_of_another_role_leaves_the_completeness_unknown(database_url: str, role_url: str) -> None:
+    """A role that does not see when a transaction began must not claim that all rows up to now are there."""
+
+    def complete_until(url: str) -> datetime | None:
+        with connection(load_settings(database_url=url)) as asked:
+            return horizons.complete_until(asked, "durable")
+
+    with psycopg.connect(database_url) as writing:
+        began = writing.execute("SELECT now(), pg_current_xact_id()").fetchone()
+        assert began is not None
+        assert complete_until(database_url) == began[0]
+        assert complete_until(role_url) is None
+    assert complete_until(role_url) is not None
 
 
 def test_a_new_partition_is_not_for_everybody(conn: psycopg.Connection[Any]) -> None:
