@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import partial
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine, create_engine, pool
 
 from durable import database_url
 from durable.errors import InvalidSetting, StorageUnavailable
+from durable.storage.migrator import refuse_encoding
 from durable.storage.outages import translated
 from durable.storage.slices import Share, join_sql
 
@@ -26,6 +27,8 @@ _NETWORK = {  # a peer that is gone is noticed within some 20 seconds
     "keepalives_count": "3",
     "application_name": "durable-pipeline",
 }
+# Whatever was set for the database or the role: values as the drivers read them, names as the server says them.
+_FORMATS = "-c DateStyle=ISO,YMD -c IntervalStyle=postgres -c quote_all_identifiers=off"
 
 
 def copy(
@@ -69,13 +72,22 @@ def opened(url: str) -> Iterator[Engine]:
     """An engine without a pool: a connection is closed when it is given back."""
     import psycopg  # with the drivers, which load when used
 
-    engine = create_engine(
-        "postgresql+psycopg://", creator=partial(psycopg.connect, libpq_url(url)), poolclass=pool.NullPool
-    )
+    def connect() -> psycopg.Connection[tuple[Any, ...]]:
+        conn = psycopg.connect(libpq_url(url))
+        try:
+            refuse_encoding(conn.info.parameter_status("server_encoding"))
+        except InvalidSetting:
+            conn.close()
+            raise
+        return conn
+
+    engine = create_engine("postgresql+psycopg://", creator=connect, poolclass=pool.NullPool)
     yield engine
     engine.dispose()
 
 
 def libpq_url(url: str) -> str:
     """Return the URL in libpq's form, for all drivers that are built on it."""
-    return database_url.parse(url).libpq(**_NETWORK)
+    parsed = database_url.parse(url)
+    options = f"{_FORMATS} {parsed.query.get('options', '')}".strip()
+    return replace(parsed, query={**parsed.query, "options": options}).libpq(**_NETWORK)

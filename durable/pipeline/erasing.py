@@ -38,6 +38,7 @@ from durable.pipeline.lake_erasure import LakeErasure
 from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
 from durable.pipeline.leftovers import Scrubbed
 from durable.pipeline.origin import Origin, locked
+from durable.pipeline.recovering import refuse_unnamed
 from durable.storage import archives, erasures
 from durable.storage.erasures import Chosen, Erasure, Here
 
@@ -107,6 +108,7 @@ def erase(
         for place in lakes:
             for table in place.tables():
                 refuse_unknown_columns(place.opened(table), table, place.url)
+        refuse_unnamed(conn, lakes, origin)
         work = LakeErasure(conn, origin, lakes, chosen, lost)
         unfinished = [each.erasure for each in _of_choice(conn, origin, lakes, chosen) if each.state is not State.DONE]
         begun = unfinished or [_new(origin, chosen, actor, reason)]
@@ -127,6 +129,7 @@ def scrub(origin: Origin, lake: Lake, chosen: Chosen, lost: Sequence[str] = ()) 
     """
     with opened(origin.url) as engine, locked(engine, origin.schema) as conn:
         lakes = _lakes(conn, origin, lake)
+        refuse_unnamed(conn, lakes, origin)
         work = LakeErasure(conn, origin, lakes, chosen, lost)
         return sum((work.scrub(place, table) for place in lakes for table in place.tables()), Scrubbed())
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from durable.errors import InvalidSetting
 from durable.pipeline import places
 from durable.pipeline.columns import LETTER
 from durable.pipeline.lake import Lake
@@ -27,7 +28,7 @@ from durable.storage.days import midnight
 
 _MICROSECOND = timedelta(microseconds=1)
 _DAY = timedelta(days=1)
-_SAMPLE = 100
+_SAMPLE = 20  # of each day
 _STATE = ("xid", "replay_count", "resolved_at")
 
 
@@ -43,6 +44,18 @@ def earlier_name(conn: Connection, lake: Lake, origin: Origin) -> str | None:
             if tuple(row) in mine:
                 return str(name)
     return None
+
+
+def refuse_unnamed(conn: Connection, lakes: Iterable[Lake], origin: Origin) -> None:
+    """Raise InvalidSetting where a lake has rows of this database, and the database does not know by which name."""
+    if archives.known_database(conn, origin.schema) is not None:
+        return
+    for lake in lakes:
+        if (name := earlier_name(conn, lake, origin)) is not None:
+            raise InvalidSetting(
+                f"lake {lake.url}: has rows of this database, as {name}, and this database was never archived: it was "
+                f"restored to a state before that, or copied; run pipeline archive --successor first, and then this"
+            )
 
 
 def _rows_of(lake: Lake, table: LakeTable, service: str, sample: Collection[tuple[Any, ...]]) -> Iterator[list[Any]]:

@@ -292,7 +292,7 @@ def renew_letters(conn: Connection, schema: str, letters: Sequence[int]) -> int:
 
 
 def oldest(conn: Connection, schema: str, table: str, rows: int) -> Sequence[Row[Any]]:
-    """The oldest rows of a table that have an id: `id` as 16 bytes, `side`, `xid`, and `moment`, of its day."""
+    """The oldest rows of each day of a table that have an id: `id` as 16 bytes, `side`, `xid`, and `moment`."""
     return conn.execute(statements.BY_TRANSACTION[table].oldest.within(schema), {"rows": rows}).all()
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, create_engine, pool, text
 
-from durable.errors import SchemaMismatch
+from durable.errors import InvalidSetting, SchemaMismatch
 from durable.storage.locks import Job, jobs_class
 from durable.storage.sql.housekeeping import LOCK_JOB, READ_VERSION, VERSION_TABLE_EXISTS
 
@@ -37,6 +37,15 @@ def upgrade_sql(url: str, schema: str) -> str:
     config.output_buffer = script
     command.upgrade(config, SCHEMA_VERSION, sql=True)
     return script.getvalue()
+
+
+def refuse_encoding(name: str | None) -> None:
+    """Raise InvalidSetting for a database whose texts are not UTF-8: bodies, keys and names are."""
+    if name != "UTF8":
+        raise InvalidSetting(
+            f"database: its encoding is {name}; durable needs UTF8: dump the database, and restore it into one made by "
+            "CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0"
+        )
 
 
 def current_version(conn: Connection, schema: str) -> str | None:
@@ -70,6 +79,7 @@ def migrate_online(context: Any, url: str, schema: str) -> None:
 
     engine = create_engine(url, poolclass=pool.NullPool, connect_args=dict(CLIENT_KEEPALIVES))
     with engine.begin() as conn:
+        refuse_encoding(conn.exec_driver_sql("SHOW server_encoding").scalar_one())
         conn.exec_driver_sql(f"SET LOCAL search_path = {OWN_PATH}")
         conn.execute(LOCK_JOB.within(schema), {"class_id": jobs_class(schema), "key": int(Job.MIGRATE)})
         conn.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))

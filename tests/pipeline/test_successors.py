@@ -18,6 +18,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from durable.errors import InvalidSetting
+from durable.pipeline import erasing
 from durable.pipeline.beginning import Wish
 from durable.pipeline.choosing import Choice, choose
 from durable.pipeline.copying import connection
@@ -29,6 +30,7 @@ from durable.pipeline.spans import Gap
 from durable.pipeline.status import read_status
 from durable.pipeline.transform import causes
 from durable.storage import archives, dead_letters, migrator
+from durable.storage.erasures import Chosen
 from tests.support.archiving import Archiver, origin_of
 from tests.support.clusters import Cluster, Clusters, clusters
 from tests.support.history import add_history, add_letters, add_old_day
@@ -514,3 +516,42 @@ def test_history_is_not_dropped_between_restoring_a_lake_and_archiving_again(
     with pytest.raises(RuntimeError):
         backed_up.run()
     assert not drop_history(backed_up.origin.url, timedelta(days=30))
+
+
+def unarchived_copy(made: Clusters, primary: Cluster, days: int) -> Cluster:
+    """Write a history of some days, and return a dump of it in another cluster, from before its first archive."""
+    with psycopg.connect(url(primary), autocommit=True) as conn:
+        for day in range(days):
+            add_old_day(conn, 40 + day, 150, first=1_000 * (day + 1))
+    write(primary, 20, first=1)
+    restored = made.new()
+    primary.copy_dump("shop", restored)
+    return restored
+
+
+def test_state_of_before_the_first_archive_is_refused_when_old_days_were_never_archived(
+    made: Clusters, primary: Cluster, succession: Succession
+) -> None:
+    restored = unarchived_copy(made, primary, 2)
+    with psycopg.connect(url(primary), autocommit=True) as conn:
+        # As the nodes did: the lake has nothing of the oldest rows.
+        conn.execute("DELETE FROM durable.envelope_history WHERE finished_at < now() - interval '39 d'")
+    assert succession.archive() == (20, 0)
+    succession.take_over(restored)
+    with pytest.raises(InvalidSetting, match="was never archived"):
+        succession.archiver.run("history")
+    assert succession.ids() == list(range(1, 21))
+
+
+def test_erasure_in_a_state_of_before_the_first_archive_is_refused(
+    made: Clusters, primary: Cluster, succession: Succession
+) -> None:
+    restored = unarchived_copy(made, primary, 1)
+    assert succession.archive() == (170, 0)
+    succession.take_over(restored)
+    archiver, chosen = succession.archiver, Chosen(keys=["customer 17"])
+    with pytest.raises(InvalidSetting, match="was never archived"):
+        erasing.erase(archiver.origin, archiver.lake, chosen, actor="a test", reason="request 4711")
+    with pytest.raises(InvalidSetting, match="was never archived"):
+        archiver.run("history")
+    assert len(succession.ids()) == 170

@@ -104,11 +104,13 @@ class Checked(NamedTuple):
 
 def named(names: str) -> Plan:
     """Parse names of steps with commas between them. Raises InvalidSetting."""
-    steps = [Asked(name.strip()) for name in names.split(",") if name.strip()]
+    steps = [Asked(name.strip()) for name in names.split(",")]
+    if not all(step.name for step in steps):
+        raise InvalidSetting(
+            f"--steps: {names!r} lacks the name of a step; write such as archive,audit,report; there are {_names()}"
+        )
     for step in steps:
         _known(step.name, "--steps")
-    if not steps:
-        raise InvalidSetting(f"--steps: names no step; write such as archive,audit,report; there are {_names()}")
     return Plan(steps)
 
 

@@ -125,9 +125,13 @@ SELECT max(xid) + 1 FROM (
         self.find_start = Statement(f"""
 SELECT LEAST(min(xid), CAST(:high AS bigint)) FROM {{schema}}.{table}
 """)
+        # Of every day: any of them may have been dropped before the first archive.
         self.oldest = Statement(f"""
-SELECT uuid_send(id) AS id, side, {in_range(DAYS[table])} AS moment, xid FROM {{schema}}.{table}
-WHERE id IS NOT NULL ORDER BY xid LIMIT :rows
+SELECT uuid_send(id) AS id, side, moment, xid FROM (
+    SELECT id, side, {in_range(DAYS[table])} AS moment, xid,
+        row_number() OVER (PARTITION BY {_day(table)} ORDER BY xid) AS place
+    FROM {{schema}}.{table} WHERE id IS NOT NULL) AS numbered
+WHERE place <= :rows
 """)
         self.exists = Statement(f"""
 SELECT EXISTS (SELECT FROM {{schema}}.{table} WHERE xid >= :low AND xid < :high)

@@ -1,0 +1,70 @@
+"""Databases with an encoding or with settings of their own: they are archived all the same, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+from pyspark.sql import SparkSession
+
+from durable.embedded import Embedded
+from durable.errors import InvalidSetting
+from durable.pipeline.copying import connection
+from durable.pipeline.status import read_status
+from durable.storage import migrator
+from tests.support.archiving import Archiver
+from tests.support.history import add_history
+
+pytestmark = pytest.mark.timeout(300)
+
+SETTINGS = {
+    "DateStyle": "SQL, DMY",
+    "IntervalStyle": "sql_standard",
+    "quote_all_identifiers": "on",
+    "bytea_output": "escape",
+    "TimeZone": "Asia/Kathmandu",
+    "extra_float_digits": "-15",
+    "standard_conforming_strings": "on",
+}
+
+
+@pytest.fixture
+def latin(server: Embedded) -> Iterator[str]:
+    """The URL of a database whose texts are not in UTF-8."""
+    name = f"latin_{uuid4().hex[:12]}"
+    with psycopg.connect(server.uri(), autocommit=True) as conn:
+        made = sql.SQL("CREATE DATABASE {} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+        conn.execute(made.format(sql.Identifier(name)))
+        yield server.uri(name)
+        conn.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.mark.parametrize("local_rows", [0, 1_000], ids=["spark", "without-spark"])
+def test_settings_of_a_database_change_no_archive(
+    spark: SparkSession, database_url: str, tmp_path: Path, local_rows: int
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        name = sql.Identifier(conn.info.dbname)
+        for setting, value in SETTINGS.items():
+            conn.execute(
+                sql.SQL("ALTER DATABASE {} SET {} = {}").format(name, sql.Identifier(setting), sql.Literal(value))
+            )
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        conn.execute("SET DateStyle = ISO; SET IntervalStyle = postgres")
+        add_history(conn, 7)
+    archiver = Archiver(spark, database_url, tmp_path)
+    assert [each.lag_rows for each in read_status(database_url, "durable", archiver.lake).tables] == [7, 0]
+    assert archiver.run(local_rows=local_rows).rows == 7
+    assert archiver.verify().is_whole
+    assert archiver.ids() == list(range(1, 8))
+
+
+def test_database_of_another_encoding_is_refused(latin: str) -> None:
+    with pytest.raises(InvalidSetting, match="its encoding is LATIN1"):
+        migrator.upgrade(latin.replace("postgresql://", "postgresql+psycopg://"), "durable")
+    with pytest.raises(InvalidSetting, match="its encoding is LATIN1"), connection(latin):
+        pass
