@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -39,12 +39,12 @@ class Shown(NamedTuple):
     peer: str | None
 
 
-def check(peers: Mapping[str, Peer]) -> None:
-    """Raise InvalidSetting for an address that is none, and for a secret or certificate of two peers: it would be no
-    identity.
+def check(settings: Settings) -> None:
+    """Raise InvalidSetting for an address that is none, and for a secret or certificate of two peers, or of a peer and
+    of everybody: it would be no identity.
     """
-    known: dict[str, str] = {}
-    for name, peer in peers.items():
+    known = {f"secret {each}": "" for each in shared(settings)}
+    for name, peer in settings.peers.items():
         if not peer.secrets and not peer.certificates:
             raise InvalidSetting(f"peers: {name} has no secret and no certificate; give it one of them")
         for uri in peer.at:
@@ -54,6 +54,11 @@ def check(peers: Mapping[str, Peer]) -> None:
             ("certificate", each) for each in peer.certificates
         ]:
             other = known.setdefault(f"{kind} {shown}", name)
+            if not other:
+                raise InvalidSetting(
+                    f"peers: the secret of {name} is also shared_secret or previous_shared_secret, which everybody "
+                    "shows; give the peer one of its own"
+                )
             if other != name:
                 raise InvalidSetting(f"peers: {other} and {name} have the same {kind}; give each one of its own")
 

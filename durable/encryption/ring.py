@@ -34,6 +34,7 @@ Source = Callable[[], Keys]
 
 _SOONEST: Final = 1.0  # seconds between two calls of the source, however many keys are missing
 _LOG_SECONDS: Final = 60.0
+_MOST_TOLD: Final = 10
 
 
 class _Loaded(NamedTuple):
@@ -210,11 +211,15 @@ class KeyRing:
         return self.seal(changed, self.open(envelope, sealed), sealed.destination, digest=sealed.digest)
 
     def tell_missing(self, key_id: str, count: int) -> None:
-        """Log that messages wait for a key, once a minute for each key."""
+        """Log that messages wait for a key, once a minute for each key, and for a few keys: senders may make ids up."""
         now = time.monotonic()
-        if now - self._told.get(key_id, -_LOG_SECONDS) >= _LOG_SECONDS:
-            self._told[key_id] = now
-            log.error("encryption key %s is missing: %d messages wait for it, and others may follow", key_id, count)
+        self._told = {each: at for each, at in self._told.items() if now - at < _LOG_SECONDS}
+        if key_id in self._told or len(self._told) >= _MOST_TOLD:
+            return
+        self._told[key_id] = now
+        log.error("encryption key %s is missing: %d messages wait for it, and others may follow", key_id, count)
+        if len(self._told) == _MOST_TOLD:
+            log.error("encryption keys are missing: more than %d; others are not named for a while", _MOST_TOLD - 1)
 
     # ------------------------------------------------------------------ its source
 

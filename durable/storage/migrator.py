@@ -43,7 +43,7 @@ def refuse_encoding(name: str | None) -> None:
     """Raise InvalidSetting for a database whose texts are not UTF-8: bodies, keys and names are."""
     if name != "UTF8":
         raise InvalidSetting(
-            f"database: its encoding is {name}; durable needs UTF8: dump the database, and restore it into one made by "
+            f"database: encoding {name} cannot store every message; dump it, and restore it into a database made by "
             "CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0"
         )
 

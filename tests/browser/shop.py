@@ -30,18 +30,18 @@ MARKUP: Final = "<script>document.title='owned'</script><img src=x onerror=\"doc
 _FEW: Final = 40
 
 
-@message("shop.order-placed")
+@message("parcels.order-placed")
 class OrderPlaced(msgspec.Struct):
     order_id: int
     note: str = ""
 
 
-@message("shop.payment-due")
+@message("parcels.payment-due")
 class PaymentDue(msgspec.Struct):
     order_id: int
 
 
-@message("shop.report")
+@message("parcels.report")
 class Report(msgspec.Struct):
     day: str
 
@@ -90,7 +90,7 @@ def served(tables: Tables, *, note: str = MARKUP, reason: str = f"new prices {MA
             async with bus:
                 await _fill(bus, tables, note, reason)
                 app = Starlette(routes=[Mount("/console", console_app(bus, tokens={TOKEN: Person("ada", Role.ADMIN)}))])
-                server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+                server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
                 server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
                 serving = asyncio.create_task(server._serve())  # the signals belong to pytest
                 await eventually(lambda: server.started, within=60, what="the console serves")
@@ -131,7 +131,7 @@ async def _fill(bus: Bus, tables: Tables, note: str, reason: str) -> None:
         "actor": "console: olga",
         "duration": timedelta(hours=3),
     }
-    await database.transaction(actions.pause, [(CircuitKind.HANDLER, "shop.report")], **paused)
+    await database.transaction(actions.pause, [(CircuitKind.HANDLER, "parcels.report")], **paused)
     await database.transaction(actions.pause, [(CircuitKind.KEY, "tenant-7")], **paused)
     await eventually(lambda: tables.count("dead_letters") == 7, within=120, what="orders have failed")
     latched = "SELECT count(*)::int FROM durable.circuits WHERE kind = 'destination'"

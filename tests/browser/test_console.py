@@ -97,7 +97,7 @@ def test_pause_is_seen_on_an_open_overview_and_ended(open_page: Open, shop: Shop
     watching, page = open_page(), open_page()
     page.goto(f"{shop.address}/console/circuits")
     page.get_by_label("What").select_option("handler")
-    page.get_by_label("Name").fill("shop.order-placed")
+    page.get_by_label("Name").fill("parcels.order-placed")
     page.get_by_label("Reason").fill("stocktaking")
     page.get_by_role("button", name="Pause").click()
     expect(page.get_by_role("row", name="stocktaking")).to_be_visible()
@@ -140,7 +140,7 @@ def test_other_sites_frame_no_page_and_send_no_form(open_page: Open, shop: Shop)
             content_type="text/html",
             body=f'<iframe src="{shop.address}/console/"></iframe>'
             f'<form method="post" action="{shop.address}/console/circuits/pause">'
-            '<input name="kind" value="handler"><input name="key" value="shop.order-placed">'
+            '<input name="kind" value="handler"><input name="key" value="parcels.order-placed">'
             '<input name="reason" value="from elsewhere"><button>Win</button></form>',
         )
 

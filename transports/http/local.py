@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -34,6 +35,7 @@ _OF_PROXIES: Final = frozenset(
     }
 )
 _HTTP_PORT: Final = 80
+_LOCALHOST: Final = frozenset({"127.0.0.1", "::1"})
 _OF_PROXIES_PREFIX: Final = b"x-forwarded"
 _HOST: Final = re.compile(r"(?:\[(?P<ipv6>[0-9a-fA-F:.]+)\]|(?P<name>[a-zA-Z0-9.-]+))(?::[0-9]{0,5})?")
 _OF_BROWSERS: Final = frozenset({b"origin", b"sec-fetch-site"})
@@ -46,20 +48,25 @@ def is_local(scope: Mapping[str, Any]) -> bool:
 
 def is_elsewhere(scope: Mapping[str, Any], origin: str) -> bool:
     """Tell whether this connection of one machine with itself goes to another address or port than its client has
-    signed.
+    signed, or over TLS when its client has signed a plain address.
 
-    Plain requests alone are judged: over https the certificate says who is there. What proxies say is not looked at,
-    as everybody can say it.
+    Requests that were signed for a plain address of loopback alone are judged: over https the certificate says who is
+    there, and a tunnel to another machine is the client's own. What proxies say is not looked at, as everybody can say
+    it.
     """
     host, port = scope.get("server") or ("", None)
+    client, _ = scope.get("client") or ("", None)
     try:
         parts = urlsplit(origin)
         signed_port = parts.port or _HTTP_PORT
     except ValueError:
         return True
-    if parts.scheme != "http" or port is None or not is_loopback(str(host)) or not is_loopback(parts.hostname or ""):
+    signed_host = parts.hostname or ""
+    is_of_one_machine = client == host or (is_loopback(str(host)) and is_loopback(str(client)))
+    if parts.scheme != "http" or port is None or not is_of_one_machine or not is_loopback(signed_host):
         return False
-    return parts.hostname not in ("localhost", host) or signed_port != port
+    signed_hosts = _LOCALHOST if signed_host == "localhost" else {str(ip_address(signed_host))}
+    return scope.get("scheme") == "https" or str(host) not in signed_hosts or signed_port != port
 
 
 def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> str:

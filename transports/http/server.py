@@ -17,6 +17,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final, NamedTuple, cast
 
 import h11
@@ -294,7 +295,8 @@ class Connection(H11Protocol):
         self._lingering.set()
         self.flow.resume_reading()
         if self.transport.can_write_eof():
-            self.transport.write_eof()
+            with suppress(OSError):  # the client has gone already
+                self.transport.write_eof()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app. An answer to a request that is not whole is the last one: its body is not read for nothing."""

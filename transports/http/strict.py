@@ -4,6 +4,7 @@
     a line that ends without CR, a CR alone, a folded header     two heads in one, or one in two
     trailers, or such a line at the end of chunks                the same, behind the body
     a head that is too long                                      h11 counts only heads that arrive in part
+    a body in very many very small chunks                        each costs more than its bytes, before anybody is known
 
 Where a proxy and a server read a request differently, the end of one is the beginning of another that nobody has
 authenticated. So each of these is refused, and the connection ends with it.
@@ -21,6 +22,10 @@ _HEAD: Final = re.compile(rb"\A(?:.*?\n\r?\n|.*)", re.DOTALL)
 _LOOSE: Final = re.compile(rb"(?<!\r)\n|\r(?!\n|\Z)|\n[ \t]")
 
 
+_CHUNKS_ALLOWED: Final = 256
+_BYTES_A_CHUNK: Final = 64  # on average, beyond those
+
+
 class StrictConnection(h11.Connection):
     """Server's end of an h11 connection that refuses ambiguous requests; `refusal` and `status` say why."""
 
@@ -30,6 +35,7 @@ class StrictConnection(h11.Connection):
         self.refusal = ""
         self.status = HTTPStatus.BAD_REQUEST
         self._is_chunked = False
+        self._chunks = self._chunk_bytes = 0
 
     def next_event(self) -> Any:
         """Return the next event. Raises h11.RemoteProtocolError."""
@@ -42,6 +48,8 @@ class StrictConnection(h11.Connection):
         match event:
             case h11.Request():
                 self._check_framing(event)
+            case h11.Data() if self._is_chunked:
+                self._check_chunk(event)
             case h11.EndOfMessage() if self._is_chunked:
                 self._check_end(event, arrived)
             case _:
@@ -58,10 +66,17 @@ class StrictConnection(h11.Connection):
     def _check_framing(self, request: h11.Request) -> None:
         names = {name for name, _ in request.headers}
         self._is_chunked = b"transfer-encoding" in names
+        self._chunks = self._chunk_bytes = 0
         if self._is_chunked and b"content-length" in names:
             raise self._refused("Transfer-Encoding and Content-Length exclude each other")
         if self._is_chunked and request.http_version != b"1.1":
             raise self._refused("Transfer-Encoding is not of HTTP/1.0")
+
+    def _check_chunk(self, data: h11.Data) -> None:
+        self._chunks += data.chunk_start
+        self._chunk_bytes += len(data.data)
+        if self._chunks > _CHUNKS_ALLOWED and self._chunk_bytes < (self._chunks - _CHUNKS_ALLOWED) * _BYTES_A_CHUNK:
+            raise self._refused(f"chunks have {_BYTES_A_CHUNK} bytes or more on average here")
 
     def _check_end(self, end: h11.EndOfMessage, arrived: bytes) -> None:
         """The last line of the chunks must be empty and end with CR LF, with nothing between it and the last chunk."""

@@ -69,7 +69,7 @@ class HttpTransport:
         self._messages = messages
         self._outcomes = outcomes
         self._encryption = Encryption(settings)
-        peers.check(settings.peers)
+        peers.check(settings)
 
     def check(self, uri: str) -> None:
         """Raise InvalidSetting unless this is a URI of a host, and perhaps a port and a path; and for one of another

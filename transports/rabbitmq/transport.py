@@ -44,7 +44,7 @@ class RabbitTransport:
         self._service = service
         self._messages = messages
         self._brokers = Brokers(settings, service)
-        peers.check(settings.peers)
+        peers.check(settings)
 
     def check(self, uri: str) -> None:
         """Raise InvalidSetting unless this is an address on a broker whose URL is in the settings."""

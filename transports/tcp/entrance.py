@@ -92,7 +92,7 @@ class Entrances:
         self._settings = settings
         self._service = service
         self._tls = Tls(settings)
-        peers.check(settings.peers)
+        peers.check(settings)
 
     def of_sender(self, address: Address) -> Entrance:
         """Return the demands of a sender. Raises InvalidSetting when the address must not be sent to."""

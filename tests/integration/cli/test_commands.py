@@ -484,6 +484,7 @@ def test_demo_passes_its_options_and_returns_the_exit_code(agent: Agent, monkeyp
         "json_output": True,
         "seed": 3,
         "keep": Path("kept"),
+        "shows_console": False,
     }
 
 

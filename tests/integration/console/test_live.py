@@ -35,7 +35,7 @@ async def handle(ordered: Ordered) -> None: ...
 @asynccontextmanager
 async def served(app: Starlette) -> AsyncIterator[str]:
     """Serve the app on a port of its own, and give its address."""
-    config = uvicorn.Config(app, port=0, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(app, port=0, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     await eventually(lambda: server.started, within=60, what="the console serves")

@@ -255,3 +255,13 @@ async def test_thread_of_a_forgotten_ring_ends() -> None:
     del ring
     is_over: Callable[[], bool] = lambda: not thread.is_alive()  # noqa: E731
     assert await eventually(is_over)
+
+
+def test_missing_keys_with_made_up_ids_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    ring = ring_of(keys={"a": A})
+    for number in range(300):
+        ring.tell_missing(f"made-up-{number}", 1)
+        ring.tell_missing("made-up-0", 1)
+    assert len(caplog.messages) == 11
+    assert caplog.messages[0] == "encryption key made-up-0 is missing: 1 messages wait for it, and others may follow"
+    assert caplog.messages[-1] == "encryption keys are missing: more than 9; others are not named for a while"

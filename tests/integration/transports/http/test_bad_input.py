@@ -7,6 +7,7 @@ round, a sender takes nothing from a bad server and finds a good one later.
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
 import logging
 import secrets
@@ -415,6 +416,39 @@ async def test_malformed_chunk_behind_a_refusal_logs_no_traceback(
         mallory.say(request("/in/batches", b"5\r\nhello\r\nZZZZ\r\n", length="", transfer_encoding="chunked"))
         assert (await mallory.cut()).startswith(b"HTTP/1.1 40")
     await house.greet_neighbour()
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("taken", [300, 10_000])
+async def test_body_in_very_many_small_chunks_is_refused(house: House, taken: int) -> None:
+    """Each byte would cost the listener a hundred times its price, before anybody is known."""
+    async with house.mallory() as mallory:
+        mallory.say(post(b"", length="", transfer_encoding="chunked", authorization=signed(b"x" * 50_000)))
+        mallory.say(b"1\r\nx\r\n" * taken)
+        answer = await mallory.hear()
+        assert (answer.status, answer.problem["detail"]) == (400, "chunks have 64 bytes or more on average here")
+    await house.has_dropped(1)
+    await house.greet_neighbour()
+    assert list(house.receiver.stored.values()) == house.from_neighbour
+
+
+async def test_stranger_leaving_at_the_answer_logs_no_traceback(
+    house: House, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system knows that he has reset the connection before the event loop does."""
+    ended: list[int] = []
+
+    def has_gone(_: object) -> None:
+        ended.append(1)
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr("asyncio.selector_events._SelectorSocketTransport.write_eof", has_gone)
+    async with house.mallory() as mallory:
+        mallory.say(request("/in/batches", b"x" * 50_000, length=100_000, content_type=BATCH))
+        assert (await mallory.hear()).status == 401
+        mallory.reset_when_closed()
+    await house.greet_neighbour()
+    assert ended
     assert not [record for record in caplog.records if record.exc_info]
 
 

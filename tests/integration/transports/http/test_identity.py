@@ -33,7 +33,7 @@ from tests.support.receivers import envelope
 from tests.support.tables import Tables, shared_tables
 from tests.support.web import served
 
-SECRET, OTHER = "correct horse battery", "staple staple staple"
+SECRET, OTHER, SHARED = "correct horse battery", "staple staple staple", "a secret of everybody"
 QUICK: dict[str, Any] = {
     "poll_interval": timedelta(milliseconds=30),
     "ping_interval": timedelta(milliseconds=50),
@@ -436,8 +436,17 @@ async def test_recorded_request_is_refused_by_another_endpoint_of_the_service(bi
 
 
 @pytest.mark.parametrize("known", ["shared secret", "secrets of peers"])
+@pytest.mark.parametrize(
+    ("at", "signed"),
+    [
+        ("http://127.0.0.1:0", "http://127.0.0.1:0"),
+        ("http://127.0.0.2:0", "http://127.0.0.1:{port}"),
+        ("http://127.0.0.2:0", "http://localhost:{port}"),
+    ],
+    ids=["another port", "another address", "another address than the name"],
+)
 async def test_impostor_passing_requests_on_to_another_service_gets_none(
-    orders: Tables, billing: Tables, known: str
+    orders: Tables, billing: Tables, known: str, at: str, signed: str
 ) -> None:
     """It knows no secret, and listens on the port of a peer that is down. The other service knows the secret."""
     handled: list[int] = []
@@ -448,7 +457,7 @@ async def test_impostor_passing_requests_on_to_another_service_gets_none(
     async def take(placed: Placed) -> None:
         handled.append(placed.number)
 
-    async with listening(there) as url, passing_on(url) as (taken, heard):
+    async with listening(there, at) as url, passing_on(url, to=signed) as (taken, heard):
         bus = Bus("orders", orders.url, **settings, **QUICK)
         bus.route(Placed, to=taken)
         async with bus:
@@ -461,9 +470,10 @@ async def test_impostor_passing_requests_on_to_another_service_gets_none(
 
 
 @asynccontextmanager
-async def passing_on(url: str) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """A listener that passes on all that it hears, and the answers back; its address, and what it has heard."""
+async def passing_on(url: str, to: str) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A listener at `to` that passes on all that it hears, and the answers back; its address, and what it has heard."""
     parts, heard = urlsplit(url), list[bytes]()
+    taken = urlsplit(to.format(port=parts.port))
 
     async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, said: list[bytes]) -> None:
         with suppress(OSError):
@@ -477,9 +487,9 @@ async def passing_on(url: str) -> AsyncIterator[tuple[str, list[bytes]]]:
         back, forth = await asyncio.open_connection(parts.hostname, parts.port)
         await asyncio.gather(pipe(reader, forth, heard), pipe(back, writer, []))
 
-    server = await asyncio.start_server(pass_on, "127.0.0.1", 0)
+    server = await asyncio.start_server(pass_on, "127.0.0.1", taken.port)
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", heard
+        yield f"http://{taken.hostname}:{server.sockets[0].getsockname()[1]}", heard
     finally:
         server.close()
 
@@ -627,6 +637,7 @@ async def test_listener_paused_by_a_message_of_a_peer_is_paused_for_all(billing:
     "peers",
     [
         {"orders": SECRET, "shop": SECRET},
+        {"orders": {"secrets": {"1": OTHER, "2": SHARED}}},
         {"orders": "short"},
         {"orders": {"secrets": {}}},
         {"orders": {"secrets": {"1": SECRET}, "type": ["a"]}},
@@ -638,6 +649,7 @@ async def test_listener_paused_by_a_message_of_a_peer_is_paused_for_all(billing:
     ],
     ids=[
         "one secret for two",
+        "the secret of everybody",
         "a short one",
         "none",
         "an unknown field",
@@ -650,6 +662,6 @@ async def test_listener_paused_by_a_message_of_a_peer_is_paused_for_all(billing:
 )
 def test_indistinguishable_peers_are_an_invalid_setting(peers: Any) -> None:
     with pytest.raises(InvalidSetting, match=r"^peers") as refused:
-        HttpTransport(load_settings(peers=peers), service="billing", messages=dict)
+        HttpTransport(load_settings(peers=peers, shared_secret=SHARED), service="billing", messages=dict)
     assert SECRET not in str(refused.value)
     assert "short" not in str(refused.value).replace("should have", "")
