@@ -23,7 +23,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple, Protocol
 
 from durable.envelope import Envelope
-from durable.redaction import redacted, shown
+from durable.redaction import printable, redacted, shown
 
 log = logging.getLogger("durable")
 
@@ -35,8 +35,13 @@ def _show(record: logging.LogRecord) -> bool:
     elif isinstance(record.args, Mapping):
         record.args = {name: _shown(value) for name, value in record.args.items()}
     if record.exc_info and record.exc_info[0] is not None and not record.exc_text:
-        record.exc_text = redacted("".join(traceback.format_exception(*record.exc_info))).rstrip("\n")
+        record.exc_text = _lines("".join(traceback.format_exception(*record.exc_info)))
     return True
+
+
+def _lines(trace: str) -> str:
+    """Return a traceback without secrets, each line indented: no text of an error must look like a line of the log."""
+    return "\n".join(f"  {printable(line, len(line))}" for line in redacted(trace).rstrip("\n").split("\n"))
 
 
 def _shown(value: Any) -> Any:

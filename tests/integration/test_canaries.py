@@ -5,23 +5,29 @@ Each secret is two marks with something between them that URLs are split at, so 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import httpx
 import msgspec
 import pytest
 from pydantic import SecretStr
+from sqlalchemy import make_url
 
-from durable import Bus, message
+from durable import Bus, Retry, message
 from durable.errors import DurableError
 from durable.redaction import redacted
 from durable.settings import load_settings, secret_names
 from durable.telemetry import log
+from durable.testing import eventually
 from tests.support.command import Agent
+from tests.support.tables import Tables
 
 MARKS = ("kq7wxm", "vj3nzp")
 SEPARATORS = {
@@ -88,6 +94,9 @@ ADDRESSES = (
     "memory://app:{}@x",
     "tcp://127.0.0.1:1?password={}",
 )
+
+
+_SHOWN_TABLES = ("nodes", "circuits", "dead_letters", "failed_attempts", "envelope_history")
 
 
 def planted(template: Any, secret: str) -> Any:
@@ -215,6 +224,65 @@ def test_failing_command_does_not_show_the_password(
             ended = agent(*command, bus, *options)
             assert ended.code or command == ["topology"]
             assert_hidden(ended.out, ended.err)
+
+
+@pytest.mark.parametrize("name", ["none", "at", "all of URLs", "quote", "percent"])
+async def test_running_node_shows_no_secret(
+    name: str,
+    tables: Tables,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    logged: Callable[[], str],
+) -> None:
+    """A handler fails with them in its error, a stranger shows one; all that an operator can ask is looked at."""
+    secret = SECRETS[name]
+    url = make_url(tables.url).set(password=secret).render_as_string(hide_password=False)
+    environment = {
+        "database_url": url,
+        "amqp_url": f"amqp://app:{quote(secret, safe='')}@127.0.0.1:1/",
+        "shared_secret": f"correct {secret} battery",
+        "peers": json.dumps({"billing": f"staple {secret} staple"}),
+        "metrics_port": "0",
+    }
+    for field, value in environment.items():
+        monkeypatch.setenv(f"DURABLE_{field.upper()}", value)
+    agent = Agent(tmp_path, monkeypatch, capsys)
+    bus = Bus("shop", poll_interval="50ms")
+    bus.listen("http://127.0.0.1:0")
+
+    @bus.handles(Placed, retry=Retry(immediate=1, delays=[]))
+    async def place(placed: Placed) -> None:
+        try:
+            raise ConnectionError(f"cannot reach {url}")
+        except ConnectionError as error:
+            raise LookupError(f"no price behind {environment['shared_secret']}: {error}") from error
+
+    texts: list[object] = []
+    async with bus:
+        async with bus.unit_of_work():
+            bus.send(Placed(1))
+        await eventually(lambda: tables.count("dead_letters") == 1, what="the letter")
+        assert bus.runtime.node is not None
+        async with httpx.AsyncClient() as client:
+            for path in ("metrics", "health", "health/ready", "health/live"):
+                texts.append((await client.get(f"{bus.runtime.metrics_address}/{path}")).text)
+            texts.append(
+                await client.post(f"{bus.runtime.node.listeners[0].address}/batches", headers={"authorization": secret})
+            )
+        texts += [bus.runtime, bus.statistics(), vars(bus)]
+        texts += [row for table in _SHOWN_TABLES for row in tables.rows(f"SELECT * FROM durable.{table}")]
+        module, ids = f"{agent.application()}:bus", [str(tables.one("SELECT letter_id FROM durable.dead_letters"))]
+        for command in (
+            ["doctor", module], ["status"], ["nodes"], ["circuits"], ["actions"], ["topology", module],
+            ["dead-letters", "list"], ["dead-letters", "show", *ids], ["dead-letters", "discard", *ids, "--yes"],
+        ):  # fmt: skip
+            for options in ([], ["--json"]):
+                ended = await asyncio.to_thread(agent.as_given, *command, *options)
+                assert ended.out or ended.err
+                texts += [ended.out, ended.err]
+    texts += tables.rows("SELECT * FROM durable.actions")
+    assert_hidden(*texts, logged())
 
 
 def test_a_line_of_log_shows_no_secret_of_a_library(caplog: pytest.LogCaptureFixture) -> None:

@@ -41,6 +41,19 @@ def test_each_argument_of_a_log_line_is_printable(argument: object, caplog: pyte
     assert all(record.getMessage().isprintable() for record in caplog.records)
 
 
+def test_traceback_in_the_log_writes_no_line_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError:
+        log.exception("attempt failed")
+    [record] = caplog.records
+    assert record.exc_text is not None
+    lines = record.exc_text.split("\n")
+    assert lines[0] == "  Traceback (most recent call last):"
+    assert [line.startswith("  ") and line.isprintable() for line in lines] == [True] * len(lines)
+    assert "CRITICAL forged" in lines[-1]
+
+
 def test_a_number_of_a_log_line_stays_a_number(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         log.info("%d of %5.1f%s", 3, 2.5, None)

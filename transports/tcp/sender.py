@@ -144,8 +144,7 @@ class _Connection:
         self._turn = asyncio.Lock()  # for credit: without it small batches would keep a large one waiting
         self._heard = asyncio.Event()
         self._end: TransportError | None = None
-        self.strays = 0
-        """Answers to batches that were not under way."""
+        self._strays = 0
 
     @property
     def is_usable(self) -> bool:
@@ -175,6 +174,8 @@ class _Connection:
             if self._end is None:
                 self._stream.post(encode(Frame(Goodbye())))
                 self._finish(ConnectionFailed(f"{self._peer}: the sender was closed"))
+            if self._strays > 1:
+                log.warning("answers of %s ignored: %d batches were not under way", self._peer, self._strays)
             await self._stream.close()
 
     async def send(self, envelopes: Sequence[Envelope]) -> list[Outcome]:
@@ -262,8 +263,9 @@ class _Connection:
         return "" if self._side.state is not ClientState.GREETING else " before WELCOME; its log says why"
 
     def _note_stray(self, channel: int) -> None:
-        self.strays += 1
-        if self.strays == 1:
+        """An answer to a batch that is not under way: the first is logged, the others are counted until the end."""
+        self._strays += 1
+        if self._strays == 1:
             log.warning("answer of %s ignored, like all that follow: batch %d is not under way", self._peer, channel)
 
     def _resolve(self, channel: int, answer: list[Outcome] | bool) -> None:

@@ -514,9 +514,7 @@ async def test_a_bad_welcome_fails_the_send_and_the_next_one_tries_again(
         assert server.connections == 2
 
 
-async def test_stray_answers_are_ignored_and_logged_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_stray_answers_are_ignored_and_logged_once_with_their_count(caplog: pytest.LogCaptureFixture) -> None:
     async def answer(writer: asyncio.StreamWriter, channel: int) -> None:
         for unknown in range(1_000, 1_050):
             writer.write(encode(Frame(Outcomes([STORED], 1_000), unknown)))
@@ -529,6 +527,7 @@ async def test_stray_answers_are_ignored_and_logged_once(
             assert await sender.send(envelopes(1)) == [STORED]
         assert server.connections == 1
     assert caplog.text.count("is not under way") == 1
+    assert caplog.text.count("200 batches were not under way") == 1
 
 
 async def test_a_duplicate_answer_is_ignored() -> None:
