@@ -214,4 +214,4 @@ def _table(conn: Connection, schema: str, table: LakeTable) -> ArchivedTable:
 
 
 def _problem(conn: Connection, schema: str, archive: Archive, source: str) -> str | None:
-    return problem_of(conn, schema, archive, archive.archived_below, source, margin=_MARGIN)
+    return problem_of(conn, schema, archive, archive.archived_below, None, source, margin=_MARGIN)

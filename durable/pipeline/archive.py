@@ -2,7 +2,7 @@
 
     low   the offset in the lake's own log                                     high   the horizon of one snapshot
           └──────────────── rows of the transactions [low, high) ───────────────────┘
-    1. claim       the database notes `high`, and how many rows of which days are to be archived
+    1. claim       the database notes `high`, the number of the commit, and how many rows of which days are archived
     2. write       tasks: COPY from Postgres ──> Parquet files in the lake, which are no part of it yet
     3. count       as many rows as the snapshot has, or nothing happens
     4. commit      the files and the offset `high`, in one commit of the lake             <- from here on it is done
@@ -26,6 +26,7 @@ next commit: an audit must not take such rows for lost messages.
 
 from __future__ import annotations
 
+import secrets
 import sys
 import zlib
 from collections import Counter
@@ -203,7 +204,8 @@ class _Run:
         rows = sum(each.rows for each in found)
         if not rows and span is not NO_SPAN and not self._has_marks(span):
             return _Part(low, low)
-        archives.claim(self.conn, schema, source, high)
+        commit_id = secrets.randbits(62)
+        archives.claim(self.conn, schema, source, high, commit_id)
         shares = slices.of_survey(schema, found, first, high, _task_count(found)) if rows else []
         written = self._write(shares, rows, f"{self._app}-{low}-{uuid4().hex[:8]}", reconciles=reconciles)
         files = [file for file in written if file.path]
@@ -214,7 +216,16 @@ class _Run:
             counts[file.day] += file.rows
         archives.note_commit(self.conn, schema, source, low, high, counts)
         failpoint("A1")
-        self.lake.commit(self.table, files, app_id=self.app_id, low=low, high=high, whose=self.whose, span=span)
+        self.lake.commit(
+            self.table,
+            files,
+            app_id=self.app_id,
+            low=low,
+            high=high,
+            commit_id=commit_id,
+            whose=self.whose,
+            span=span,
+        )
         failpoint("A2")
         archives.confirm(self.conn, schema, source, high)
         return _Part(low, high, rows - known, known, files)

@@ -3,6 +3,9 @@
     the database      is the one that was archived     goes on where the lake ends
                       has taken its place              a new generation of numbers; its rows are known by their keys
                       is a copy of it                  begins in a lake that holds none of its original
+                      has another life in the lake     the last commit is one that it does not know: as one that has
+                      (files put back, or copied)      taken its place, and what it had archived since they parted is
+                                                       archived again, or gone
     the lake          is another one, and new          begins with the rows that are here
                       is another one, used before      a new generation; what was dropped since is a gap of that lake
 
@@ -112,6 +115,11 @@ class _Side:
     lake_id: str
     """Empty where there is no such table."""
     offset: int
+    commit_id: int | None
+    """The last commit of the lake; None where there is none, or it has no number."""
+    common: int | None
+    """The transaction below which the lake was archived when this database knew its last commit; None where its log
+    does not tell."""
     is_other_database: bool
     is_numbered_anew: bool
 
@@ -119,6 +127,11 @@ class _Side:
     def find(cls, conn: Connection, lake: Lake, table: LakeTable, origin: Origin, name: str) -> _Side:
         schema, source = origin.schema, SOURCES[table]
         archive, app = archives.find(conn, schema, source), app_id(origin.service, name, schema, source)
+        known_app = app if archive is None else archive.app_id
+        offset, commit_id = lake.offset(known_app, table), lake.commit_id(known_app, table)
+        common: int | None = offset
+        if commit_id is not None and archives.claimed(conn, schema, source, [commit_id]) is None:
+            common = archives.claimed(conn, schema, source, lake.commits(known_app, table))
         return cls(
             table=table,
             origin=origin,
@@ -126,7 +139,9 @@ class _Side:
             app_id=app,
             lake_url=lake.table_url(table),
             lake_id=lake.table_id(table) or "",
-            offset=lake.offset(app if archive is None else archive.app_id, table),
+            offset=offset,
+            commit_id=commit_id,
+            common=common,
             is_other_database=archive is not None and archive.identity != archives.identity(conn, schema),
             is_numbered_anew=archives.is_numbered_anew(conn, schema, source),
         )
@@ -149,8 +164,15 @@ class _Side:
         return self.moves and self.offset > 0
 
     @property
+    def is_of_another_life(self) -> bool:
+        """Tell whether somebody else has made the last commit of the lake."""
+        return self.common != self.offset
+
+    @property
     def remembered(self) -> int:
         """Return the transaction up to which this database remembers that it was archived into this lake."""
+        if self.is_of_another_life and self.common is not None:
+            return self.common
         is_here = self.archive is not None and not self.moves
         if not is_here:
             return 0 if self.archive is None else self.archive.left_lakes.get(self.lake_id, 0)
@@ -158,8 +180,8 @@ class _Side:
 
     @property
     def is_ahead(self) -> bool:
-        """Tell whether the lake has come further than this database remembers."""
-        return self.offset > self.remembered and not self.moves
+        """Tell whether the lake has commits that this database does not remember."""
+        return (self.offset > self.remembered or self.is_of_another_life) and not self.moves
 
     @property
     def place(self) -> Place:
@@ -183,16 +205,18 @@ class _Side:
                 f"lake {self.lake_url}: {self.source} of this database is archived into {self.known.lake}; name that "
                 "lake, or begin anew in this one with --new-lake"
             )
-        is_own = self.lake_id in self.known.left_lakes and not self.is_other_database if self.moves else True
+        is_own = not self.moves or (
+            self.lake_id in self.known.left_lakes and not (self.is_other_database or self.is_of_another_life)
+        )
         if self.returns and not is_own and not wish.is_successor:
             raise InvalidSetting(_OF_ORIGINAL.format(lake=self.lake_url))
         is_numbered_anew = self.is_numbered_anew and not (self.is_first or self.is_other_database)
         if (self.is_ahead or is_numbered_anew) and not (wish.is_successor or self.is_other_database):
             raise InvalidSetting(
-                f"lake {self.lake_url}: is at transaction {self.offset}, and this database remembers none beyond "
-                f"{0 if self.archive is None else self.archive.claimed_below}: it was restored to an earlier state, "
-                "and its transactions are numbered as those before; run once with --successor, which archives what "
-                "the lake does not have"
+                f"lake {self.lake_url}: is at transaction {self.offset}, by a commit that this database does not know: "
+                "it was restored to an earlier state, or copied, and its transactions are numbered as those of the "
+                "other; run once with --successor, which archives what the lake does not have; if the other one still "
+                "lives, archive this one into another lake, with --new-lake"
             )
 
     @property
@@ -228,6 +252,11 @@ def _change(
         elif side.moves:
             gone |= {side.table: _leave(conn, lake, side)}
             archives.move(conn, schema, side.source, side.place)
+        elif side.is_of_another_life:
+            gone |= {side.table: _part(conn, side)}
+        if side.commit_id is not None and side.is_of_another_life:
+            earlier = lake.commits(side.app_id if side.is_first else side.known.app_id, side.table)
+            archives.adopt(conn, schema, side.source, {**earlier, side.commit_id: side.offset})
         end = LakeEnd(side.lake_id, side.offset, lake.span(side.table, whose).until)
         if side.returns or (side.moves and side.table == "dead_letters"):  # of history a new lake has a beginning
             archives.note_as_gaps(conn, schema, side.source, "dropped", end)
@@ -243,6 +272,18 @@ def _change(
         archives.begin_generation(conn, schema)
         while archives.generation_base(conn, schema) <= max(side.offset for side in sides):
             archives.begin_generation(conn, schema)  # a state that is put back twice repeats it
+    return gone
+
+
+def _part(conn: Connection, side: _Side) -> Mapping[date, int]:
+    """Forget what this database has archived since it and another life of it parted: the lake has that of the other
+    one. Note, and return, the rows that are not here any more.
+    """
+    schema, source, common = side.origin.schema, side.source, side.remembered
+    archives.rewind(conn, schema, source, common)
+    gone = archives.gone(conn, schema, source, common)
+    recovering.note_gone(conn, side.origin, side.table, gone, None)
+    archives.settle(conn, schema, source)
     return gone
 
 

@@ -25,7 +25,7 @@ from urllib.parse import unquote
 from durable.errors import ArchiveConflict, InvalidSetting
 from durable.pipeline import places
 from durable.pipeline.describing import DESCRIPTIONS, commented, describe, properties, refuse_newer
-from durable.pipeline.lake_marks import marked, span_of
+from durable.pipeline.lake_marks import commit_mark, marked, span_of
 from durable.pipeline.lake_tables import DAY_OF, SOURCES, DataFile, LakeTable, Whose, arrow_schema, spark_schema
 from durable.pipeline.places import StoredFile
 from durable.pipeline.session import needs_spark
@@ -42,6 +42,10 @@ __all__ = ["Lake"]
 _BRANCH = re.compile(r"\n|\x1b\[\d*m|↳")
 _REPLACES: Final = "durable.replaces"
 """In the commits that bring no new rows."""
+_HIGH: Final = "durable.high"
+_APP: Final = "durable.app"
+_COMMIT: Final = "durable.commit"
+"""In the commits that do: their end, their archive, and the number by which the database knows them."""
 _DAY = timedelta(days=1)
 
 
@@ -130,6 +134,20 @@ class Lake:
         with _readable(self.url):
             return self.opened(table).transaction_version(app_id) or 0
 
+    def commit_id(self, app_id: str, table: LakeTable) -> int | None:
+        """Return the number of the last commit of this archive; None if there is none, or it has none."""
+        return self.marks(table, [commit_mark(app_id)]).get(commit_mark(app_id))
+
+    def commits(self, app_id: str, table: LakeTable) -> dict[int, int]:
+        """Return the ends of the commits of this archive that the log still has, by their numbers; it keeps those of
+        some weeks.
+        """
+        if not self.exists(table):
+            return {}
+        with _readable(self.url):
+            found = self.opened(table).history()
+        return {int(each[_COMMIT]): int(each[_HIGH]) for each in found if each.get(_APP) == app_id}
+
     def marks(self, table: LakeTable, names: Sequence[str]) -> dict[str, int]:
         """Return the numbers that the table's log keeps for these names, where it has one."""
         if not self.exists(table):
@@ -216,11 +234,13 @@ class Lake:
         app_id: str,
         low: int,
         high: int,
+        commit_id: int | None = None,
         whose: Whose | None = None,
         span: Span = NO_SPAN,
     ) -> None:
         """Make these files part of the table and move the offset of `app_id` from `low` to `high`: both or neither.
 
+        `commit_id`: the number by which the database knows this commit.
         `span`: from when to when the table then has every row of `whose`; the first beginning that is named stays, and
         so do all gaps.
         Raises ArchiveConflict when the offset is not `low` any more: somebody else has archived these rows.
@@ -235,8 +255,16 @@ class Lake:
         if (opened.transaction_version(app_id) or 0) != low:
             raise ArchiveConflict
         properties = CommitProperties(
-            custom_metadata={"durable.low": str(low), "durable.high": str(high)},
-            app_transactions=[Transaction(app_id, high), *marked(opened, whose, span)],
+            custom_metadata={
+                "durable.low": str(low),
+                _HIGH: str(high),
+                **({} if commit_id is None else {_APP: app_id, _COMMIT: str(commit_id)}),
+            },
+            app_transactions=[
+                Transaction(app_id, high),
+                *([] if commit_id is None else [Transaction(commit_mark(app_id), commit_id)]),
+                *marked(opened, whose, span),
+            ],
         )
         try:
             opened.create_write_transaction(

@@ -2,6 +2,7 @@
 
 durable:begin:SERVICE:DATABASE   durable:until:...   the span of which the table has every row, in microseconds
 durable:gaps:...   durable:gap-N-begin:...           what it lacks in between
+durable:commit:APP                                   which commit was the last one of this archive
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ def span_of(opened: DeltaTable, whose: Whose) -> Span:
     """Return the span of which the table has every row of this database."""
     begin, until = (_moment(opened.transaction_version(name)) for name in _edges(whose))
     return Span(begin, until, _gaps(opened, whose))
+
+
+def commit_mark(app_id: str) -> str:
+    """The name under which a table's log keeps the last commit of an archive."""
+    return f"durable:commit:{app_id}"
 
 
 def _edges(whose: Whose) -> tuple[str, str]:

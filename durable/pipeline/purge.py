@@ -129,7 +129,8 @@ class _Purge:
                 f"lake {self._lake.table_url(table)}: {source} is archived into {archive.lake}; name that"
             )
         offset = self._lake.offset(archive.app_id, table)
-        problem = problem_of(self._conn, self._origin.schema, archive, offset, source)
+        commit_id = self._lake.commit_id(archive.app_id, table)
+        problem = problem_of(self._conn, self._origin.schema, archive, offset, commit_id, source)
         if problem is not None:
             raise InvalidSetting(f"{source}: rows were not purged: {problem}")
         archives.confirm(self._conn, self._origin.schema, source, offset)

@@ -91,7 +91,8 @@ def _table(conn: Connection, schema: str, lake: Lake | None, table: LakeTable) -
     if lake is not None:
         lake.require_any()
     offset = confirmed if lake is None else lake.offset(archive.app_id, table)
-    problem = problem_of(conn, schema, archive, offset, source)
+    commit_id = None if lake is None else lake.commit_id(archive.app_id, table)
+    problem = problem_of(conn, schema, archive, offset, commit_id, source)
     is_other = archive.identity != archives.identity(conn, schema)  # then no number says what was archived
     lag = horizons.lag(conn, schema, source, 0 if is_other else offset)
     return TableStatus(
@@ -108,21 +109,22 @@ def _table(conn: Connection, schema: str, lake: Lake | None, table: LakeTable) -
 
 
 def problem_of(
-    conn: Connection, schema: str, archive: Archive, offset: int, source: str, *, margin: int = 0
+    conn: Connection, schema: str, archive: Archive, offset: int, commit_id: int | None, source: str, *, margin: int = 0
 ) -> str | None:
     """Return why nothing can be archived or dropped before an operator decides, with what to run; else None.
 
-    `margin` is that of archives.is_numbered_anew().
+    `offset` and `commit_id` are those of the lake; `margin` is that of archives.is_numbered_anew().
     """
     if archive.identity != archives.identity(conn, schema) or archives.is_numbered_anew(conn, schema, source, margin):
         return (
             "this is not the database that was archived: it was restored, copied, upgraded or failed over; "
             "run: durable-agent pipeline archive --successor, or --new-lake if the other one still lives"
         )
-    if offset > max(archive.claimed_below, archive.archived_below):
+    is_unknown = commit_id is not None and archives.claimed(conn, schema, source, [commit_id]) is None
+    if is_unknown or offset > max(archive.claimed_below, archive.archived_below):
         return (
-            "the lake is further than this database remembers, which was restored to an earlier state; "
-            "run: durable-agent pipeline archive --successor"
+            "the lake has a commit that this database does not know: it was restored to an earlier state, or copied; "
+            "run: durable-agent pipeline archive --successor, or --new-lake if the other one still lives"
         )
     if offset < max(archive.archived_below, archive.lost_below or 0):
         return (

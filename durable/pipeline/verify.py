@@ -101,6 +101,12 @@ def claimed(conn: Connection, lake: Lake, table: LakeTable, origin: Origin) -> C
     lake.require_any()
     if lake.table_id(table) != archive.lake_id:
         raise InvalidSetting(f"lake {lake.table_url(table)}: {source} is archived into {archive.lake}; name that")
+    commit_id = lake.commit_id(archive.app_id, table)
+    if commit_id is not None and archives.claimed(conn, origin.schema, source, [commit_id]) is None:
+        raise InvalidSetting(
+            f"lake {lake.table_url(table)}: has a commit that this database does not know; run: durable-agent pipeline "
+            "archive, which says what to do"
+        )
     low = lake.offset(archive.app_id, table)
     return Claimed(
         table=table,

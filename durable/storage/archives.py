@@ -3,8 +3,9 @@
     archived_below    everything that transactions below it wrote is in the lake: maintenance may drop it, and only it
     claimed_below     an archiver may have committed up to here, and have died before it could say so
 
-The lake's own log is the truth; the row follows it. A lake that is further than `claimed_below` has archived what this
-database does not remember: it was restored to an earlier state, and its transactions are numbered as those before. A
+The lake's own log is the truth; the row follows it. Each commit has a number at random, which the database notes before
+the commit is made (`archive_claims`). A lake whose last commit this database does not know was archived into by another
+life of it: it was restored to an earlier state, or copied, and its transactions are numbered as those of the other. A
 lake that is behind `archived_below` was restored itself.
 
 `identity` says which cluster, timeline and database the numbers are of. A dump that was restored, a copy, an upgrade
@@ -197,8 +198,23 @@ def end(conn: Connection, schema: str) -> int:
     return conn.execute(statements.END_ARCHIVES.within(schema)).rowcount
 
 
-def claim(conn: Connection, schema: str, table: str, high: int) -> None:
+def claim(conn: Connection, schema: str, table: str, high: int, commit_id: int) -> None:
+    """A commit of the lake with this number is about to be made, up to `high`."""
     conn.execute(statements.CLAIM_ARCHIVE.within(schema), {"table": table, "high": high})
+    adopt(conn, schema, table, {commit_id: high})
+
+
+def adopt(conn: Connection, schema: str, table: str, ends: Mapping[int, int]) -> None:
+    """Know these commits of the lake from now on, whoever has made them, by their numbers and ends."""
+    params = {"table": table, "commit_ids": list(ends), "highs": list(ends.values()), "keep": _KEEP_COMMITS}
+    conn.execute(statements.CLAIM_COMMITS.within(schema), params)
+
+
+def claimed(conn: Connection, schema: str, table: str, commit_ids: Iterable[int]) -> int | None:
+    """Return the end of the newest of these commits that this database knows; None where it knows none of them."""
+    params = {"table": table, "commit_ids": list(commit_ids)}
+    found: int | None = conn.execute(statements.READ_CLAIMED.within(schema), params).scalar_one()
+    return found
 
 
 def confirm(conn: Connection, schema: str, table: str, high: int) -> None:

@@ -167,6 +167,15 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             schema=schema,
         ),
         Table(
+            "archive_claims",
+            metadata,
+            Column("table_name", Text, primary_key=True),
+            Column("commit_id", BigInteger, primary_key=True, autoincrement=False),
+            Column("high", BigInteger, nullable=False),
+            _defaulted("claimed_at", _TIME),
+            schema=schema,
+        ),
+        Table(
             "absent_rows",
             metadata,
             Column("table_name", Text, primary_key=True),

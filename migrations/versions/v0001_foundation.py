@@ -235,6 +235,14 @@ CREATE TABLE "{schema}".archive_commits (
     PRIMARY KEY (table_name, high, day, is_lost)
 );
 
+CREATE TABLE "{schema}".archive_claims (
+    table_name text NOT NULL,
+    commit_id bigint NOT NULL,
+    high bigint NOT NULL,
+    claimed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (table_name, commit_id)
+);
+
 CREATE TABLE "{schema}".absent_rows (
     table_name text NOT NULL,
     day date NOT NULL,
@@ -609,7 +617,8 @@ DROP FUNCTION "{schema}".archived_below(text);
 DROP FUNCTION "{schema}".generation_base();
 DROP TABLE "{schema}".published_batches, "{schema}".replays, "{schema}".placements, "{schema}".schedules,
     "{schema}".handler_counts, "{schema}".actions, "{schema}".circuits, "{schema}".nodes,
-    "{schema}".failed_attempts, "{schema}".erasures, "{schema}".archive_commits, "{schema}".absent_rows,
+    "{schema}".failed_attempts, "{schema}".erasures, "{schema}".archive_commits, "{schema}".archive_claims,
+    "{schema}".absent_rows,
     "{schema}".archives, "{schema}".generations,
     "{schema}".dead_letters, "{schema}".envelope_history, "{schema}".received_ids, "{schema}".undated_ids,
     "{schema}".incoming_envelopes, "{schema}".outgoing_envelopes CASCADE;

@@ -296,6 +296,107 @@ def test_copy_gets_no_lake_of_its_living_original(made: Clusters, primary: Clust
     assert succession.ids() == [*range(1, 8)]
 
 
+def test_second_of_two_copies_of_the_same_files_is_refused(
+    made: Clusters, primary: Cluster, succession: Succession
+) -> None:
+    """Such as two machines that run on one snapshot of a disk. Whoever archives first, the other is told."""
+    write(primary, 10, first=1)
+    succession.archive()
+    copied = made.empty()
+    primary.back_up(copied)
+    copied.start()
+    original = succession.archiver.origin
+    write(primary, 50, first=101)
+    succession.take_over(copied)
+    write(copied, 25, first=201)
+    letters(copied, 2)
+    assert succession.archive() == (25, 2)
+    succession.archiver.origin = original
+    letters(primary, 1)
+    succession.refuses("by a commit that this database does not know")
+    assert succession.archive(wish=Wish(is_successor=True)) == (50, 1)
+    succession.is_whole()
+    assert succession.ids() == [*range(1, 11), *range(101, 151), *range(201, 226)]
+    succession.take_over(copied)
+    write(copied, 5, first=226)
+    succession.refuses("by a commit that this database does not know")
+    copied.stop("immediate")
+
+
+def put_back(lake: Path, backup: Path) -> None:
+    shutil.rmtree(lake)
+    shutil.copytree(backup, lake)
+
+
+def test_lake_of_another_life_is_filled_with_every_row(
+    made: Clusters, primary: Cluster, succession: Succession, tmp_path: Path
+) -> None:
+    """Database and lake go back to one state, and then the lake to a later one, which the database has lost."""
+    lake = Path(succession.archiver.lake.url)
+    write(primary, 20, first=1)
+    letters(primary, 2)
+    succession.archive()
+    earlier = made.empty()
+    primary.back_up(earlier)
+    shutil.copytree(lake, tmp_path / "first")
+    write(primary, 60, first=101)
+    letters(primary, 3)
+    succession.archive()
+    shutil.copytree(lake, tmp_path / "second")
+    primary.stop("immediate")
+    earlier.start()
+    put_back(lake, tmp_path / "first")
+
+    succession.take_over(earlier)
+    write(earlier, 100, first=201)
+    letters(earlier, 1, first=50)
+    assert succession.archive() == (100, 1)
+    put_back(lake, tmp_path / "second")
+    succession.refuses("by a commit that this database does not know")
+    assert succession.archive(wish=Wish(is_successor=True)) == (100, 1)
+    succession.is_whole()
+    assert succession.ids() == [*range(1, 21), *range(101, 161), *range(201, 301)]
+    write(earlier, 4, first=301)
+    assert succession.archive() == (4, 0)
+
+    put_back(lake, tmp_path / "first")
+    assert succession.archive() == (104, 1)
+    succession.is_whole()
+    earlier.stop("immediate")
+
+
+def test_rows_dropped_before_the_lake_of_another_life_came_are_named(
+    made: Clusters, primary: Cluster, succession: Succession, tmp_path: Path
+) -> None:
+    lake = Path(succession.archiver.lake.url)
+    write(primary, 20, first=1)
+    succession.archive()
+    earlier = made.empty()
+    primary.back_up(earlier)
+    shutil.copytree(lake, tmp_path / "first")
+    write(primary, 60, first=101)
+    succession.archive()
+    shutil.copytree(lake, tmp_path / "second")
+    primary.stop("immediate")
+    earlier.start()
+    put_back(lake, tmp_path / "first")
+    succession.take_over(earlier)
+    old = datetime.now(UTC) - timedelta(days=40)
+    with psycopg.connect(url(earlier), autocommit=True) as conn:
+        add_old_day(conn, 40, 7, first=201)
+    write(earlier, 5, first=301)
+    succession.archive()
+    assert purge(lambda: succession.archiver.spark, succession.archiver.lake, origin_of(url(earlier)), MONTH).rows == 7
+
+    put_back(lake, tmp_path / "second")
+    with pytest.raises(InvalidSetting, match="by a commit that this database does not know"):
+        succession.archiver.run("history")
+    done = succession.archiver.run("history", wish=Wish(is_successor=True))
+    assert (done.rows, done.gone) == (5, {old.date(): 7})
+    assert succession.ids() == [*range(1, 21), *range(101, 161), *range(301, 306)]
+    earlier.stop("immediate")
+
+
 def test_copy_within_one_cluster_is_refused(primary: Cluster, succession: Succession) -> None:
     write(primary, 5, first=1)
     succession.archive()
@@ -369,7 +470,9 @@ def test_earlier_lake_gets_every_row_when_files_are_put_back(
     first_lake, succession.archiver.lake = succession.archiver.lake, Lake(str(tmp_path / "other"))
     assert succession.archive(wish=Wish(is_new_lake=True)) == (50, 0)
     succession.archiver.lake = first_lake
-    assert succession.archive(wish=Wish(is_new_lake=True)) == (30, 0)
+    with pytest.raises(InvalidSetting, match="belongs to the database of which this one is a copy"):
+        succession.archive(wish=Wish(is_new_lake=True))
+    assert succession.archive(wish=Wish(is_new_lake=True, is_successor=True)) == (30, 0)
     assert succession.ids() == [*range(1, 31), *range(101, 131)]
     succession.is_whole()
 

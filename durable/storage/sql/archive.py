@@ -235,6 +235,24 @@ RESUME_ARCHIVE = Statement("UPDATE {schema}.archives SET ended_at = NULL WHERE t
 CLAIM_ARCHIVE = Statement("""
 UPDATE {schema}.archives SET claimed_below = GREATEST(claimed_below, :high) WHERE table_name = :table
 """)
+# Each commit of a lake has a number at random, noted here before it is made: a lake that stands at another one was
+# brought there by somebody else. The newest stays, however old it is.
+CLAIM_COMMITS = Statement("""
+WITH older AS (
+    DELETE FROM {schema}.archive_claims AS known
+    WHERE table_name = :table AND claimed_at < clock_timestamp() - CAST(:keep AS interval)
+        AND EXISTS (SELECT FROM {schema}.archive_claims AS newer
+            WHERE newer.table_name = :table AND newer.claimed_at > known.claimed_at)
+)
+INSERT INTO {schema}.archive_claims (table_name, commit_id, high)
+SELECT :table, commit_id, high
+FROM unnest(CAST(:commit_ids AS bigint[]), CAST(:highs AS bigint[])) AS claimed (commit_id, high)
+ON CONFLICT (table_name, commit_id) DO NOTHING
+""")
+READ_CLAIMED = Statement("""
+SELECT max(high) FROM {schema}.archive_claims
+WHERE table_name = :table AND commit_id = ANY (CAST(:commit_ids AS bigint[]))
+""")
 CONFIRM_ARCHIVE = Statement("""
 UPDATE {schema}.archives SET archived_below = GREATEST(archived_below, :high), archived_at = clock_timestamp()
 WHERE table_name = :table AND archived_below < :high
