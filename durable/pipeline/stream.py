@@ -1,11 +1,12 @@
 """The streaming half of the data source: rows in the order of the horizon, from a checkpoint on.
 
-    offset {"xid": n, "identity": i}: every row of a transaction below n of this cluster was read
+    offset {"xid": n, "identity": i, "last": r}: every row of a transaction below n of this cluster was read, r last
 
 A micro-batch is a range of transactions that are all finished, so that one which commits late is never passed over,
 and the same batch read again has the same rows. A long transaction holds the stream back for as long as it runs.
 A database that was restored, upgraded or failed over numbers its transactions anew, so that a checkpoint of before says
-nothing of it, and is refused.
+nothing of it, and is refused. Where its files were put back, the numbers come again without another identity: so a
+batch ends with its last row, and a database that does not have this row is refused as well.
 
 A dead letter is read again when it is resolved; one that changes twice between two micro-batches is read once.
 """
@@ -13,7 +14,7 @@ A dead letter is read again when it is resolved; one that changes twice between 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -23,17 +24,24 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
+from sqlalchemy import Connection
 
 from durable.errors import InvalidSetting
 from durable.pipeline.copying import connection, copy
 from durable.pipeline.read_options import ReadOptions, selected
 from durable.pipeline.reader import SharePartition, as_spark
 from durable.storage import archives, horizons, migrator, slices
+from durable.storage.horizons import LastRow
 
 if TYPE_CHECKING:
     import pyarrow
 
 _PARTITIONS = 4
+_OF_ANOTHER_STATE: Final = (
+    "checkpointLocation: the checkpoint is of another state of the database, which was restored, copied, upgraded or "
+    "failed over since, and numbers its transactions anew; begin with a new checkpoint, and deduplicate rows that are "
+    "read again by id and outcome"
+)
 Offset = dict[str, Any]
 
 
@@ -63,8 +71,9 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         options = self._options
         with connection(options.url) as conn:
-            found = horizons.end_of_batch(conn, options.schema, options.table, start["xid"], end["xid"], rows)
-        return start if found is None else end | {"xid": found}
+            self._check_last(conn, start)
+            last = horizons.last_of_batch(conn, options.schema, options.table, start["xid"], end["xid"], rows)
+        return start if last is None else end | {"xid": last.xid + 1, "last": [last.key, last.moment]}
 
     def reportLatestOffset(self) -> Offset:
         return self._end()
@@ -72,6 +81,8 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         options = self._options
         _check(end, self._end())
+        with connection(options.url) as conn:
+            self._check_last(conn, end)
         count = options.partitions or _PARTITIONS
         shares = slices.by_transactions(options.schema, options.table, start["xid"], end["xid"], count)
         return [SharePartition(share) for share in shares]
@@ -83,6 +94,14 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: Offset) -> None:
         """Ignore the commit: Spark does not call it for the last batch of AvailableNow, so it cannot be relied on."""
+
+    def _check_last(self, conn: Connection, read: Offset) -> None:
+        """Raise InvalidSetting when the database has not the last row that was read, though it was not dropped."""
+        if "last" not in read:
+            return
+        last = LastRow(read["xid"] - 1, *read["last"])
+        if horizons.is_of_another_life(conn, self._options.schema, self._options.table, last):
+            raise InvalidSetting(_OF_ANOTHER_STATE)
 
     def _start(self) -> int:
         """Return the number where the rows begin: tasks share the numbers between start and end, which may lie far
@@ -102,8 +121,4 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _check(read: Offset, end: Offset) -> None:
     """Raise InvalidSetting when what was read is of a database that numbered its transactions otherwise."""
     if read.get("identity") != end["identity"] or read["xid"] > end["xid"]:
-        raise InvalidSetting(
-            "checkpointLocation: the checkpoint is of another state of the database, which was restored, copied, "
-            "upgraded or failed over since, and numbers its transactions anew; begin with a new checkpoint, and "
-            "deduplicate rows that are read again by id and outcome"
-        )
+        raise InvalidSetting(_OF_ANOTHER_STATE)

@@ -25,6 +25,14 @@ class Lag(NamedTuple):
     age: timedelta | None
 
 
+class LastRow(NamedTuple):
+    """Last row of a batch, by which it is told later whether the database still has what was read."""
+
+    xid: int
+    key: str
+    moment: str
+
+
 class Holder(NamedTuple):
     """The transaction that holds the horizon back."""
 
@@ -61,13 +69,20 @@ def start(conn: Connection, schema: str, table: str) -> int:
     return int(conn.execute(statements.BY_TRANSACTION[table].find_start.within(schema), params).scalar_one())
 
 
-def end_of_batch(conn: Connection, schema: str, table: str, low: int, high: int, rows: int | None) -> int | None:
-    """Return the end of a batch from `low` on: `high`, or after about so many rows. None when it would be empty."""
-    of_table, params = statements.BY_TRANSACTION[table], {"low": low, "high": high}
+def last_of_batch(conn: Connection, schema: str, table: str, low: int, high: int, rows: int | None) -> LastRow | None:
+    """Return the last row of a batch from `low` on, up to `high` or of about so many rows; None when it is empty."""
+    of_table = statements.BY_TRANSACTION[table]
     if rows is not None:
-        end = conn.execute(of_table.find_end.within(schema), params | {"rows": rows}).scalar_one()
-        return None if end is None else int(end)
-    return high if conn.execute(of_table.exists.within(schema), params).scalar_one() else None
+        params = {"low": low, "high": high, "rows": rows}
+        high = conn.execute(of_table.find_end.within(schema), params).scalar_one() or low
+    found = conn.execute(of_table.read_last.within(schema), {"low": low, "high": high}).one_or_none()
+    return None if found is None else LastRow(*found)
+
+
+def is_of_another_life(conn: Connection, schema: str, table: str, last: LastRow) -> bool:
+    """Tell whether this row, which was here once, shows that the database was put back to a state of before it."""
+    params = {"table": relation(schema, table), **last._asdict()}
+    return bool(conn.execute(statements.BY_TRANSACTION[table].is_of_another_life.within(schema), params).scalar_one())
 
 
 def lag(conn: Connection, schema: str, table: str, low: int, most: int | None = None) -> Lag:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event, Thread
@@ -18,7 +19,9 @@ from pyspark.sql.types import BinaryType, DecimalType, StringType, StructType
 from durable.errors import InvalidSetting
 from durable.pipeline.read_options import ReadOptions, checked
 from durable.pipeline.source import consistent, register
-from tests.support.history import add_history, add_letters, numbers
+from durable.storage import migrator
+from tests.support.clusters import clusters
+from tests.support.history import add_history, add_letters, add_old_day, numbers
 from tests.support.streams import Stream
 
 
@@ -268,3 +271,80 @@ def test_a_table_without_transactions_is_no_stream(source: SparkSession, databas
     frame = source.readStream.format("durable").options(url=database_url, table="outgoing_envelopes").load()
     with pytest.raises(PySparkException, match="cannot be read as a stream"):
         frame.writeStream.format("memory").queryName("none").trigger(availableNow=True).start().processAllAvailable()
+
+
+@pytest.mark.parametrize("is_read_again", [False, True], ids=["new rows", "a batch that was planned"])
+def test_stream_of_files_put_back_is_refused(source: SparkSession, tmp_path: Path, is_read_again: bool) -> None:
+    """Identity and numbers are those of before: only the rows tell."""
+    with clusters() as made:
+        first, second = made.new(), made.empty()
+        first.execute("CREATE DATABASE shop")
+        url = first.uri("shop")
+        migrator.upgrade(url.replace("postgresql://", "postgresql+psycopg://"), "durable")
+        with psycopg.connect(url, autocommit=True) as conn:
+            add_history(conn, 10)
+            first.back_up(second)
+            for number in range(30):
+                add_history(conn, 1, first=101 + number)
+        stream = Stream(source, url, tmp_path)
+        assert len(stream.run()) == 40
+        if is_read_again:
+            shutil.rmtree(tmp_path / "rows")
+            [last] = sorted((tmp_path / "checkpoint" / "commits").glob("[0-9]*"))[-1:]
+            last.unlink()
+        first.stop("immediate")
+        second.start()
+        again = Stream(source, second.uri("shop"), tmp_path)
+        with psycopg.connect(second.uri("shop"), autocommit=True) as conn:
+            for number in range(60):
+                add_history(conn, 1, first=201 + number)
+        with pytest.raises(PySparkException, match="checkpoint is of another state of the database"):
+            again.run()
+        second.stop("immediate")
+
+
+def test_stream_of_letters_put_back_is_refused(source: SparkSession, tmp_path: Path) -> None:
+    with clusters() as made:
+        first, second = made.new(), made.empty()
+        first.execute("CREATE DATABASE shop")
+        url = first.uri("shop")
+        migrator.upgrade(url.replace("postgresql://", "postgresql+psycopg://"), "durable")
+        with psycopg.connect(url, autocommit=True) as conn:
+            add_letters(conn, 1)
+            first.back_up(second)
+            add_letters(conn, 4, first=2)
+        stream = Stream(source, url, tmp_path)
+        assert len(stream.run(table="dead_letters")) == 5
+        first.stop("immediate")
+        second.start()
+        again = Stream(source, second.uri("shop"), tmp_path)
+        for added in (1, 7):  # below the number of the last one that was read, and beyond it
+            with psycopg.connect(second.uri("shop"), autocommit=True) as conn:
+                for number in range(added):
+                    add_letters(conn, 1, first=101 + number)
+            with pytest.raises(PySparkException, match="checkpoint is of another state of the database"):
+                again.run(table="dead_letters")
+        second.stop("immediate")
+
+
+def test_stream_goes_on_when_its_last_rows_were_dropped(stream: Stream, conn: psycopg.Connection[Any]) -> None:
+    day = add_old_day(conn, 40, 5)
+    assert stream.run() == [1, 2, 3, 4, 5]
+    conn.execute(f"DROP TABLE durable.{day}".encode())
+    add_history(conn, 3, first=6)
+    assert stream.run() == [*range(1, 9)]
+
+
+def test_stream_of_letters_goes_on_when_its_last_one_was_resolved_or_purged(
+    stream: Stream, conn: psycopg.Connection[Any]
+) -> None:
+    add_letters(conn, 3)
+    assert stream.run(table="dead_letters") == [1, 2, 3]
+    conn.execute(
+        "UPDATE durable.dead_letters SET resolution = 'discarded', resolved_at = now(), xid = DEFAULT "
+        "WHERE letter_id = (SELECT max(letter_id) FROM durable.dead_letters)"
+    )
+    assert stream.run(table="dead_letters") == [1, 2, 3, 3]
+    conn.execute("DELETE FROM durable.dead_letters WHERE resolved_at IS NOT NULL")
+    add_letters(conn, 1, first=4)
+    assert stream.run(table="dead_letters") == [1, 2, 3, 3, 4]

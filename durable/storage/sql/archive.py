@@ -101,6 +101,25 @@ def _sent(name: str, kind: object) -> str:
             return name
 
 
+_KEY: Final = {"envelope_history": "CAST(id AS text)", "dead_letters": "CAST(letter_id AS text)"}
+# A row that was read once and is not here, though its day is; a letter that is another one, or in an earlier state, or
+# whose number was not given yet. A letter that is not here any more was purged.
+_IS_OF_ANOTHER_LIFE: Final = {
+    "envelope_history": """
+SELECT NOT EXISTS (SELECT FROM {schema}.envelope_history WHERE xid = :xid AND id = CAST(:key AS uuid))
+    AND EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+        WHERE i.inhparent = CAST(CAST(:table AS text) AS regclass)
+            AND c.relname = 'envelope_history_' || to_char(CAST(CAST(:moment AS text) AS timestamp), 'YYYYMMDD'))
+""",
+    "dead_letters": """
+SELECT EXISTS (SELECT FROM {schema}.dead_letters WHERE letter_id = CAST(CAST(:key AS text) AS bigint)
+        AND (xid < :xid OR failed_at AT TIME ZONE 'UTC' <> CAST(CAST(:moment AS text) AS timestamp)))
+    OR CAST(CAST(:key AS text) AS bigint)
+        > COALESCE(pg_sequence_last_value(CAST(pg_get_serial_sequence(:table, 'letter_id') AS regclass)), 0)
+""",
+}
+
+
 class ByTransaction:
     """The statements over a range of transactions of one of the tables that note them; `time` tells a row's age."""
 
@@ -115,6 +134,12 @@ FROM (
     FROM {{schema}}.{table} WHERE xid >= :low AND xid < :high GROUP BY tableoid
 ) AS survey JOIN pg_class c ON c.oid = survey.tableoid ORDER BY c.relname
 """)
+        # The last row of a batch.
+        self.read_last = Statement(f"""
+SELECT xid, {_KEY[table]} AS key, CAST({in_range(DAYS[table])} AT TIME ZONE 'UTC' AS text) AS moment
+FROM {{schema}}.{table} WHERE xid >= :low AND xid < :high ORDER BY xid DESC, {_KEY[table]} LIMIT 1
+""")
+        self.is_of_another_life = Statement(_IS_OF_ANOTHER_LIFE[table])
         # Where a batch of about this many rows ends: whole transactions, and one at least.
         self.find_end = Statement(f"""
 SELECT max(xid) + 1 FROM (
