@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import secrets
 import sys
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,7 +48,7 @@ from durable.pipeline.files import TaskFiles
 from durable.pipeline.known import KnownRows
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import SOURCES, DataFile, LakeTable, Whose
-from durable.pipeline.origin import Origin, locked
+from durable.pipeline.origin import Origin, hashed, locked
 from durable.pipeline.progress import Show, collected
 from durable.pipeline.session import spark_errors
 from durable.pipeline.spans import NO_SPAN, Gap, Span, merged
@@ -179,7 +178,7 @@ class _Run:
 
     @property
     def _app(self) -> str:
-        return f"{zlib.crc32(self.app_id.encode()):08x}"
+        return hashed(self.app_id)
 
     def repeat(self, low: int, base: int, lost_below: int) -> list[_Part]:
         """Archive again what the lake has lost, and what of earlier generations it does not have.

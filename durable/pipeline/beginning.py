@@ -120,6 +120,7 @@ class _Side:
     common: int | None
     """The transaction below which the lake was archived when this database knew its last commit; None where its log
     does not tell."""
+    is_put_back: bool
     is_other_database: bool
     is_numbered_anew: bool
 
@@ -142,6 +143,10 @@ class _Side:
             offset=offset,
             commit_id=commit_id,
             common=common,
+            is_put_back=offset > 0
+            and archive is not None
+            and lake.table_id(table) == archive.lake_id
+            and recovering.is_put_back_by_restore(conn, lake, table, archive, schema),
             is_other_database=archive is not None and archive.identity != archives.identity(conn, schema),
             is_numbered_anew=archives.is_numbered_anew(conn, schema, source),
         )
@@ -205,6 +210,8 @@ class _Side:
                 f"lake {self.lake_url}: {self.source} of this database is archived into {self.known.lake}; name that "
                 "lake, or begin anew in this one with --new-lake"
             )
+        if self.is_put_back:
+            raise InvalidSetting(f"lake {self.lake_url}: {PUT_BACK}")
         is_own = not self.moves or (
             self.lake_id in self.known.left_lakes and not (self.is_other_database or self.is_of_another_life)
         )
@@ -227,6 +234,10 @@ class _Side:
         return self.archive
 
 
+PUT_BACK: Final = (
+    "an earlier version was put back by RESTORE, and does not say where it ends; put its files back from a backup, or "
+    "archive into another lake, with --new-lake"
+)
 _OTHER_DATABASE = (
     "{source}: this is not the database that was archived into {lake}: it was restored, copied, upgraded or failed "
     "over, and its transactions are numbered anew; if it has taken the place of that database, run once with "
@@ -254,6 +265,7 @@ def _change(
             archives.move(conn, schema, side.source, side.place)
         elif side.is_of_another_life:
             gone |= {side.table: _part(conn, side)}
+        archives.place(conn, schema, side.source, side.place)
         if side.commit_id is not None and side.is_of_another_life:
             earlier = lake.commits(side.app_id if side.is_first else side.known.app_id, side.table)
             archives.adopt(conn, schema, side.source, {**earlier, side.commit_id: side.offset})

@@ -122,8 +122,8 @@ def erase(
 
 
 def scrub(origin: Origin, lake: Lake, chosen: Chosen, lost: Sequence[str] = ()) -> Scrubbed:
-    """Remove the files that hold erased content and are no part of the lake's tables now, and the logs that tell of
-    them. To be called after erase(), with the same choice.
+    """Remove the files that hold erased content and are no part of the lake's tables now. To be called after erase(),
+    with the same choice.
 
     Older versions of the tables cannot be read any more, and readers that have begun with one fail.
     """

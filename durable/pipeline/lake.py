@@ -148,6 +148,15 @@ class Lake:
             found = self.opened(table).history()
         return {int(each[_COMMIT]): int(each[_HIGH]) for each in found if each.get(_APP) == app_id}
 
+    def was_restored_since(self, app_id: str, table: LakeTable) -> bool:
+        """Tell whether Delta's RESTORE has put the table back since the last commit of this archive that its log has.
+        It leaves the offsets where they are.
+        """
+        with _readable(self.url):
+            found = self.opened(table).history()
+        since = next((place for place, each in enumerate(found) if each.get(_APP) == app_id), len(found))
+        return any(each.get("operation") == "RESTORE" for each in found[:since])
+
     def marks(self, table: LakeTable, names: Sequence[str]) -> dict[str, int]:
         """Return the numbers that the table's log keeps for these names, where it has one."""
         if not self.exists(table):

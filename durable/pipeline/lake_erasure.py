@@ -2,12 +2,11 @@
 
 table ──> files with wanted rows ──> rewritten ──> one commit: old ones out, new ones in, and the erasure's mark
       ──> record of the erasure in LAKE/erasures
-      ──> scrub(): replaced files, leftovers of dead writers, older logs
+      ──> scrub(): replaced files, leftovers of dead writers; logs hold no content
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -19,12 +18,11 @@ from durable.errors import ArchiveConflict, DurableError
 from durable.failpoints import failpoint
 from durable.pipeline import blanking
 from durable.pipeline.blanking import Wanted
-from durable.pipeline.describing import properties
 from durable.pipeline.erasures import Recorded, mark, record
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
 from durable.pipeline.leftovers import Scrubbed, remove_all
-from durable.pipeline.origin import Origin, app_id
+from durable.pipeline.origin import Origin, app_id, hashed
 from durable.storage import archives
 from durable.storage.erasures import Chosen, Erasure
 
@@ -51,8 +49,7 @@ class LakeErasure:
     def scrub(self, lake: Lake, table: LakeTable) -> Scrubbed:
         """Remove files of one table."""
         replaced = lake.opened(table).vacuum(0, dry_run=False, enforce_retention_duration=False)
-        left = remove_all(lake, table, [_app(each) for each in self._app_ids(table)], self._wanted)
-        _forget_log(lake, table)
+        left = remove_all(lake, table, [hashed(each) for each in self._app_ids(table)], self._wanted)
         return Scrubbed(removed=len(replaced)) + left
 
     def _erase(self, lake: Lake, erasure: Erasure) -> Erasure:
@@ -115,7 +112,7 @@ class LakeErasure:
         a letter that theirs do not begin with.
         """
         low = next(iter(offsets.values()), 0)
-        return f"{_app(self._app_ids(table)[0])}-{low}-x{uuid4().hex[:7]}"
+        return f"{hashed(self._app_ids(table)[0])}-{low}-x{uuid4().hex[:7]}"
 
 
 def _count(lake: Lake, table: LakeTable, erasure_id: UUID, below: int) -> int:
@@ -123,20 +120,6 @@ def _count(lake: Lake, table: LakeTable, erasure_id: UUID, below: int) -> int:
     if counts is None:
         raise DurableError(f"lake {lake.url}: files of {table} cannot be read; run: durable-agent pipeline verify")
     return counts[erasure_id]
-
-
-def _app(app_id: str) -> str:
-    return f"{zlib.crc32(app_id.encode()):08x}"
-
-
-def _forget_log(lake: Lake, table: LakeTable) -> None:
-    """Earlier versions have written statistics into the log, with the lowest and highest of keys and headers."""
-    of = properties(table)
-    none = {name: "interval 0 seconds" for name in of if name.endswith("RetentionDuration")}
-    lake.opened(table).alter.set_table_properties(none)
-    lake.opened(table).create_checkpoint()
-    lake.opened(table).cleanup_metadata()
-    lake.opened(table).alter.set_table_properties({name: of[name] for name in none})
 
 
 def _as_recorded(erasure: Erasure, database: str) -> Recorded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -32,6 +33,11 @@ class Origin:
 def app_id(service: str, database: str, schema: str, source: str) -> str:
     """The name under which a lake keeps the offset of a table of this database."""
     return f"{service}:{database}.{schema}.{source}"
+
+
+def hashed(app_id: str) -> str:
+    """The name of an archive within the names of its files."""
+    return f"{zlib.crc32(app_id.encode()):08x}"
 
 
 def find_origin(settings: Settings, service: str | None) -> Origin:

@@ -116,6 +116,7 @@ class _Purge:
             self._show(done, len(old.days))
             _drop(self._conn, self._origin.schema, day, done)
         purging.drop_stray_rows(self._conn, self._origin.schema, old.offset, old.until)
+        purging.drop_attempts(self._conn, self._origin.schema, old.until)
         return old.rows
 
     def _offset(self, table: LakeTable) -> int:

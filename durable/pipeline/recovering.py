@@ -20,10 +20,10 @@ from durable.pipeline import places
 from durable.pipeline.columns import LETTER
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import DAY_OF, SOURCES, LakeTable, Whose, file_schema
-from durable.pipeline.origin import Origin
+from durable.pipeline.origin import Origin, hashed
 from durable.pipeline.spans import Gap, after, merged
 from durable.storage import archives
-from durable.storage.archives import Absent, LakeEnd
+from durable.storage.archives import Absent, Archive, LakeEnd
 from durable.storage.days import midnight
 
 _MICROSECOND = timedelta(microseconds=1)
@@ -56,6 +56,20 @@ def refuse_unnamed(conn: Connection, lakes: Iterable[Lake], origin: Origin) -> N
                 f"lake {lake.url}: has rows of this database, as {name}, and this database was never archived: it was "
                 f"restored to a state before that, or copied; run pipeline archive --successor first, and then this"
             )
+
+
+def is_put_back_by_restore(conn: Connection, lake: Lake, table: LakeTable, archive: Archive, schema: str) -> bool:
+    """Tell whether the lake lacks what its offset says, because a version of the table was put back by RESTORE.
+
+    The log is looked at only where no file of the newest commit is listed: compaction replaces them, too.
+    """
+    newest = next(iter(archives.commits(conn, schema, SOURCES[table], 1)), None)
+    if newest is None or newest.high > lake.offset(archive.app_id, table):
+        return False
+    begins = f"part-{hashed(archive.app_id)}-{newest.low}-"
+    if any(path.rpartition("/")[2].startswith(begins) for _, path, _ in lake.listed(table)):
+        return False
+    return lake.was_restored_since(archive.app_id, table)
 
 
 def _rows_of(lake: Lake, table: LakeTable, service: str, sample: Collection[tuple[Any, ...]]) -> Iterator[list[Any]]:

@@ -8,10 +8,11 @@ from datetime import date, datetime, timedelta
 
 from sqlalchemy import Connection
 
+from durable.pipeline.beginning import PUT_BACK
 from durable.pipeline.copying import connection
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import SOURCES, LakeTable
-from durable.pipeline.recovering import known_gaps
+from durable.pipeline.recovering import is_put_back_by_restore, known_gaps
 from durable.storage import archives, horizons, migrator, purging
 from durable.storage.archives import Archive
 from durable.storage.horizons import Holder
@@ -93,6 +94,8 @@ def _table(conn: Connection, schema: str, lake: Lake | None, table: LakeTable) -
     offset = confirmed if lake is None else lake.offset(archive.app_id, table)
     commit_id = None if lake is None else lake.commit_id(archive.app_id, table)
     problem = problem_of(conn, schema, archive, offset, commit_id, source)
+    if lake is not None and problem is None and is_put_back_by_restore(conn, lake, table, archive, schema):
+        problem = PUT_BACK
     is_other = archive.identity != archives.identity(conn, schema)  # then no number says what was archived
     lag = horizons.lag(conn, schema, source, 0 if is_other else offset)
     return TableStatus(

@@ -173,6 +173,12 @@ def begin(conn: Connection, schema: str, table: str, place: Place) -> None:
     conn.execute(statements.BEGIN_ARCHIVE.within(schema), {"table": table, **place._asdict()})
 
 
+def place(conn: Connection, schema: str, table: str, where: Place) -> None:
+    """Note where the lake of this table is now."""
+    params = {"table": table, "lake": where.lake, "lake_id": where.lake_id}
+    conn.execute(statements.PLACE_ARCHIVE.within(schema), params)
+
+
 def move(conn: Connection, schema: str, table: str, place: Place) -> None:
     """Archive into another lake from now on, from the beginning."""
     conn.execute(statements.MOVE_ARCHIVE.within(schema), {"table": table, **place._asdict()})

@@ -58,6 +58,14 @@ def drop_resolved_letters(conn: Connection, schema: str, high: int, keep: timede
     return _drained(conn, statements.PURGE_RESOLVED_LETTERS.within(schema), params)
 
 
+def drop_attempts(conn: Connection, schema: str, until: date) -> int:
+    """Delete the failed attempts of before this day that no letter needs, and return how many: once their history is
+    gone, nothing tells of whose key they are.
+    """
+    params = {"until": midnight(until), "batch_size": _BATCH_SIZE}
+    return _drained(conn, statements.PURGE_OLD_ATTEMPTS.within(schema), params)
+
+
 def drop_day(conn: Connection, schema: str, day: date) -> str:
     """Detach and drop this day's partition. The database refuses unless all of it is archived.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -258,3 +259,13 @@ def test_archive_raises_storage_unavailable_when_the_database_goes_away_during_r
     with pytest.raises(StorageUnavailable):
         archiver.run()
     assert archiver.ids() == []
+
+
+def test_lake_at_another_place_is_noted_there(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:
+    add_history(conn, 5)
+    archiver.run()
+    moved = Path(archiver.lake.url).with_name("moved")
+    shutil.move(archiver.lake.url, moved)
+    archiver.lake = Lake(str(moved))
+    assert archiver.run().rows == 0
+    assert conn.execute("SELECT lake FROM durable.archives").fetchall() == [(f"{moved}/history",)]

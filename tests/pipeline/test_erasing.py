@@ -30,11 +30,12 @@ from durable.pipeline.erasures import State
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import SOURCES, Whose
 from durable.pipeline.leftovers import Scrubbed
+from durable.pipeline.purge import Retention, purge
 from durable.storage import archives
 from durable.storage.erasures import Chosen, Erasure
 from tests.support.archiving import Archiver
 from tests.support.command import ROOT, Agent
-from tests.support.history import add_history, add_letters
+from tests.support.history import add_history, add_letters, add_old_day
 from tests.support.lakes import fill, handled, sent, table
 
 MIDNIGHT = datetime(2026, 11, 20, tzinfo=UTC)
@@ -197,6 +198,33 @@ def test_rows_of_another_service_in_the_same_lake_are_left(
     assert (there.here.history, there.lake) == (4, {"history": 4, "dead_letters": 1})
     erase(filled)
     assert filled.lake.read(spark, "history").where("service = 'billing'").first().partition_key == ANNA  # type: ignore[union-attr]
+
+
+_ATTEMPT = """
+INSERT INTO durable.failed_attempts (id, endpoint, number, failed_at, node_id, exception_type, reason, traceback)
+VALUES (%s, 'shop', 1, %s, 7, 'ValueError', %s, %s)
+"""
+
+
+def test_attempts_of_messages_without_history_are_erased_by_id(filled: Archiver, conn: psycopg.Connection[Any]) -> None:
+    one, other = UUID(int=71), UUID(int=72)
+    for each in (one, other):
+        conn.execute(_ATTEMPT, (each, datetime.now(UTC), f"{ANNA} is unknown", f"in line 1: {ANNA}"))
+    erasing.erase(filled.origin, filled.lake, Chosen(ids=[one]), actor="a test", reason="4711")
+    found = conn.execute("SELECT id, reason, traceback FROM durable.failed_attempts ORDER BY id").fetchall()
+    assert found == [(one, "erased", ""), (other, f"{ANNA} is unknown", f"in line 1: {ANNA}")]
+
+
+def test_purge_leaves_no_attempts_of_messages_without_history(filled: Archiver, conn: psycopg.Connection[Any]) -> None:
+    """Nothing would tell any more whose key they are."""
+    now = datetime.now(UTC)
+    add_old_day(conn, 40, 1, first=71)
+    filled.run()
+    for number, age in ((71, 40), (72, 3)):
+        conn.execute(_ATTEMPT, (UUID(int=number), now - timedelta(days=age), ANNA, ANNA))
+    month = Retention(timedelta(days=30), timedelta(days=30))
+    assert purge(lambda: filled.spark, filled.lake, filled.origin, month).rows == 1
+    assert conn.execute("SELECT id FROM durable.failed_attempts").fetchall() == [(UUID(int=72),)]
 
 
 def test_repeated_erasure_changes_nothing(filled: Archiver, conn: psycopg.Connection[Any]) -> None:

@@ -21,6 +21,7 @@ from durable.errors import InvalidSetting
 from durable.pipeline import erasing
 from durable.pipeline.beginning import Wish
 from durable.pipeline.choosing import Choice, choose
+from durable.pipeline.compaction import compact
 from durable.pipeline.copying import connection
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
@@ -658,3 +659,19 @@ def test_erasure_in_a_state_of_before_the_first_archive_is_refused(
     with pytest.raises(InvalidSetting, match="was never archived"):
         archiver.run("history")
     assert len(succession.ids()) == 170
+
+
+def test_table_put_back_by_restore_is_refused(backed_up: Archiver) -> None:
+    for count in (1, 2):
+        with psycopg.connect(backed_up.origin.url, autocommit=True) as conn:
+            add_history(conn, 5, first=500 + 10 * count)
+        backed_up.run("history")
+    opened = backed_up.lake.opened("history")
+    opened.restore(opened.version() - 1)
+    for _ in range(2):
+        with pytest.raises(InvalidSetting, match="an earlier version was put back by RESTORE"):
+            backed_up.run("history")
+        [history, _] = read_status(backed_up.origin.url, "durable", backed_up.lake).tables
+        assert history.problem is not None
+        assert "RESTORE" in history.problem
+        compact(backed_up.lake, "history", above=1)

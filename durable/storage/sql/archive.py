@@ -241,6 +241,10 @@ INSERT INTO {schema}.archives (table_name, service, app_id, lake, lake_id)
 VALUES (:table, :service, :app_id, :lake, :lake_id)
 ON CONFLICT (table_name) DO NOTHING
 """)
+# A lake is known by its id, wherever its files are.
+PLACE_ARCHIVE = Statement("""
+UPDATE {schema}.archives SET lake = :lake WHERE table_name = :table AND lake_id = :lake_id AND lake <> :lake
+""")
 # What was archived into the other lake says nothing of this one.
 MOVE_ARCHIVE = Statement("""
 WITH forgotten AS (DELETE FROM {schema}.archive_commits WHERE table_name = :table)
@@ -415,6 +419,15 @@ WITH picked AS (
     DELETE FROM {{schema}}.envelope_history_default WHERE ctid = ANY (ARRAY(SELECT place FROM picked))
     RETURNING {DROPPED["envelope_history"]}
 ), noted AS ({noting("envelope_history", "purged")}
+)
+SELECT count(*) FROM purged
+""")
+PURGE_OLD_ATTEMPTS = Statement("""
+WITH purged AS (
+    DELETE FROM {schema}.failed_attempts WHERE attempt_id IN (
+        SELECT attempt_id FROM {schema}.failed_attempts
+        WHERE letter_id IS NULL AND failed_at < CAST(:until AS timestamptz) LIMIT :batch_size FOR UPDATE SKIP LOCKED)
+    RETURNING 1
 )
 SELECT count(*) FROM purged
 """)

@@ -26,7 +26,8 @@ WITH erased AS (
     SET partition_key = NULL, error = NULL, headers = NULL, body = NULL, erasure_id = :erasure
     WHERE {_ERASABLE} RETURNING id
 ), attempts AS (
-    UPDATE {{schema}}.failed_attempts SET reason = 'erased', traceback = '' WHERE id IN (SELECT id FROM erased)
+    UPDATE {{schema}}.failed_attempts SET reason = 'erased', traceback = ''
+    WHERE letter_id IS NULL AND (id IN (SELECT id FROM erased) OR id = ANY (CAST(:ids AS uuid[])))
 )
 SELECT count(*) FROM erased
 """)
