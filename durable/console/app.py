@@ -19,6 +19,7 @@ from durable.console.actions import Actions
 from durable.console.database import DatabasePage
 from durable.console.editing import Editing
 from durable.console.pages import Endpoint, Page, Pages
+from durable.console.pings import Pings
 from durable.console.pipeline import PipelinePage
 from durable.console.reading import Reading
 from durable.console.recorded import Record
@@ -78,7 +79,7 @@ def _console(
     runs = Runs()
     pages, actions = Pages(bus.service, reading, runs, known, services), Actions(bus, runs)
     editing = Editing(bus, pages, reading, Rehearsals(app, bus.settings.handler_timeout))
-    record = Record(bus, pages)
+    record, pings = Record(bus, pages), Pings(bus, pages)
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -124,6 +125,7 @@ def _console(
             Route("/scheduled", see(pages.scheduled), name="scheduled"),
             Route("/scheduled/change", do(actions.change_scheduled), methods=["POST"], name="change_scheduled"),
             Route("/circuits", see(pages.circuits), name="circuits"),
+            Route("/circuits/ping", do(pings.ping), methods=["POST"], name="ping"),
             Route("/circuits/pause", do(actions.pause), methods=["POST"], name="pause"),
             Route("/circuits/resume", do(actions.resume), methods=["POST"], name="resume"),
             Route("/nodes", see(pages.nodes), name="nodes"),

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 
-from durable.console import shown
+from durable.console import shown, tracing
 from durable.console.access import COOKIE, SESSION_SECONDS, Authorize, Person, Role, Tokens
 from durable.console.reading import PAGE, Feed, Overview, Reading
 from durable.console.runs import Runs
@@ -30,6 +30,7 @@ from durable.console.security import (
 )
 from durable.console.shown import moment_of
 from durable.errors import StorageUnavailable
+from durable.storage import receipts
 from durable.storage.dead_letters import Selection
 from durable.storage.gauges import MOST_COUNTED
 from durable.version import __version__
@@ -51,6 +52,7 @@ class Pages:
     def __init__(
         self, service: str, reading: Reading, runs: Runs, authorize: Authorize, services: Mapping[str, Reading]
     ) -> None:
+        self._service = service
         self._reading = reading
         self._services = services
         self._feed = Feed(reading)
@@ -206,16 +208,31 @@ class Pages:
         return self.render(request, "letter.html", person, found=found, shows_body=person.role >= Role.OPERATOR)
 
     async def message_search(self, request: Request, person: Person) -> Response:
-        """A form for an id, and the places of the message of this id."""
-        text = request.query_params.get("id", "").strip()
-        if not text:
-            return self.render(request, "message_search.html", person, id="", standings=(), letter=None)
-        try:
-            found = await self._reading.message(person, UUID(text))
-        except ValueError:
-            raise HTTPException(422, "id: this is no id of a message; give a UUID") from None
+        """Find a message by its id, and show its places; find those of a conversation or a key, in all services."""
+        asked = {name: request.query_params.get(name, "").strip() for name in ("id", "conversation", "key")}
+        services = self._services or {self._service: self._reading}
+        found, way = None, None
+        if asked["id"]:
+            found = await self._reading.message(person, _uuid("id", asked["id"]))
+            led = [each.correlation_id for each in found.standings if each.correlation_id is not None]
+            if led:
+                way = await tracing.conversation(services, led[0], _begun(led[0]))
+        elif asked["conversation"]:
+            correlation_id = _uuid("conversation", asked["conversation"])
+            way = await tracing.conversation(services, correlation_id, _begun(correlation_id))
+        elif asked["key"]:
+            if not asked["key"].isprintable() or len(asked["key"]) > _LONGEST_FILTER:
+                raise HTTPException(422, f"key: give printable text of up to {_LONGEST_FILTER} characters")
+            way = await tracing.of_key(services, asked["key"], datetime.now(UTC))
         return self.render(
-            request, "message_search.html", person, id=text, standings=found.standings, letter=found.letter
+            request,
+            "message_search.html",
+            person,
+            asked=asked,
+            found=found,
+            way=way,
+            most=tracing.MOST_STEPS,
+            home=home(request),
         )
 
     async def scheduled(self, request: Request, person: Person) -> Response:
@@ -256,6 +273,20 @@ class Pages:
     def _text(self, request: Request, template: str, person: Person | None, **values: Any) -> str:
         given = {"form_field": FORM_FIELD, "form_secret": form_secret(request), "here": request.url.path, **values}
         return self._templates.get_template(template).render(request=request, person=person, **given)
+
+
+def _uuid(name: str, text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise HTTPException(422, f"{name}: this is no id of a message; give a UUID") from None
+
+
+def _begun(correlation_id: UUID) -> datetime:
+    """Return when a conversation began, by the id of its first message; a while ago where that does not tell."""
+    now = datetime.now(UTC)
+    begun = receipts.made_after([correlation_id], tracing.SPAN / 24)
+    return begun if begun is not None and begun < now else now - tracing.SPAN
 
 
 def _event(text: str) -> str:

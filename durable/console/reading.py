@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -27,6 +27,9 @@ from durable.storage.flow import Flow, Slice
 from durable.storage.gauges import MOST_COUNTED, Gauges, Side
 from durable.storage.nodes import Node
 from durable.storage.receipts import Standing
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 PAGE = 50
 _FRESH_SECONDS: Final = 1.0
@@ -121,6 +124,12 @@ class Reading:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._policy = DormancyPolicy(grace=bus.settings.dormant_grace, stale=bus.settings.heartbeat_stale)
+
+    async def transaction(
+        self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run a read of one page in a transaction of the service's database."""
+        return await self._bus.runtime.database.transaction(work, *args, **kwargs)
 
     async def overview(self, person: Person) -> Overview:
         read, groups, flowing = await self._bus.runtime.database.transaction(read_overview)

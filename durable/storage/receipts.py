@@ -27,6 +27,32 @@ class Standing(NamedTuple):
     reason: str | None
     ended_at: datetime | None
     attempts: int
+    correlation_id: UUID | None = None
+
+
+class Step(NamedTuple):
+    """One place of a message on the way of its conversation."""
+
+    id: UUID
+    causation_id: UUID | None
+    correlation_id: UUID | None
+    message_type: str
+    source: str
+    sent_at: datetime
+    side: str
+    address: str
+    outcome: str
+    """`waiting`, an outcome of the history, or `dead-lettered`."""
+    attempts: int
+    ended_at: datetime | None
+
+
+class Window(NamedTuple):
+    """Time in which the ends of messages are looked for, and how many of them are taken."""
+
+    after: datetime
+    until: datetime
+    limit: int
 
 
 class Sighting(NamedTuple):
@@ -57,6 +83,18 @@ def look(conn: Connection, schema: str, ids: Collection[UUID], *, ended_after: d
 def look_again(conn: Connection, schema: str, ids: Collection[UUID], *, since: int) -> list[Standing]:
     """Find where these messages wait, and how they ended since the look with this horizon."""
     return _find(conn, schema, ids, since=since, ended_after=None)
+
+
+def conversation(conn: Connection, schema: str, correlation_id: UUID, window: Window) -> list[Step]:
+    """Read the steps of all messages of a conversation, the oldest first. It reads whole days: bound its time."""
+    params = {"wanted": correlation_id, **window._asdict()}
+    return [Step(*row) for row in conn.execute(statements.READ_CONVERSATION.within(schema), params)]
+
+
+def of_key(conn: Connection, schema: str, key: str, window: Window) -> list[Step]:
+    """Read the steps of the messages with this key, the oldest first. It reads whole days: bound its time."""
+    params = {"wanted": key, **window._asdict()}
+    return [Step(*row) for row in conn.execute(statements.READ_OF_KEY.within(schema), params)]
 
 
 def _find(

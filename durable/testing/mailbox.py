@@ -389,7 +389,17 @@ class Mailbox:
 
     def _standing(self, outcome: str, row: Row, side: str, reason: str | None = None) -> Standing:
         ended_at = None if outcome == WAITING else self.clock.now()
-        return Standing(row.envelope.id, side, row.endpoint, row.type, outcome, reason, ended_at, row.attempts)
+        return Standing(
+            row.envelope.id,
+            side,
+            row.endpoint,
+            row.type,
+            outcome,
+            reason,
+            ended_at,
+            row.attempts,
+            row.envelope.correlation_id,
+        )
 
     # ------------------------------------------------------------------ what people ask of storage
 

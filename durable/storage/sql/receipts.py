@@ -17,7 +17,7 @@ _IDS: Final = "id = ANY (CAST(:ids AS uuid[]))"
 
 def _waiting(table: str, side: str, address: str) -> str:
     return f"""SELECT id, '{side}' AS side, {address} AS address, message_type, 'waiting' AS outcome,
-    CAST(NULL AS text) AS reason, CAST(NULL AS timestamptz) AS ended_at, attempts
+    CAST(NULL AS text) AS reason, CAST(NULL AS timestamptz) AS ended_at, attempts, correlation_id
 FROM {{schema}}.{table} WHERE {_IDS}"""
 
 
@@ -31,14 +31,41 @@ UNION ALL
 UNION ALL
 SELECT id, side, address, COALESCE(message_type, ''), CASE WHEN resolved_at IS NULL THEN 'dead-lettered'
     ELSE resolution END, CASE WHEN resolution = 'discarded' THEN COALESCE(resolution_reason, left(reason, 1000))
-    ELSE left(reason, 1000) END, COALESCE(resolved_at, failed_at), attempts
+    ELSE left(reason, 1000) END, COALESCE(resolved_at, failed_at), attempts, correlation_id
 FROM {{schema}}.dead_letters WHERE {_IDS}
 """)
 
 # :since is 0 for ids of which nothing is known; the day of finished_at then says which partitions are read.
 READ_ENDED = Statement(f"""
-SELECT id, side, address, message_type, outcome, left(error, 1000) AS reason, finished_at AS ended_at, attempts
+SELECT id, side, address, message_type, outcome, left(error, 1000) AS reason, finished_at AS ended_at, attempts,
+    correlation_id
 FROM {{schema}}.envelope_history
 WHERE {_IDS} AND xid >= :since
     AND (CAST(:ended_after AS timestamptz) IS NULL OR finished_at >= CAST(:ended_after AS timestamptz))
 """)
+
+
+def _traced(condition: str) -> Statement:
+    """Select the steps of the messages that are chosen, the oldest first. No index helps: callers bound the time."""
+    what = "id, causation_id, correlation_id, message_type, source, sent_at"
+    return Statement(f"""
+SELECT DISTINCT ON (sent_at, id, side, address, outcome) * FROM (
+    SELECT {what}, 'incoming' AS side, endpoint AS address, 'waiting' AS outcome, attempts,
+        CAST(NULL AS timestamptz) AS ended_at
+    FROM {{schema}}.incoming_envelopes WHERE {condition}
+    UNION ALL
+    SELECT {what}, 'outgoing', destination, 'waiting', attempts, NULL FROM {{schema}}.outgoing_envelopes
+    WHERE {condition}
+    UNION ALL
+    SELECT id, causation_id, correlation_id, COALESCE(message_type, ''), COALESCE(source, ''),
+        COALESCE(sent_at, failed_at), side, address, 'dead-lettered', attempts, failed_at
+    FROM {{schema}}.dead_letters WHERE {condition} AND resolved_at IS NULL AND id IS NOT NULL
+    UNION ALL
+    SELECT {what}, side, address, outcome, attempts, finished_at FROM {{schema}}.envelope_history
+    WHERE {condition} AND finished_at >= :after AND finished_at < :until
+) AS steps ORDER BY sent_at, id, side, address, outcome, ended_at LIMIT :limit
+""")
+
+
+READ_CONVERSATION = _traced("correlation_id = CAST(:wanted AS uuid)")
+READ_OF_KEY = _traced("partition_key = CAST(:wanted AS text)")

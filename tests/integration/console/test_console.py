@@ -44,6 +44,7 @@ ACTIONS = [
     "/scheduled/change",
     "/circuits/pause",
     "/circuits/resume",
+    "/circuits/ping",
     "/runs/any/stop",
 ]
 MARKUP = "<img src=x onerror=alert(1)><script>alert(2)</script>\"'>"
@@ -345,7 +346,9 @@ class TestPages:
             page = (await client.get(f"/messages?id={waiting}")).text
             assert ("waiting" in page, "inbox of local" in page) == (True, True)
             page = (await client.get(f"/messages?id=%20{dead}%20")).text
-            assert (page.count(">dead-lettered<"), f"/console/dead-letters/{letter}" in page) == (1, True)
+            assert (page.count(">dead-lettered<"), f"/console/dead-letters/{letter}" in page) == (2, True), (
+                "it, and its conversation"
+            )
             assert "knows no message" in (await client.get(f"/messages?id={new_id()}")).text
             for odd in ("17", "%00", "x" * 9_000):
                 assert (await client.get(f"/messages?id={odd}")).status_code == 422

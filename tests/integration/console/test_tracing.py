@@ -1,0 +1,140 @@
+"""The way of a conversation over two services, as the page of messages shows it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from durable import Bus, Context, Retry, message
+from durable.console import console_app
+from durable.embedded import Embedded
+from durable.envelope import new_id
+from durable.testing import eventually
+from tests.integration.console.visiting import OPERATOR, TOKENS, VIEWER, bearer, browser, submit
+from tests.support.tables import Tables, shared_tables
+
+
+@message("tracing.ordered")
+class Ordered(msgspec.Struct):
+    number: int
+
+
+@message("tracing.reserve")
+class Reserve(msgspec.Struct):
+    number: int
+
+
+@message("tracing.reserved")
+class Reserved(msgspec.Struct):
+    number: int
+
+
+class Pair:
+    """A shop that asks a stock over TCP, and is told by it; both run."""
+
+    def __init__(self, shop: Bus, stock: Bus, tables: Tables, others: Tables) -> None:
+        self.shop, self.stock, self.tables, self.others = shop, stock, tables, others
+        self.away = Bus("away", "postgresql://nobody@127.0.0.1:1/none")
+        buses = (shop, stock, self.away)
+        self.app = Starlette(routes=[Mount("/console", console_app(*buses, tokens=TOKENS))])
+
+
+@pytest.fixture
+async def pair(tables: Tables, servers: Callable[[int], Embedded]) -> AsyncIterator[Pair]:
+    with shared_tables(servers(18)) as others:
+        stock = Bus("stock", others.url, poll_interval="50ms")
+        stock.listen("tcp://127.0.0.1:0")
+
+        @stock.handles(Reserve, retry=Retry(immediate=0, delays=[]))
+        async def reserve(wanted: Reserve, ctx: Context) -> None:
+            ctx.send(Reserved(wanted.number))
+
+        @stock.handles(Reserved, retry=Retry(immediate=0, delays=[]))
+        async def note(reserved: Reserved) -> None:
+            raise LookupError("no such shelf")
+
+        async with stock:
+            assert stock.runtime.node is not None
+            shop = Bus("shop", tables.url, poll_interval="50ms")
+            shop.route(Reserve, to=stock.runtime.node.listeners[0].address)
+
+            @shop.handles(Ordered)
+            async def place(ordered: Ordered, ctx: Context) -> None:
+                ctx.send(Reserve(ordered.number), key="customer 17")
+
+            async with shop:
+                yield Pair(shop, stock, tables, others)
+
+
+async def ordered(pair: Pair) -> str:
+    """The id of an order whose conversation has ended."""
+    async with pair.shop.unit_of_work() as uow:
+        order = uow.send(Ordered(17))
+    await eventually(lambda: pair.others.count("dead_letters") == 1, what="the last message of the conversation")
+    await eventually(lambda: pair.tables.count("envelope_history") == 2, what="the shop has ended both")
+    return str(order)
+
+
+def rows(page: str) -> list[tuple[str, str, str]]:
+    """Service and place, depth, and state of each step."""
+    found = re.findall(
+        r'<td class="name depth-(\d)">.*?<span class="why">(.*?)</span>.*?<span class="tag[^>]*>(.*?)<', page, re.S
+    )
+    return [(re.sub(r"127.0.0.1:\d+", "stock", place), depth, state) for depth, place, state in found]
+
+
+WHOLE = [
+    ("shop: inbox of local", "0", "handled"),
+    ("shop: outbox to tcp://stock", "1", "sent"),
+    ("stock: inbox of stock", "1", "handled"),
+    ("stock: inbox of local", "2", "dead-lettered"),
+]
+
+
+async def test_conversation_is_shown_over_all_services(pair: Pair) -> None:
+    order = await ordered(pair)
+    async with bearer(pair.app, VIEWER) as client:
+        for service in ("shop", "stock"):
+            page = (await client.get(f"/{service}/messages?conversation={order}")).text
+            assert rows(page) == WHOLE
+            assert "away is missing here" in page
+        page = (await client.get(f"/shop/messages?id={order}")).text
+        assert rows(page) == WHOLE
+        assert page.count('class="chosen"') == 1
+        assert re.findall(r'href="(/console/[^"]*\?id=[^"]*)"', page)[-1].startswith("/console/stock/messages?id=")
+        assert "no such shelf" not in page
+
+
+async def test_messages_of_a_key_are_shown_over_all_services(pair: Pair) -> None:
+    await ordered(pair)
+    async with bearer(pair.app, VIEWER) as client:
+        page = (await client.get("/shop/messages?key=customer+17")).text
+        assert rows(page) == [(place, "0", state) for place, _, state in WHOLE[1:3]]
+        assert "/console/shop/dead-letters/all?key=customer%2017" in page
+        page = (await client.get("/shop/messages?key=nobody")).text
+        assert (rows(page), "No message with this key" in page) == ([], True)
+        page = (await client.get(f"/shop/messages?conversation={new_id()}")).text
+        assert (rows(page), "No service here knows a message" in page) == ([], True)
+        assert (await client.get("/shop/messages?conversation=17")).status_code == 422
+        assert (await client.get("/shop/messages?key=%00")).status_code == 422
+
+
+async def test_destination_is_pinged_on_demand(pair: Pair) -> None:
+    (address,) = pair.shop.application.destinations()
+    async with browser(pair.app) as client:
+        await submit(client, "/shop/login", "/shop/login", token=OPERATOR)
+        page = await submit(client, "/shop/circuits", "/shop/circuits/ping", key=address)
+        assert (page.status_code, f"{address} takes messages" in page.text) == (200, True)
+        await pair.stock.runtime.stop()
+        page = await submit(client, "/shop/circuits", "/shop/circuits/ping", key=address)
+        assert (page.status_code, f"{address} takes no messages" in page.text) == (200, True)
+        for unknown in ("tcp://127.0.0.1:22", "", "local"):
+            page = await submit(client, "/shop/circuits", "/shop/circuits/ping", key=unknown)
+            assert (page.status_code, "no message waits for this destination" in page.text) == (422, True)
+    async with bearer(pair.app, VIEWER) as client:
+        assert (await client.post("/shop/circuits/ping", data={"key": address})).status_code == 403
