@@ -76,6 +76,7 @@ async def _serve(buses: Sequence[Bus], app: str | None, port: int, token: str, *
         asgi,
         log_level="warning",
         server_header=False,
+        proxy_headers=False,  # anybody may write them, and the login counts failures by address
         date_header=False,
         lifespan="off",
         timeout_graceful_shutdown=_LONGEST_END,  # pages that are open follow what happens

@@ -4,7 +4,7 @@
     tokens=      a secret for each person, shown as `Authorization: Bearer ...`, or once to the login page
 
 After a login the browser holds a cookie: the name, the time at which it ends, and an HMAC over both under a key that is
-derived from the token. So it ends with the token, and needs no memory of this process.
+derived from the token. So it ends with the token, and needs no memory of this process but of those who have logged out.
 """
 
 from __future__ import annotations
@@ -67,12 +67,13 @@ class Tokens:
                 raise InvalidSetting(f"console: {person.name!r} is no name; give letters, digits and any of ._@+-")
         self._people = dict(people)
         self._failures: dict[str, deque[float]] = {}
+        self._ended: dict[str, float] = {}
 
     async def __call__(self, request: Request) -> Person | None:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            return self._shown(request, token.strip())
-        return self._of_cookie(request.cookies.get(COOKIE, ""))
+            return self._known(token.strip())
+        return self._of_cookie(request.cookies.get(cookie_name(request), ""))
 
     def is_closed(self, request: Request) -> bool:
         """Tell whether so many wrong tokens came from this address within a minute that the login looks at no more."""
@@ -81,18 +82,24 @@ class Tokens:
 
     def log_in(self, request: Request, token: str) -> str | None:
         """Return the value of the cookie; None for a wrong token."""
-        person = self._shown(request, token)
+        person = self._known(token)
         if person is None:
+            self._count_failure(_address(request))
             return None
         ends = int(time.time()) + SESSION_SECONDS
         return f"{person.name}|{ends}|{_mac(token, person, ends)}"
 
-    def _shown(self, request: Request, token: str) -> Person | None:
+    def log_out(self, request: Request) -> None:
+        """Let the cookie of this request in no more, also a copy of it, until this process ends."""
+        cookie, now = request.cookies.get(cookie_name(request), ""), time.time()
+        self._ended = {each: ends for each, ends in self._ended.items() if ends > now}
+        if self._of_cookie(cookie) is not None:
+            self._ended[cookie] = now + SESSION_SECONDS
+
+    def _known(self, token: str) -> Person | None:
+        """Find a person by a token: nobody guesses one, so wrong ones close nothing but the login."""
         found = [person for each, person in self._people.items() if _is_same(each, token)]
-        if not found:
-            self._count_failure(_address(request))
-            return None
-        return found[0]
+        return found[0] if found else None
 
     def _count_failure(self, address: str) -> None:
         failures = self._failures.pop(address, deque(maxlen=_MOST_FAILURES))
@@ -102,6 +109,8 @@ class Tokens:
             del self._failures[next(iter(self._failures))]
 
     def _of_cookie(self, cookie: str) -> Person | None:
+        if cookie in self._ended:
+            return None
         name, ends, mac = cookie.split("|") if cookie.count("|") == 2 else ("", "", "")
         if not (ends.isascii() and ends.isdigit() and len(ends) < 12) or int(ends) < time.time():
             return None
@@ -109,6 +118,11 @@ class Tokens:
             if person.name == name and _is_same(_mac(token, person, int(ends)), mac):
                 return person
         return None
+
+
+def cookie_name(request: Request) -> str:
+    """The name of the cookie: browsers send those of one port of a machine to the others, too."""
+    return f"{COOKIE}-{request.url.port}" if request.url.port else COOKIE
 
 
 def _address(request: Request) -> str:

@@ -13,11 +13,13 @@ from starlette.responses import Response
 
 from durable.bus import Bus
 from durable.console.access import Person, Role
+from durable.console.packing import is_line, unpacked, unpacked_text
 from durable.console.runs import Progress, Runs, new_name
 from durable.console.security import fields, redirect
 from durable.dead_letters.bulk import Resolution
 from durable.duration import time_from_now
 from durable.errors import DurableError
+from durable.redaction import printable
 from durable.settings import suggestion
 from durable.storage import actions, dead_letters, known_names, schedules
 from durable.storage.actions import Action
@@ -49,20 +51,24 @@ class Actions:
             raise HTTPException(422, "for: the pause is over before it begins; give a time above 0, or none")
         reason = await _field(request, "reason")
         named = [(kind, each) for each in await self._keys(kind, key)]
-        await self._bus.runtime.database.transaction(
-            actions.pause, named, reason=reason, actor=_actor(person), duration=duration
-        )
+        said: Any = {"reason": reason, "actor": _actor(person), "duration": duration, "replaces": False}
+        if not await self._bus.runtime.database.transaction(actions.pause, named, **said):
+            raise HTTPException(409, f"{kind} {key} is paused already: see by whom, and resume it first")
         return redirect(request, "circuits")
 
     async def resume(self, request: Request, person: Person) -> Response:
-        """Go on before the time."""
-        named = [await self._circuit(request)]
-        await self._bus.runtime.database.transaction(actions.resume, named, actor=_actor(person))
+        """Go on before the time, with what is as the person has seen it."""
+        kind, key = await self._circuit(request)
+        seen = await _moment(request, "since")
+        if not await self._bus.runtime.database.transaction(
+            actions.resume, [(kind, key)], actor=_actor(person), seen=seen
+        ):
+            raise HTTPException(409, f"{kind} {key} was not resumed: it goes on already, or was stopped anew meanwhile")
         return redirect(request, "circuits")
 
     async def change_scheduled(self, request: Request, person: Person) -> Response:
         """Run a schedule or a delayed message now, cancel the message, or pause and resume the schedule."""
-        verb, schedule = await _field(request, "verb"), await _field(request, "schedule", needed=False)
+        verb, schedule = await _field(request, "verb"), await _name(request, "schedule", needed=False)
         time = await _field(request, "for", needed=False)
         if schedule:
             refusal = await self._change_schedule(verb, schedule, time, _actor(person))
@@ -135,10 +141,10 @@ class Actions:
         kind = await _field(request, "kind")
         if kind not in set(CircuitKind):
             raise HTTPException(422, f"kind: {kind!r} is none of {', '.join(CircuitKind)}")
-        return CircuitKind(kind), await _field(request, "key")
+        return CircuitKind(kind), await _name(request, "key")
 
     async def resolve(self, request: Request, person: Person) -> Response:
-        """Begin to replay, or to discard, one letter or the group of a cause."""
+        """Begin to replay, or to discard, one letter, or those that a page has shown."""
         selection, what = await _selected(request)
         rate = _rate(await _field(request, "rate", needed=False))
         reason = await _field(request, "reason", needed=False) or None
@@ -151,7 +157,7 @@ class Actions:
         elif selection.letters is None and person.role < Role.ADMIN:
             raise HTTPException(403, f"{person.name} is an operator here, and may discard letters one at a time")
         elif reason is None:
-            raise HTTPException(422, "give a reason: it is kept with what is discarded")
+            raise HTTPException(422, "reason: it is missing, and is kept with what is discarded; go back and give one")
         else:
             change = partial(dead_letters.discard, actor=_actor(person), reason=reason)
         action = Action(actor=_actor(person), verb=verb, target=f"dead letters: {what}", reason=reason)
@@ -163,8 +169,12 @@ class Actions:
     async def stop(self, request: Request, person: Person) -> Response:
         """Stop a run after the batch that it is at."""
         progress = self._runs.find(request.path_params["name"])
-        if progress is not None:
+        if progress is None:
+            raise HTTPException(404, "there is no such run in this process, so nothing was stopped")
+        if not progress.is_over and not progress.stopping.is_set():
             progress.stopping.set()
+            stopped = Action(actor=_actor(person), verb="stop", target=f"{progress.what}, by {progress.actor}")
+            await self._bus.runtime.database.transaction(actions.record, stopped, progress.run.done)
         return redirect(request, "run", name=request.path_params["name"])
 
 
@@ -174,8 +184,8 @@ async def _selected(request: Request) -> tuple[Selection, str]:
         if not (letter.isascii() and letter.isdigit() and len(letter) < 19):
             raise HTTPException(422, f"letter: {letter!r} is no number")
         return Selection(letters=[int(letter)]), f"letter {letter}"
-    fingerprint = await _field(request, "fingerprint")
-    return Selection(fingerprint=fingerprint), f"group {fingerprint}"
+    selection = unpacked((await fields(request)).get("selection", ""))
+    return selection, actions.told("those shown", selection)
 
 
 def _time_ahead(text: str) -> datetime:
@@ -205,9 +215,28 @@ async def _message_id(request: Request) -> UUID:
         raise HTTPException(422, "message: this is no id of a message; give a UUID") from None
 
 
+async def _name(request: Request, name: str, *, needed: bool = True) -> str:
+    """Read a name: as a page has packed it, every character of it, or as somebody has typed it."""
+    packed = (await fields(request)).get(f"packed-{name}")
+    if packed is None:
+        return await _field(request, name, needed=needed)
+    found = unpacked_text(packed)
+    if not found:
+        raise HTTPException(422, f"{name}: it is missing")
+    return found
+
+
+async def _moment(request: Request, name: str) -> datetime | None:
+    text = await _field(request, name, needed=False)
+    try:
+        return datetime.fromisoformat(text) if text else None
+    except ValueError:
+        raise HTTPException(422, f"{name}: {text!r} is no time") from None
+
+
 async def _field(request: Request, name: str, *, needed: bool = True) -> str:
     value = (await fields(request)).get(name, "")
-    if len(value) > _LONGEST or not value.isprintable():
+    if len(value) > _LONGEST or not is_line(value):
         raise HTTPException(422, f"{name}: give up to {_LONGEST} characters of printable text")
     if needed and not value.strip():
         raise HTTPException(422, f"{name}: it is missing")
@@ -215,4 +244,4 @@ async def _field(request: Request, name: str, *, needed: bool = True) -> str:
 
 
 def _actor(person: Person) -> str:
-    return f"console: {person.name}"
+    return f"console: {printable(person.name)}"

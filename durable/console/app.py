@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 
 from starlette.applications import Starlette
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -26,7 +27,22 @@ from durable.console.recorded import Record
 from durable.console.rehearsing import Rehearsals
 from durable.console.runs import Runs
 from durable.console.security import Home, OwnRoutes, SecureHeaders, secure
-from durable.errors import InvalidSetting, StorageUnavailable
+from durable.errors import InvalidSetting, SchemaMismatch, StorageUnavailable
+
+
+class _Numbers(Convertor[int]):
+    """Numbers of letters; longer ones are no addresses."""
+
+    regex = "[0-9]{1,18}"
+
+    def convert(self, value: str) -> int:
+        return int(value)
+
+    def to_string(self, value: int) -> str:
+        return str(value)
+
+
+register_url_convertor("number", _Numbers())
 
 
 def console_app(
@@ -90,6 +106,10 @@ def _console(
     async def away(request: Request, error: Exception) -> Response:
         return pages.render(request, "away.html", None, status=503, text=str(error))
 
+    async def outdated(request: Request, error: Exception) -> Response:
+        title = "The tables are not those of this version"
+        return pages.render(request, "message.html", None, status=503, title=title, text=str(error))
+
     async def broken(request: Request, error: Exception) -> Response:
         text = "Something is wrong in the console itself. The log of its process has the traceback."
         response = pages.render(request, "message.html", None, status=500, title="500", text=text)
@@ -116,9 +136,9 @@ def _console(
             Route("/dead-letters", see(pages.groups), name="groups"),
             Route("/dead-letters/all", see(pages.letters), name="letters"),
             Route("/dead-letters/resolve", do(actions.resolve), methods=["POST"], name="resolve"),
-            Route("/dead-letters/{letter:int}", see(pages.letter), name="letter"),
-            Route("/dead-letters/{letter:int}/rehearse", do(editing.rehearse), methods=["POST"], name="rehearse"),
-            Route("/dead-letters/{letter:int}/edit", rule(editing.edit), methods=["POST"], name="edit"),
+            Route("/dead-letters/{letter:number}", see(pages.letter), name="letter"),
+            Route("/dead-letters/{letter:number}/rehearse", do(editing.rehearse), methods=["POST"], name="rehearse"),
+            Route("/dead-letters/{letter:number}/edit", rule(editing.edit), methods=["POST"], name="edit"),
             Route("/runs/{name}", see(pages.run), name="run"),
             Route("/runs/{name}/stop", do(actions.stop), methods=["POST"], name="stop"),
             Route("/messages", see(pages.message_search), name="message_search"),
@@ -136,5 +156,10 @@ def _console(
             Mount("/static", StaticFiles(directory=str(files("durable.console") / "static")), name="static"),
         ],
         middleware=[Middleware(SecureHeaders), Middleware(OwnRoutes)],
-        exception_handlers={HTTPException: refused, StorageUnavailable: away, Exception: broken},
+        exception_handlers={
+            HTTPException: refused,
+            StorageUnavailable: away,
+            SchemaMismatch: outdated,
+            Exception: broken,
+        },
     )

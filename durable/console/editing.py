@@ -11,12 +11,15 @@ from starlette.responses import Response
 
 from durable.bus import Bus
 from durable.console.access import Person, Role
+from durable.console.packing import is_line
 from durable.console.pages import Pages
 from durable.console.reading import Reading
 from durable.console.rehearsing import RehearsalFailed, Rehearsals
 from durable.console.security import fields, redirect
+from durable.console.shown import as_edited
 from durable.dead_letters import bodies
 from durable.errors import DurableError, InvalidMessage
+from durable.redaction import printable
 from durable.storage import actions, dead_letters
 from durable.storage.actions import Action
 from durable.storage.dead_letters import DeadLetter, LetterRange, Selection
@@ -49,9 +52,13 @@ class Editing:
         letter = await self._letter(request, person)
         form = await fields(request)
         number, reason = letter.summary.letter_id, form.get("reason", "").strip()
-        if not reason or len(reason) > 500 or not reason.isprintable():
-            raise HTTPException(422, "reason: give up to 500 characters of printable text; it is kept with the letter")
-        body, actor = self._encoded(letter, form.get("body", "")), f"console: {person.name}"
+        if not reason or len(reason) > 500 or not is_line(reason):
+            raise HTTPException(
+                422,
+                "reason: give up to 500 characters of printable text; it is kept with the letter. Go back: the form "
+                "still has your text",
+            )
+        body, actor = self._encoded(letter, form.get("body", "")), f"console: {printable(person.name)}"
         action = Action(actor=actor, verb="edit", target=f"dead letters: letter {number}", reason=reason)
         replaying = partial(dead_letters.replay, actor=actor, reason=reason, body=body)
         change, only = actions.recorded(replaying, action), Selection(letters=[number])
@@ -61,19 +68,16 @@ class Editing:
         return redirect(request, "letter", letter=str(number))
 
     async def _letter(self, request: Request, person: Person) -> DeadLetter:
-        found = await self._reading.letter(person, request.path_params["letter"])
-        if found is None:
-            raise HTTPException(404, "there is no such dead letter: it may have been purged")
-        return found.letter
+        return (await self._pages.found_letter(request, person)).letter
 
     def _encoded(self, letter: DeadLetter, text: str) -> bytes:
         """Encode the new body as its class is encoded, where this service handles it. Raises HTTPException."""
         limit, application = self._bus.settings.max_message_bytes, self._bus.application
         known = application if letter.summary.message_type in application.by_type() else None
         try:
-            body = bodies.edited(letter, text.replace("\r\n", "\n").encode(), known)
+            body = bodies.edited(letter, as_edited(letter, text), known)
             if len(body) > limit:
                 raise InvalidMessage(f"the body has {len(body)} bytes; max_message_bytes is {limit}")
             return bodies.sealed_as(letter, body, application.ring)
         except (DurableError, msgspec.DecodeError) as error:
-            raise HTTPException(422, f"body: {error}") from error
+            raise HTTPException(422, f"body: {error}. Go back: the form still has your text") from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
@@ -15,8 +17,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 
 from durable.console import shown, tracing
-from durable.console.access import COOKIE, SESSION_SECONDS, Authorize, Person, Role, Tokens
-from durable.console.reading import PAGE, Feed, Overview, Reading
+from durable.console.access import SESSION_SECONDS, Authorize, Person, Role, Tokens, cookie_name
+from durable.console.packing import packed
+from durable.console.reading import PAGE, Feed, Letter, Overview, Reading
 from durable.console.runs import Runs
 from durable.console.security import (
     FORM_COOKIE,
@@ -38,12 +41,11 @@ from durable.version import __version__
 Page = Callable[[Request, Person], Awaitable[Response]]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
-_FILTERS: Final = ("fingerprint", "message_type", "exception_type", "address", "key", "text", "since", "until")
+_FILTERS: Final = ("fingerprint", "side", "message_type", "exception_type", "address", "key", "text", "since", "until")
 _LONGEST_FILTER: Final = 500
 _MOST_STREAMS: Final = 200
 _LIVE_SECONDS: Final = 2.0
-_STREAM_SECONDS: Final = 20.0
-_LARGEST_NUMBER: Final = 2**63 - 1
+_STREAM_SECONDS: Final = 6.0  # for so long a server may wait for it when it ends
 
 
 class Pages:
@@ -57,6 +59,7 @@ class Pages:
         self._services = services
         self._feed = Feed(reading)
         self._streams = 0
+        self._is_checked, self._checking = False, asyncio.Lock()
         self._runs = runs
         self._authorize = authorize
         self._templates = Environment(
@@ -71,6 +74,8 @@ class Pages:
             "moment": shown.moment,
             "count": shown.count,
             "body": shown.body,
+            "packed": packed,
+            "is_encrypted": shown.is_encrypted,
             "editable": shown.editable,
             "json": shown.as_json,
             "seconds": shown.seconds,
@@ -79,6 +84,7 @@ class Pages:
         self._templates.globals |= {
             "service": service,
             "has_services": bool(services),
+            "has_login": isinstance(authorize, Tokens),
             "version": __version__,
             "most": MOST_COUNTED,
             "Role": Role,
@@ -97,14 +103,24 @@ class Pages:
                 await check_form(request)
             if person.role < role:
                 raise HTTPException(403, f"{person.name} is a {person.role.name.lower()} here, and may not do this")
+            await self._check()
             return await page(request, person)
 
         return endpoint
 
+    async def _check(self) -> None:
+        """Compare the tables with this version, once: a page of a database that is away says that better."""
+        async with self._checking:
+            if not self._is_checked:
+                with suppress(StorageUnavailable):
+                    await self._reading.check()
+                    self._is_checked = True
+
     def _stranger(self, request: Request) -> Response:
         if isinstance(self._authorize, Tokens) and "text/html" in request.headers.get("accept", ""):
             return redirect(request, "login")
-        return self.render(request, "message.html", None, status=401, title="Who are you?", text="Show a token.")
+        text = "Show a token." if isinstance(self._authorize, Tokens) else "Log in to the application first."
+        return self.render(request, "message.html", None, status=401, title="Who are you?", text=text)
 
     async def login(self, request: Request) -> Response:
         """Show the login, and take its token."""
@@ -121,13 +137,15 @@ class Pages:
         if cookie is None:
             return self.render(request, "login.html", None, status=401, error="This is nobody's token.")
         response = redirect(request, "overview")
-        set_cookie(request, response, COOKIE, cookie, SESSION_SECONDS)
+        set_cookie(request, response, cookie_name(request), cookie, SESSION_SECONDS)
         return response
 
     async def logout(self, request: Request) -> Response:
         await check_form(request)
         response = redirect(request, "login")
-        response.delete_cookie(COOKIE, path=home(request) or "/")
+        response.delete_cookie(cookie_name(request), path=home(request) or "/")
+        if isinstance(self._authorize, Tokens):
+            self._authorize.log_out(request)
         return response
 
     # ------------------------------------------------------------------ looking
@@ -190,22 +208,39 @@ class Pages:
             raise HTTPException(403, f"text: {person.name} is a viewer here, and may not search in contents")
         before, now = request.query_params.get("before", ""), datetime.now(UTC)
         times = {name: moment_of(name, chosen[name], now) for name in ("since", "until") if name in chosen}
-        found = await self._reading.page(
-            person,
-            Selection(**chosen | times),  # type: ignore[arg-type]
-            int(before) if before.isascii() and before.isdigit() and len(before) < 19 else None,
-        )
-        following = found[PAGE - 1].letter_id if len(found) > PAGE else None
+        selection = Selection(**chosen | times)  # type: ignore[arg-type]
+        number = int(before) if before.isascii() and before.isdigit() and len(before) < 19 else None
+        found = await self._reading.page(person, selection, number)
+        survey = await self._reading.survey(selection) if selection.is_narrowed else None
         return self.render(
-            request, "letters.html", person, letters=found[:PAGE], chosen=chosen, names=_FILTERS, following=following
+            request,
+            "letters.html",
+            person,
+            letters=found[:PAGE],
+            chosen=chosen,
+            names=_FILTERS,
+            following=found[PAGE - 1].letter_id if len(found) > PAGE else None,
+            survey=survey,
+            selection=replace(selection, up_to=survey.newest) if survey is not None else None,
         )
 
     async def letter(self, request: Request, person: Person) -> Response:
-        number: int = request.path_params["letter"]
-        found = await self._reading.letter(person, number) if number <= _LARGEST_NUMBER else None
+        found = await self.found_letter(request, person)
+        return self.render(
+            request,
+            "letter.html",
+            person,
+            found=found,
+            shows_body=person.role >= Role.OPERATOR,
+            is_checked=self._reading.handles(found.letter.summary.message_type),
+        )
+
+    async def found_letter(self, request: Request, person: Person) -> Letter:
+        """Find the letter of a path. Raises HTTPException (404)."""
+        found = await self._reading.letter(person, request.path_params["letter"])
         if found is None:
-            raise HTTPException(404, f"there is no dead letter {number}: it may have been purged")
-        return self.render(request, "letter.html", person, found=found, shows_body=person.role >= Role.OPERATOR)
+            raise HTTPException(404, "there is no such dead letter: it may have been purged")
+        return found
 
     async def message_search(self, request: Request, person: Person) -> Response:
         """Find a message by its id, and show its places; find those of a conversation or a key, in all services."""

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from durable.bus import Bus
 from durable.console.access import Person
+from durable.console.packing import unpacked_text
 from durable.console.pages import Pages
 from durable.console.security import fields
 from durable.errors import DurableError
@@ -26,7 +27,7 @@ class Pings:
 
     async def ping(self, request: Request, person: Person) -> Response:
         """Tell whether a destination takes messages now. It changes nothing: the sending agents ping for themselves."""
-        key = (await fields(request)).get("key", "").strip()
+        key = unpacked_text((await fields(request)).get("packed-key", ""))
         known = await self._bus.runtime.database.transaction(known_names.read, CircuitKind.DESTINATION)
         if key not in known and key not in self._bus.application.destinations():
             raise HTTPException(422, "key: no message waits for this destination, and none is declared")

@@ -20,9 +20,9 @@ from durable.envelope import NodeId
 from durable.observability import health
 from durable.observability.health import NodeState
 from durable.recovery.policy import DormancyPolicy
-from durable.storage import circuits, dead_letters, delayed, flow, gauges, receipts, schedules
+from durable.storage import circuits, dead_letters, delayed, flow, gauges, migrator, receipts, schedules
 from durable.storage.circuits import CircuitKind, OpenCircuit
-from durable.storage.dead_letters import Attempt, DeadLetter, Group, LetterRange, Relative, Selection, Summary
+from durable.storage.dead_letters import Attempt, DeadLetter, Group, LetterRange, Relative, Selection, Summary, Survey
 from durable.storage.flow import Flow, Slice
 from durable.storage.gauges import MOST_COUNTED, Gauges, Side
 from durable.storage.nodes import Node
@@ -49,6 +49,19 @@ class Lane(NamedTuple):
         return self.waiting >= MOST_COUNTED
 
 
+class Counted(NamedTuple):
+    """Messages of one side: those that wait for a node, and those that a node has in hand."""
+
+    number: int
+    is_cut: bool
+    """True where counting ended before all were counted."""
+
+    @classmethod
+    def of(cls, gauges: Gauges, side: Side) -> Counted:
+        counts = [group.waiting for group in gauges.unowned[side]] + [*gauges.owned[side].values()]
+        return cls(sum(counts), any(each >= MOST_COUNTED for each in counts))
+
+
 class NodeRow(NamedTuple):
     """A node, or an owner of messages that is no node any more."""
 
@@ -68,6 +81,8 @@ class Overview(NamedTuple):
     circuits: Sequence[OpenCircuit]
     groups: Sequence[Group]
     nodes: Sequence[NodeRow]
+    to_send: Counted
+    to_handle: Counted
     dead_letters: int
     scheduled: int
     flow: Flow | None
@@ -78,6 +93,7 @@ class Overview(NamedTuple):
         latched = [circuit for circuit in self.circuits if circuit.probing]
         letters = f"{count(self.dead_letters, MOST_COUNTED)} dead letters wait to be replayed or discarded"
         return [
+            *self._unattended,
             *self.problems,
             *(
                 f"{circuit.kind} {circuit.key} has been stopped by failures for {age(self.now - circuit.since)}: "
@@ -85,6 +101,18 @@ class Overview(NamedTuple):
                 for circuit in latched
             ),
             *([letters] if self.dead_letters else []),
+        ]
+
+    @property
+    def _unattended(self) -> list[str]:
+        """Messages that nobody works on: at once, where /health waits for a while."""
+        if any(node.state is NodeState.ALIVE for node in self.nodes) or not (
+            self.to_send.number or self.to_handle.number
+        ):
+            return []
+        return [
+            f"no node is alive, and {self.to_send.number + self.to_handle.number:,} messages wait: start one with "
+            "durable-agent run APP:BUS"
         ]
 
 
@@ -131,6 +159,10 @@ class Reading:
         """Run a read of one page in a transaction of the service's database."""
         return await self._bus.runtime.database.transaction(work, *args, **kwargs)
 
+    async def check(self) -> None:
+        """Raise SchemaMismatch unless the tables are those of this version."""
+        await self.transaction(migrator.check_version)
+
     async def overview(self, person: Person) -> Overview:
         read, groups, flowing = await self._bus.runtime.database.transaction(read_overview)
         if not _sees_contents(person):
@@ -157,6 +189,14 @@ class Reading:
             dead_letters.page, selection, limit=PAGE + 1, before=before
         )
         return found if _sees_contents(person) else viewers.of_summaries(found)
+
+    def handles(self, message_type: str | None) -> bool:
+        """Tell whether this bus has the class of these messages."""
+        return message_type in self._bus.application.by_type()
+
+    async def survey(self, selection: Selection) -> Survey:
+        """Count the letters that are selected, and find the newest."""
+        return await self._bus.runtime.database.transaction(dead_letters.survey, selection)
 
     async def letter(self, person: Person, letter_id: int) -> Letter | None:
         found = await self._bus.runtime.database.transaction(read_letter, letter_id)
@@ -190,6 +230,8 @@ class Reading:
                 NodeRow(node, nodes.get(node), state, sum(owned.get(node, 0) for owned in read.owned.values()))
                 for node, state in states.items()
             ],
+            to_send=Counted.of(read, Side.OUTGOING),
+            to_handle=Counted.of(read, Side.INCOMING),
             dead_letters=read.dead_letters,
             scheduled=sum(read.scheduled.values()),
             flow=flowing,
@@ -197,22 +239,28 @@ class Reading:
 
 
 class Feed:
-    """The overview for all pages that follow it: read once in a while, however many they are."""
+    """The overview for all pages that follow it: read once in a while, however many they are. Who asks while it is read
+    gets the same answer, or the same failure.
+    """
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
-        self._turns = {role: asyncio.Lock() for role in Role}
-        self._read: dict[Role, tuple[float, Overview]] = {}
+        self._reads: dict[Role, tuple[float, asyncio.Task[Overview]]] = {}
 
     async def overview(self, person: Person) -> Overview:
         """Return the state of the service, at most a second old. Raises StorageUnavailable."""
-        async with self._turns[person.role]:
-            read_at, overview = self._read.get(person.role, (-_FRESH_SECONDS, None))
-            now = time.monotonic()
-            if overview is None or now - read_at >= _FRESH_SECONDS:
-                overview = await self._reading.overview(person)
-                self._read[person.role] = now, overview
-            return overview
+        begun, task = self._reads.get(person.role, (-_FRESH_SECONDS, None))
+        if task is None or (task.done() and time.monotonic() - begun >= _FRESH_SECONDS):
+            task = asyncio.create_task(self._reading.overview(person), name="console: overview")
+            task.add_done_callback(_retrieved)
+            self._reads[person.role] = time.monotonic(), task
+        return await asyncio.shield(task)
+
+
+def _retrieved(task: asyncio.Task[Overview]) -> None:
+    """Take a failure that nobody waits for any more."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _sees_contents(person: Person) -> bool:

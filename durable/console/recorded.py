@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from durable.bus import Bus
 from durable.console.access import Person
@@ -23,7 +23,6 @@ from durable.storage.actions import Recorded, Selection
 
 _FILTERS: Final = ("actor", "verb", "target", "since", "until")
 _LONGEST: Final = 500
-_MOST_EXPORTED: Final = 100_000
 _EXPORTED_AT_ONCE: Final = 5_000
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
@@ -49,17 +48,18 @@ class Record:
         kind = request.query_params.get("as", "csv")
         if kind not in ("csv", "json"):
             raise HTTPException(422, f"as: {kind!r} is neither csv nor json")
-        selection, rows, before = selection_of(_chosen(request)), list[Recorded](), None
-        while len(rows) < _MOST_EXPORTED:
-            found = await self._read(selection, before=before, limit=_EXPORTED_AT_ONCE)
-            rows += found
-            if len(found) < _EXPORTED_AT_ONCE:
-                break
-            before = found[-1].number
-        content = _as_csv(rows) if kind == "csv" else msgspec.json.encode([each._asdict() for each in rows])
-        media_type = "text/csv; charset=utf-8" if kind == "csv" else "application/json"
         headers = {"Content-Disposition": f'attachment; filename="actions.{kind}"'}
-        return Response(content, media_type=media_type, headers=headers)
+        media_type = "text/csv; charset=utf-8" if kind == "csv" else "application/json"
+        rows = self._rows(selection_of(_chosen(request)))
+        parts = _csv_parts(rows) if kind == "csv" else _json_parts(rows)
+        return StreamingResponse(parts, media_type=media_type, headers=headers)
+
+    async def _rows(self, selection: Selection) -> AsyncIterator[list[Recorded]]:
+        """Read all of them, the newest first."""
+        before = None
+        while found := await self._read(selection, before=before, limit=_EXPORTED_AT_ONCE):
+            yield found
+            before = found[-1].number
 
     async def _read(self, selection: Selection, *, before: int | None, limit: int) -> list[Recorded]:
         return await self._bus.runtime.database.transaction(actions.page, selection, limit=limit, before=before)
@@ -85,12 +85,24 @@ def _before(request: Request) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
-def _as_csv(rows: Sequence[Recorded]) -> str:
+async def _csv_parts(parts: AsyncIterator[list[Recorded]]) -> AsyncIterator[str]:
     """Write the rows for spreadsheets, which take no cell for a formula."""
+    yield _lines([Recorded._fields])
+    async for rows in parts:
+        yield _lines([[_cell(value) for value in row] for row in rows])
+
+
+async def _json_parts(parts: AsyncIterator[list[Recorded]]) -> AsyncIterator[bytes]:
+    comma = b"["
+    async for rows in parts:
+        yield comma + msgspec.json.encode([each._asdict() for each in rows])[1:-1]
+        comma = b","
+    yield b"]" if comma == b"," else b"[]"
+
+
+def _lines(rows: Sequence[Sequence[Any]]) -> str:
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\r\n")
-    writer.writerow(Recorded._fields)
-    writer.writerows([_cell(value) for value in row] for row in rows)
+    csv.writer(out, lineterminator="\r\n").writerows(rows)
     return out.getvalue()
 
 
@@ -102,7 +114,7 @@ def _cell(value: Any) -> Any:
             return value.astimezone(UTC).isoformat()
         case dict():
             return msgspec.json.encode(value).decode()
-        case str() if value.startswith(_FORMULA):
+        case str() if value.lstrip().startswith(_FORMULA) or value.startswith(_FORMULA):
             return f"'{value}"
         case _:
             return value

@@ -10,11 +10,13 @@ from typing import Final
 
 from durable.dead_letters.bulk import Resolution, Run, RunOptions, resolve
 from durable.errors import DurableError
+from durable.redaction import shown
 from durable.storage.database import Database
 from durable.storage.dead_letters import Selection
 from durable.telemetry import log
 
 _MOST: Final = 100
+_LONGEST_ERROR: Final = 1_000
 
 
 @dataclass
@@ -77,6 +79,9 @@ class Runs:
         except DurableError as error:
             progress.error = f"{type(error).__name__}: {error}"
             log.warning("console: %s ended early: %s", progress.what, error)
+        except Exception as error:
+            progress.error = shown(f"{type(error).__name__}: {error}", _LONGEST_ERROR)
+            log.exception("console: %s ended early", progress.what)
         finally:
             progress.is_over = True
 

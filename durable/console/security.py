@@ -122,13 +122,26 @@ async def check_form(request: Request) -> None:
     if request.headers.get("authorization", "").lower().startswith("bearer "):
         return
     origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("host", ""):
-        raise HTTPException(403, "this form comes from another site")
+    if origin is not None and _host_of(origin) != request.headers.get("host", ""):
+        raise HTTPException(
+            403, "this form comes from another site; behind a proxy, let it pass the header Host on unchanged"
+        )
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise HTTPException(403, "this form comes from another site")
     shown, known = (await fields(request)).get(FORM_FIELD, ""), request.cookies.get(FORM_COOKIE, "")
     if not known or not hmac.compare_digest(shown.encode(), known.encode()):
-        raise HTTPException(403, "this form is too old, or not from here: load the page again")
+        raise HTTPException(
+            403,
+            "this form is too old, or not from here: load the page again. Over plain HTTP browsers keep no cookie of "
+            "another machine: use HTTPS",
+        )
+
+
+def _host_of(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
 
 
 async def fields(request: Request) -> dict[str, str]:

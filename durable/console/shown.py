@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from starlette.exceptions import HTTPException
 from durable.console.plots import plot
 from durable.dead_letters.bodies import row
 from durable.duration import duration
+from durable.envelope import JSON
 from durable.storage.dead_letters import DeadLetter
 from durable.storage.flow import SLICES, Flow
 
@@ -94,28 +96,65 @@ def count(number: int, most: int | None = None) -> str:
     return f"{number:,}" + ("+" if most is not None and number >= most else "")
 
 
+_SPACE: Final = re.compile(r'("(?:[^"\\]|\\.)*")|\s+')
+"""Space outside of texts."""
 LARGEST_EDITED: Final = 48 * 1024
 """Characters of a body that a form may hold."""
 
 
 def editable(letter: DeadLetter) -> str | None:
-    """The body as a form shows it; None for a long one, and for bytes that are no text, such as encrypted ones."""
-    told: dict[str, Any] = row("body", letter.body, letter.content_type, letter.summary.message_type)
-    if told["body"] is None or not letter.summary.replayable:
+    """The body as a form shows it; None for a long one, for bytes that are no text, such as encrypted ones, and for
+    line ends that a form would change.
+    """
+    text = _text(letter.body, letter) if letter.summary.replayable else None
+    if text is None or text.replace("\r\n", "").count("\r") or ("\r\n" in text and "\n" in text.replace("\r\n", "")):
         return None
-    text = body(letter)
+    text = _pretty(text, letter).replace("\r\n", "\n")
     return text if len(text) <= LARGEST_EDITED else None
 
 
+def as_edited(letter: DeadLetter, text: str) -> bytes:
+    """The body of a form as bytes: the letter's own where nothing was changed, and with its ends of lines."""
+    text = text.replace("\r\n", "\n")
+    if text == editable(letter):
+        return letter.body
+    return (text.replace("\n", "\r\n") if b"\r\n" in letter.body else text).encode()
+
+
 def body(letter: DeadLetter) -> str:
-    """The body as text, JSON on several lines; of an encrypted one its key."""
+    """The body as text, JSON on several lines where that changes nothing in it; of an encrypted one its key."""
     contents = letter.body if letter.edited_body is None else letter.edited_body
     told: dict[str, Any] = row("body", contents, letter.content_type, letter.summary.message_type)
     if "body_key" in told:
         return f"(encrypted with key {told['body_key'] or 'unknown'})"
-    if told["body"] is None:
-        return f"(bytes, in base64) {told['body_base64']}"
+    text = _text(contents, letter)
+    return f"(bytes, in base64) {told['body_base64']}" if text is None else _pretty(text, letter)
+
+
+def is_encrypted(letter: DeadLetter) -> bool:
+    return "body_key" in row("body", letter.body, letter.content_type, letter.summary.message_type)
+
+
+def _text(contents: bytes, letter: DeadLetter) -> str | None:
+    """The body as text that a page can hold."""
+    told: dict[str, Any] = row("body", contents, letter.content_type, letter.summary.message_type)
+    text: str | None = told["body"]
+    return text if text is not None and _is_sendable(text) else None
+
+
+def _pretty(text: str, letter: DeadLetter) -> str:
+    """JSON on several lines, where only the space between its parts becomes another: large numbers, names that come
+    twice and escapes stay as they are.
+    """
+    if "json" not in (letter.content_type or JSON):
+        return text
     try:
-        return json.dumps(json.loads(told["body"]), indent=2, ensure_ascii=False)
+        pretty = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
-        return str(told["body"])
+        return text
+    return pretty if _is_sendable(pretty) and _SPACE.sub(r"\1", pretty) == _SPACE.sub(r"\1", text) else text
+
+
+def _is_sendable(text: str) -> bool:
+    """Tell whether UTF-8 has these characters: a lone surrogate it has not."""
+    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)

@@ -123,18 +123,34 @@ def pause(
     reason: str,
     actor: str,
     duration: timedelta | None,
-) -> None:
-    """Pause all of these, or none."""
+    replaces: bool = True,
+) -> bool:
+    """Pause all of these, or none. False when one is paused by somebody already, unless this pause replaces theirs."""
     before = _open(conn, schema, named)
+    if not replaces and not all(each["by_failures"] for each in before.values()):
+        return False
     circuits.pause_each(conn, schema, named, reason=reason, actor=actor, duration=duration)
     after = _open(conn, schema, named)
     action = Action(actor=actor, verb="pause", target=_names(named), reason=reason, before=before, after=after)
     record(conn, schema, action, len(named))
+    return True
 
 
-def resume(conn: Connection, schema: str, named: Sequence[tuple[CircuitKind, str]], *, actor: str) -> bool:
-    """Resume all of these, or none. False when none was open, and then there is no record."""
+def resume(
+    conn: Connection,
+    schema: str,
+    named: Sequence[tuple[CircuitKind, str]],
+    *,
+    actor: str,
+    seen: datetime | None = None,
+) -> bool:
+    """Resume all of these, or none. False when none was open, and then there is no record.
+
+    `seen`: only what has been stopped since then; False when it was stopped anew.
+    """
     before = _open(conn, schema, named)
+    if seen is not None and any(each["since"] != seen for each in before.values()):
+        return False
     if not circuits.resume_each(conn, schema, named):
         return False
     action = Action(actor=actor, verb="resume", target=_names(named), before=before)

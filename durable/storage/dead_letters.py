@@ -50,6 +50,8 @@ class Selection:
     """A part of the reason, in letters of any case, or of the body as it is stored."""
     since: datetime | None = None
     until: datetime | None = None
+    up_to: int | None = None
+    """The number of the newest letter: those that fail later are not selected."""
     resolved: bool | None = False
 
     @property

@@ -16,9 +16,15 @@ document.addEventListener("htmx:beforeSwap", (event) => {
 
 // The server sends the live part of a page as events; where it sends none, the page asks for it now and then.
 const live = document.getElementById("live");
+const STALE = 10000; // milliseconds; news come every two seconds
+let heard = Date.now();
 function show(text) {
+  heard = Date.now();
+  const selection = window.getSelection();
+  const selects = selection.type === "Range" && selection.containsNode(live, true);
   const inside = document.activeElement !== document.body && live.contains(document.activeElement);
-  if (inside || window.getSelection().type === "Range") return; // somebody is at it
+  document.getElementById("held").hidden = !selects;
+  if (inside || selects) return; // somebody is at it
   live.innerHTML = text;
   localise(live);
 }
@@ -37,6 +43,7 @@ function follow() {
     if (events) events.close();
     events = null;
   } else if (!events) {
+    heard = Date.now();
     events = new EventSource(live.dataset.events);
     events.onmessage = (event) => show(event.data);
     events.onerror = () => {
@@ -45,6 +52,11 @@ function follow() {
   }
 }
 if (live) {
+  setInterval(() => {
+    const stale = document.getElementById("stale");
+    if (stale.hidden) document.getElementById("heard").textContent = zoned.format(new Date(heard));
+    stale.hidden = document.hidden || Date.now() - heard < STALE;
+  }, 1000);
   document.addEventListener("visibilitychange", follow);
   follow();
 }

@@ -18,6 +18,7 @@ from durable.storage.sql.statement import Batched, Statement
 _SELECTED: Final = """
     (CAST(:letters AS bigint[]) IS NULL OR letter_id = ANY (CAST(:letters AS bigint[]))
         OR id = ANY (CAST(:ids AS uuid[])))
+    AND (CAST(:up_to AS bigint) IS NULL OR letter_id <= CAST(:up_to AS bigint))
     AND (CAST(:side AS text) IS NULL OR side = CAST(:side AS text))
     AND (CAST(:message_type AS text) IS NULL OR message_type = CAST(:message_type AS text))
     AND (CAST(:exception_type AS text) IS NULL OR exception_type = CAST(:exception_type AS text)

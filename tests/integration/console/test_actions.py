@@ -90,7 +90,8 @@ class TestRecord:
         async with logged_in(app) as client:
             pause = {"kind": "destination", "key": "tcp://stock:2302", "reason": "<b>moved</b>"}
             tables.execute(
-                "INSERT INTO durable.circuits (kind, key, reason, actor) VALUES ('destination', %s, '', 'x')",
+                "INSERT INTO durable.circuits (kind, key, reason, actor, probing) "
+                "VALUES ('destination', %s, '', 'x', true)",
                 pause["key"],
             )
             assert (await submit(client, "/circuits", "/circuits/pause", **pause)).status_code == 303
@@ -122,15 +123,17 @@ class TestRecord:
         cause = tables.one("SELECT DISTINCT fingerprint FROM durable.dead_letters")
         async with logged_in(app) as client:
             page = f"/dead-letters/all?fingerprint={cause}"
-            await submit(client, page, "/dead-letters/resolve", fingerprint=cause, verb="replay", reason="mended")
+            await submit(client, page, "/dead-letters/resolve", verb="replay", reason="mended")
             told = "SELECT actor, verb, target, reason, changed FROM durable.actions"
-            expected = [("console: olga", "replay", f"dead letters: group {cause}", "mended", 250)]
+            newest = max(tables.rows("SELECT letter_id FROM durable.dead_letters"))
+            target = f"dead letters: those shown: fingerprint={cause}, up_to={newest}"
+            expected = [("console: olga", "replay", target, "mended", 250)]
             await eventually(lambda: tables.rows(told) == expected, what="the whole run in one row")
 
     async def test_rate_paces_a_run(self, app: Starlette, tables: Tables) -> None:
         add_letters(tables, 200)
         cause = tables.one("SELECT DISTINCT fingerprint FROM durable.dead_letters")
-        resolve = {"fingerprint": cause, "verb": "replay"}
+        resolve = {"verb": "replay"}
         async with logged_in(app) as client:
             page = f"/dead-letters/all?fingerprint={cause}"
             for rate in ("0", "-1", "nan", "many", "1e9"):
@@ -146,14 +149,14 @@ class TestRoles:
         cause = tables.one("SELECT DISTINCT fingerprint FROM durable.dead_letters")
         page, reason = f"/dead-letters/all?fingerprint={cause}", {"verb": "discard", "reason": "no"}
         async with logged_in(app) as client:
-            assert "Discard the group" not in (await client.get(page)).text
-            refused = await submit(client, page, "/dead-letters/resolve", fingerprint=cause, **reason)
+            assert "Discard 2 letters" not in (await client.get(page)).text
+            refused = await submit(client, page, "/dead-letters/resolve", **reason)
             assert (refused.status_code, "one at a time" in refused.text) == (403, True)
             assert (
                 await submit(client, page, "/dead-letters/resolve", letter=str(letter), **reason)
             ).status_code == 303
         async with logged_in(app, ADMIN) as client:
-            assert (await submit(client, page, "/dead-letters/resolve", fingerprint=cause, **reason)).status_code == 303
+            assert (await submit(client, page, "/dead-letters/resolve", **reason)).status_code == 303
         told = "SELECT count(*)::int FROM durable.dead_letters WHERE resolution = 'discarded'"
         await eventually(lambda: tables.one(told) == 2, what="both discarded")
 

@@ -407,7 +407,7 @@ class TestActions:
         cause = tables.one("SELECT fingerprint FROM durable.dead_letters LIMIT 1")
         page = f"/dead-letters/all?fingerprint={cause}"
         async with logged_in(app) as client:
-            response = await submit(client, page, "/dead-letters/resolve", fingerprint=cause, verb="replay")
+            response = await submit(client, page, "/dead-letters/resolve", verb="replay")
             run = response.headers["location"].removeprefix("/console")
 
             async def text() -> str:

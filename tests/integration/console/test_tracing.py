@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterator, Callable
 
@@ -128,13 +129,13 @@ async def test_destination_is_pinged_on_demand(pair: Pair) -> None:
     (address,) = pair.shop.application.destinations()
     async with browser(pair.app) as client:
         await submit(client, "/shop/login", "/shop/login", token=OPERATOR)
-        page = await submit(client, "/shop/circuits", "/shop/circuits/ping", key=address)
+        page = await submit(client, "/shop/circuits", "/shop/circuits/ping", **{"packed-key": json.dumps(address)})
         assert (page.status_code, f"{address} takes messages" in page.text) == (200, True)
         await pair.stock.runtime.stop()
-        page = await submit(client, "/shop/circuits", "/shop/circuits/ping", key=address)
+        page = await submit(client, "/shop/circuits", "/shop/circuits/ping", **{"packed-key": json.dumps(address)})
         assert (page.status_code, f"{address} takes no messages" in page.text) == (200, True)
-        for unknown in ("tcp://127.0.0.1:22", "", "local"):
-            page = await submit(client, "/shop/circuits", "/shop/circuits/ping", key=unknown)
+        for unknown in ("tcp://127.0.0.1:22", "", "local\n"):
+            page = await submit(client, "/shop/circuits", "/shop/circuits/ping", **{"packed-key": json.dumps(unknown)})
             assert (page.status_code, "no message waits for this destination" in page.text) == (422, True)
     async with bearer(pair.app, VIEWER) as client:
-        assert (await client.post("/shop/circuits/ping", data={"key": address})).status_code == 403
+        assert (await client.post("/shop/circuits/ping", data={"packed-key": json.dumps(address)})).status_code == 403

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ TOKENS = {
     VIEWER: Person("vic", Role.VIEWER),
     ADMIN: Person("ada", Role.ADMIN),
 }
+HIDDEN = re.compile(r'<input type="hidden" name="([^"]+)" value="([^"]*)">')
 SECRET = re.compile(r'name="form" value="([^"]+)"')
 
 
@@ -44,10 +46,19 @@ async def logged_in(app: Starlette, token: str = OPERATOR) -> AsyncIterator[http
 
 
 async def submit(client: httpx.AsyncClient, page: str, action: str, **fields: str) -> httpx.Response:
-    """Send a form of a page, with the secret that the page holds."""
-    found = SECRET.search((await client.get(page)).text)
+    """Send the first form of a page for this action, with what it holds, as a browser does; or one with the page's
+    secret alone. A field that is given takes the place of a packed one.
+    """
+    text = (await client.get(page)).text
+    found = SECRET.search(text)
     assert found is not None
-    return await client.post(action, data={"form": found[1], **fields})
+    held = {"form": found[1]}
+    for form in re.findall(r'<form method="post" action="([^"]+)">(.*?)</form>', text, re.DOTALL):
+        if form[0].endswith(action):
+            held |= {name: html.unescape(value) for name, value in HIDDEN.findall(form[1])}
+            break
+    left = {name: value for name, value in held.items() if name.removeprefix("packed-") not in fields}
+    return await client.post(action, data=left | fields)
 
 
 def add_letters(tables: Tables, count: int, letter: Letter = letters.LETTER, **options: Any) -> list[int]:
