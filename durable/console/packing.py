@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import datetime
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from durable.storage.dead_letters import Selection
 
 _LONGEST: Final = 20_000
 _TIMES: Final = ("since", "until")
+_CHOSEN: Final = {each.name for each in fields(Selection)} - {"letters", "ids", "up_to", "resolved"}
 
 
 def packed(value: object) -> str:
@@ -41,7 +42,8 @@ def unpacked(text: str) -> Selection:
     try:
         if isinstance(found, dict) and isinstance(found.get("up_to"), int):
             times = {name: datetime.fromisoformat(found[name]) for name in _TIMES if name in found}
-            if all(isinstance(each, str) and "\0" not in each for name, each in found.items() if name != "up_to"):
+            given = found.keys() - {"up_to"}
+            if given <= _CHOSEN and all(isinstance(found[name], str) and "\0" not in found[name] for name in given):
                 return Selection(**{**found, **times})
     except (TypeError, ValueError):
         pass

@@ -200,7 +200,7 @@ def test_rows_of_another_service_in_the_same_lake_are_left(
     assert filled.lake.read(spark, "history").where("service = 'billing'").first().partition_key == ANNA  # type: ignore[union-attr]
 
 
-_ATTEMPT = """
+_FAILED = """
 INSERT INTO durable.failed_attempts (id, endpoint, number, failed_at, node_id, exception_type, reason, traceback)
 VALUES (%s, 'shop', 1, %s, 7, 'ValueError', %s, %s)
 """
@@ -209,7 +209,7 @@ VALUES (%s, 'shop', 1, %s, 7, 'ValueError', %s, %s)
 def test_attempts_of_messages_without_history_are_erased_by_id(filled: Archiver, conn: psycopg.Connection[Any]) -> None:
     one, other = UUID(int=71), UUID(int=72)
     for each in (one, other):
-        conn.execute(_ATTEMPT, (each, datetime.now(UTC), f"{ANNA} is unknown", f"in line 1: {ANNA}"))
+        conn.execute(_FAILED, (each, datetime.now(UTC), f"{ANNA} is unknown", f"in line 1: {ANNA}"))
     erasing.erase(filled.origin, filled.lake, Chosen(ids=[one]), actor="a test", reason="4711")
     found = conn.execute("SELECT id, reason, traceback FROM durable.failed_attempts ORDER BY id").fetchall()
     assert found == [(one, "erased", ""), (other, f"{ANNA} is unknown", f"in line 1: {ANNA}")]
@@ -221,7 +221,7 @@ def test_purge_leaves_no_attempts_of_messages_without_history(filled: Archiver, 
     add_old_day(conn, 40, 1, first=71)
     filled.run()
     for number, age in ((71, 40), (72, 3)):
-        conn.execute(_ATTEMPT, (UUID(int=number), now - timedelta(days=age), ANNA, ANNA))
+        conn.execute(_FAILED, (UUID(int=number), now - timedelta(days=age), ANNA, ANNA))
     month = Retention(timedelta(days=30), timedelta(days=30))
     assert purge(lambda: filled.spark, filled.lake, filled.origin, month).rows == 1
     assert conn.execute("SELECT id FROM durable.failed_attempts").fetchall() == [(UUID(int=72),)]
