@@ -99,8 +99,9 @@ def _console(
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        person = await known(request)
         return pages.render(
-            request, "message.html", None, status=error.status_code, title=f"{error.status_code}", text=error.detail
+            request, "message.html", person, status=error.status_code, title=f"{error.status_code}", text=error.detail
         )
 
     async def away(request: Request, error: Exception) -> Response:

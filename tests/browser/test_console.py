@@ -76,9 +76,31 @@ def test_group_is_replayed_by_keyboard_alone(open_page: Open, shop: Shop) -> Non
         "link", "builtins.ValueError" if page.get_by_role("link", name="builtins.ValueError").count() else "ValueError"
     )
     page.keyboard.press("Enter")
-    go_to("button", "Replay the group")
+    go_to("button", "Replay")
     page.keyboard.press("Enter")
     expect(page.get_by_role("status")).to_contain_text("replayed: done")
+
+
+def test_overview_without_news_says_so(open_page: Open, shop: Shop) -> None:
+    page = open_page()
+    page.goto(f"{shop.address}/console/")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("need you")
+    expect(page.get_by_text("This page does not follow any more")).to_be_hidden()
+    page.context.set_offline(True)
+    expect(page.get_by_text("This page does not follow any more")).to_be_visible()
+    page.context.set_offline(False)
+    expect(page.get_by_text("This page does not follow any more")).to_be_hidden()
+
+
+def test_text_selected_elsewhere_holds_no_news_up(open_page: Open, shop: Shop) -> None:
+    page = open_page()
+    page.goto(f"{shop.address}/console/")
+    page.locator("footer").select_text()
+    shown = page.locator("#live .asof time").last
+    before = shown.get_attribute("datetime")
+    expect(shown).not_to_have_attribute("datetime", before or "")
+    page.locator("#live h1").first.select_text()
+    expect(page.get_by_text("This page waits while you select text")).to_be_visible()
 
 
 def test_discard_asks_for_a_reason(open_page: Open, shop: Shop) -> None:
@@ -86,7 +108,7 @@ def test_discard_asks_for_a_reason(open_page: Open, shop: Shop) -> None:
     page.goto(f"{shop.address}/console/dead-letters/all?exception_type=LookupError")
     page.locator("tbody a").first.click()
     page.get_by_role("button", name="Discard").click()
-    expect(page.get_by_text("give a reason")).to_be_visible()
+    expect(page.get_by_text("go back and give one")).to_be_visible()
     page.go_back()
     page.get_by_label("Reason").first.fill("a test order")
     page.get_by_role("button", name="Discard").click()
