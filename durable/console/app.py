@@ -99,7 +99,10 @@ def _console(
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        person = await known(request)
+        try:
+            person = await known(request)
+        except HTTPException:  # of the application's own check
+            person = None
         return pages.render(
             request, "message.html", person, status=error.status_code, title=f"{error.status_code}", text=error.detail
         )

@@ -40,7 +40,7 @@ def unpacked(text: str) -> Selection:
     """Read a selection of letters, which has an end. Raises HTTPException (422)."""
     found = _read(text)
     try:
-        if isinstance(found, dict) and isinstance(found.get("up_to"), int):
+        if isinstance(found, dict) and isinstance(found.get("up_to"), int) and 0 <= found["up_to"] < 2**63:
             times = {name: datetime.fromisoformat(found[name]) for name in _TIMES if name in found}
             given = found.keys() - {"up_to"}
             if given <= _CHOSEN and all(isinstance(found[name], str) and "\0" not in found[name] for name in given):

@@ -211,7 +211,8 @@ class Pages:
         selection = Selection(**chosen | times)  # type: ignore[arg-type]
         number = int(before) if before.isascii() and before.isdigit() and len(before) < 19 else None
         found = await self._reading.page(person, selection, number)
-        survey = await self._reading.survey(selection) if selection.is_narrowed else None
+        look = await self._reading.survey(selection) if selection.is_narrowed else None
+        survey = look.found if look is not None else None
         return self.render(
             request,
             "letters.html",
@@ -221,6 +222,7 @@ class Pages:
             names=_FILTERS,
             following=found[PAGE - 1].letter_id if len(found) > PAGE else None,
             survey=survey,
+            uncounted=look.refusal if look is not None else "",
             selection=replace(selection, up_to=survey.newest) if survey is not None else None,
         )
 

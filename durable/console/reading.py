@@ -21,6 +21,7 @@ from durable.observability import health
 from durable.observability.health import NodeState
 from durable.recovery.policy import DormancyPolicy
 from durable.storage import circuits, dead_letters, delayed, flow, gauges, migrator, receipts, schedules
+from durable.storage.bounded import Look, limit_times, look
 from durable.storage.circuits import CircuitKind, OpenCircuit
 from durable.storage.dead_letters import Attempt, DeadLetter, Group, LetterRange, Relative, Selection, Summary, Survey
 from durable.storage.flow import Flow, Slice
@@ -194,9 +195,9 @@ class Reading:
         """Tell whether this bus has the class of these messages."""
         return message_type in self._bus.application.by_type()
 
-    async def survey(self, selection: Selection) -> Survey:
-        """Count the letters that are selected, and find the newest."""
-        return await self._bus.runtime.database.transaction(dead_letters.survey, selection)
+    async def survey(self, selection: Selection) -> Look[Survey]:
+        """Count the letters that are selected, and find the newest, unless that takes too long."""
+        return await self._bus.runtime.database.transaction(read_survey, selection)
 
     async def letter(self, person: Person, letter_id: int) -> Letter | None:
         found = await self._bus.runtime.database.transaction(read_letter, letter_id)
@@ -299,6 +300,11 @@ def _attempts(standing: Standing) -> int:
 
 def _place_and_end(standing: Standing) -> tuple[str, str, bool, datetime]:
     return standing.side, standing.address, standing.ended_at is None, standing.ended_at or _EVER
+
+
+def read_survey(conn: Connection, schema: str, selection: Selection) -> Look[Survey]:
+    limit_times(conn, schema)
+    return look(conn, schema, dead_letters.survey, selection)
 
 
 def read_scheduled(conn: Connection, schema: str) -> Scheduled:

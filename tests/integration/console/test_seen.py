@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 from sqlalchemy.exc import ProgrammingError
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.routing import Mount
 
@@ -63,7 +64,7 @@ class TestLetters:
 
     @pytest.mark.parametrize("name", FILTERS)
     @pytest.mark.parametrize("verb", ["replay", "discard"])
-    async def test_what_is_filtered_is_resolved_and_no_more(
+    async def test_filtered_letters_are_resolved_and_no_others(
         self, app: Starlette, tables: Tables, name: str, verb: str
     ) -> None:
         letters = add_letters(tables, 8)
@@ -97,7 +98,7 @@ class TestLetters:
             )
         assert resolved(tables, "letter_id") == letters[:2]
 
-    async def test_letters_that_fail_after_the_page_are_left(self, app: Starlette, tables: Tables) -> None:
+    async def test_letters_failing_after_the_page_are_left(self, app: Starlette, tables: Tables) -> None:
         seen = add_letters(tables, 2)
         async with logged_in(app, ADMIN) as client:
             text = (await client.get("/dead-letters/all?message_type=letters.placed")).text
@@ -119,6 +120,8 @@ class TestLetters:
             "[]",
             "{}",
             '{"up_to": "7"}',
+            '{"up_to": 99999999999999999999}',
+            '{"up_to": -1}',
             '{"up_to": 7, "resolved": "x"}',
             '{"up_to": 7, "no": "x"}',
             "[" * 9_000,
@@ -131,7 +134,7 @@ class TestLetters:
             assert (await submit(client, "/circuits", "/dead-letters/resolve", **form)).status_code == 422
         assert resolved(tables, "letter_id") == []
 
-    async def test_run_that_breaks_is_not_done(
+    async def test_broken_run_is_not_done(
         self, app: Starlette, tables: Tables, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         add_letters(tables, 3)
@@ -206,7 +209,7 @@ class TestPauses:
 
 
 class TestTruth:
-    async def test_waiting_messages_without_a_node_need_somebody_at_once(self, app: Starlette, tables: Tables) -> None:
+    async def test_messages_waiting_without_a_node_are_a_problem_at_once(self, app: Starlette, tables: Tables) -> None:
         tables.execute(
             "INSERT INTO durable.incoming_envelopes (endpoint, id, message_type, source, correlation_id, content_type, "
             "headers, body, sent_at, owner_id) SELECT 'shop', gen_random_uuid(), 'a', 'shop', gen_random_uuid(), 'j', "
@@ -254,6 +257,15 @@ class TestDoor:
             thief.cookies.update(copied)
             assert (await thief.get("/circuits")).status_code == 303
 
+    async def test_refusal_by_the_check_of_the_application_is_shown(self, bus: Bus) -> None:
+        async def refuse(request: Request) -> Person | None:
+            raise HTTPException(403, "only from the office")
+
+        app = Starlette(routes=[Mount("/console", console_app(bus, authorize=refuse))])
+        async with browser(app) as client:
+            answer = await client.get("/")
+            assert (answer.status_code, "only from the office" in answer.text) == (403, True)
+
     async def test_application_with_a_login_of_its_own_has_no_logout_here(self, bus: Bus) -> None:
         async def anna(request: Request) -> Person | None:
             return Person("anna\0", Role.ADMIN) if "known" in request.headers else None
@@ -276,9 +288,7 @@ class TestBodies:
     }
 
     @pytest.mark.parametrize("body", UNTOUCHED.values(), ids=UNTOUCHED)
-    async def test_body_is_replayed_as_it_was_when_nothing_is_changed(
-        self, app: Starlette, tables: Tables, body: bytes
-    ) -> None:
+    async def test_unchanged_body_is_replayed_byte_for_byte(self, app: Starlette, tables: Tables, body: bytes) -> None:
         (letter,) = add_letters(tables, 1)
         kind = "text/plain" if b"\r" in body else "application/json"
         tables.execute("UPDATE durable.dead_letters SET body = %s, content_type = %s", body, kind)
@@ -310,9 +320,7 @@ class TestBodies:
         body = bytes(tables.one("SELECT body FROM durable.incoming_envelopes"))
         assert (b"12345678901234567890.123456" in body, b'"r2"' in body) == (True, True)
 
-    async def test_ends_of_lines_that_a_browser_changes_are_not_edited_there(
-        self, app: Starlette, tables: Tables
-    ) -> None:
+    async def test_carriage_returns_alone_are_not_edited_in_a_browser(self, app: Starlette, tables: Tables) -> None:
         (letter,) = add_letters(tables, 1)
         tables.execute("UPDATE durable.dead_letters SET body = %s, content_type = 'text/plain'", b"MSH|a\rPID|b\r")
         async with logged_in(app, ADMIN) as client:

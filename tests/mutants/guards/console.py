@@ -144,7 +144,7 @@ ROWS = (
         before="replace(selection, up_to=survey.newest)",
         after="replace(selection, up_to=survey.newest + 1_000)",
         killed_by=(
-            "tests/integration/console/test_seen.py::TestLetters::test_letters_that_fail_after_the_page_are_left",
+            "tests/integration/console/test_seen.py::TestLetters::test_letters_failing_after_the_page_are_left",
         ),
     ),
     Mutant(
