@@ -20,7 +20,7 @@ from durable.errors import InvalidSetting
 from durable.pipeline.read_options import ReadOptions, checked
 from durable.pipeline.source import consistent, register
 from durable.storage import migrator
-from tests.support.clusters import clusters
+from tests.support.clusters import Cluster, Clusters, clusters
 from tests.support.history import add_history, add_letters, add_old_day, numbers
 from tests.support.streams import Stream
 
@@ -273,14 +273,20 @@ def test_a_table_without_transactions_is_no_stream(source: SparkSession, databas
         frame.writeStream.format("memory").queryName("none").trigger(availableNow=True).start().processAllAvailable()
 
 
+def shop_and_place(made: Clusters) -> tuple[Cluster, Cluster]:
+    """A cluster with a new service, and a place for an earlier state of its files."""
+    first = made.new()
+    first.execute("CREATE DATABASE shop")
+    migrator.upgrade(first.uri("shop").replace("postgresql://", "postgresql+psycopg://"), "durable")
+    return first, made.empty()
+
+
 @pytest.mark.parametrize("is_read_again", [False, True], ids=["new rows", "a batch that was planned"])
 def test_stream_of_files_put_back_is_refused(source: SparkSession, tmp_path: Path, is_read_again: bool) -> None:
     """Identity and numbers are those of before: only the rows tell."""
     with clusters() as made:
-        first, second = made.new(), made.empty()
-        first.execute("CREATE DATABASE shop")
+        first, second = shop_and_place(made)
         url = first.uri("shop")
-        migrator.upgrade(url.replace("postgresql://", "postgresql+psycopg://"), "durable")
         with psycopg.connect(url, autocommit=True) as conn:
             add_history(conn, 10)
             first.back_up(second)
@@ -305,10 +311,8 @@ def test_stream_of_files_put_back_is_refused(source: SparkSession, tmp_path: Pat
 
 def test_stream_of_letters_put_back_is_refused(source: SparkSession, tmp_path: Path) -> None:
     with clusters() as made:
-        first, second = made.new(), made.empty()
-        first.execute("CREATE DATABASE shop")
+        first, second = shop_and_place(made)
         url = first.uri("shop")
-        migrator.upgrade(url.replace("postgresql://", "postgresql+psycopg://"), "durable")
         with psycopg.connect(url, autocommit=True) as conn:
             add_letters(conn, 1)
             first.back_up(second)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
-import pytest_asyncio
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -58,18 +56,6 @@ async def handle(ping: Ping, ctx: Context) -> None:
 @bus.handles(Pong)
 async def finish(pong: Pong) -> None: ...
 """
-
-
-@pytest_asyncio.fixture
-async def bus(tables: Tables) -> AsyncIterator[Bus]:
-    bus = Bus("shop", tables.url)
-    yield bus
-    await bus.runtime.stop()
-
-
-@pytest.fixture
-def app(bus: Bus) -> Starlette:
-    return Starlette(routes=[Mount("/console", console_app(bus, tokens=TOKENS))])
 
 
 @pytest.fixture

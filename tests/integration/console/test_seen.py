@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import html
 import re
-from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
 import httpx
 import pytest
-import pytest_asyncio
 from sqlalchemy.exc import ProgrammingError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,20 +18,8 @@ from starlette.routing import Mount
 from durable import Bus
 from durable.console import Person, Role, console_app, runs
 from durable.storage.rows import Letter
-from tests.integration.console.visiting import ADMIN, OPERATOR, TOKENS, VIEWER, add_letters, browser, logged_in, submit
+from tests.integration.console.visiting import ADMIN, OPERATOR, VIEWER, add_letters, browser, logged_in, submit
 from tests.support.tables import Tables
-
-
-@pytest_asyncio.fixture
-async def bus(tables: Tables) -> AsyncIterator[Bus]:
-    bus = Bus("shop", tables.url)
-    yield bus
-    await bus.runtime.stop()
-
-
-@pytest.fixture
-def app(bus: Bus) -> Starlette:
-    return Starlette(routes=[Mount("/console", console_app(bus, tokens=TOKENS))])
 
 
 def resolved(tables: Tables, column: str) -> list[Any]:
