@@ -40,6 +40,8 @@ class Rehearsals:
                 f"this console was not told where the application is; run: durable-agent dead-letters replay APP:BUS "
                 f"{letter} --rehearse"
             )
+        if self._room.locked():
+            raise RehearsalFailed(f"{_MOST_AT_ONCE} rehearsals are under way already; try again when one has ended")
         verb, given = ("replay", []) if body is None else ("edit", ["--body", "-"])
         async with self._room:
             return await self._run([verb, self.app, str(letter), *given, "--rehearse", "--json"], body)

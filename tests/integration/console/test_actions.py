@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
@@ -254,6 +255,17 @@ class TestRehearsing:
         async with logged_in(rehearsing, ADMIN) as client:
             response = await self.rehearse(client, letter, body='{"number": -4}')
             assert ("would fail" in response.text, "-4 is negative" in response.text) == (True, True)
+
+    async def test_third_rehearsal_at_once_is_told_to_wait(self, rehearsing: Starlette, tables: Tables) -> None:
+        (letter,) = add_letters(tables, 1)
+        async with logged_in(rehearsing) as client:
+            answers = await asyncio.gather(*(self.rehearse(client, letter) for _ in range(3)))
+            told = ["2 rehearsals are under way already" in answer.text for answer in answers]
+        assert sorted(zip([answer.status_code for answer in answers], told, strict=True)) == [
+            (200, False),
+            (200, False),
+            (409, True),
+        ]
 
     async def test_rehearsal_needs_the_application(self, app: Starlette, tables: Tables) -> None:
         (letter,) = add_letters(tables, 1)
