@@ -63,11 +63,12 @@ class RecoveryAgent:
         self._idle = idle
         self._recurring = recurring
         self.pace = Pace("recovery", context.settings.step_timeout.total_seconds())
-        self._due_in: list[timedelta | None] = []
+        self._due_at: list[float] = []  # on the clock of the loop
         self._ordered = ordered
         self._rounds: Sequence[tuple[str, Story]] = [
             ("run schedules", self._run_schedules),
             ("obey circuits", self._obey_circuits),
+            ("look ahead", self._look_ahead),
             ("promote due work", self._promote),
             ("expire work", self._expire),
             ("claim outgoing work", self._claim_outgoing),
@@ -75,7 +76,7 @@ class RecoveryAgent:
             ("claim trials", self._claim_trials),
             ("claim incoming work", self._claim_incoming),
             ("claim shares", self._claim_shares),
-            ("look ahead", self._look_ahead),
+            ("ask for ordered work", self._ask_for_ordered),
         ]
         self._troubles = Troubles(often=[name for name, _ in self._rounds])
         self._looked_for_trials: dict[str, Looked] = {}
@@ -104,7 +105,7 @@ class RecoveryAgent:
     async def _claim_when_woken(self) -> None:
         while True:
             self._woken.clear()
-            self._due_in = []
+            self._due_at = []
             await self._run_rounds()
             try:
                 async with asyncio.timeout(self._longest_wait()):
@@ -125,11 +126,19 @@ class RecoveryAgent:
     def _longest_wait(self) -> float:
         """Return the seconds until the next look: until the next poll, or until a row is due before that."""
         poll = self._settings.poll_interval.total_seconds() * random.uniform(0.8, 1.2)
-        soonest = min([poll, *(due.total_seconds() for due in self._due_in if due is not None)])
-        return max(_SHORTEST_WAIT, soonest)
+        now = asyncio.get_running_loop().time()
+        return max(_SHORTEST_WAIT, min([poll, *(due - now for due in self._due_at)]))
+
+    def _look_again_in(self, wait: timedelta | None) -> None:
+        if wait is not None:
+            self._due_at.append(asyncio.get_running_loop().time() + wait.total_seconds())
 
     async def _run_schedules(self) -> None:
-        self._due_in.append(await self._recurring.poll())
+        self._look_again_in(await self._recurring.poll())
+
+    async def _look_ahead(self) -> None:
+        """Note the next due time before the promotion: a row due in between is promoted or waited for."""
+        self._look_again_in(await self._database.transaction(delayed.next_due))
 
     async def _promote(self) -> None:
         self._go_on(await promote_due(self._context))
@@ -157,10 +166,8 @@ class RecoveryAgent:
         if there_is_more:
             self._woken.set()
 
-    async def _look_ahead(self) -> None:
+    async def _ask_for_ordered(self) -> None:
         self._ordered.asked.set()  # in a task of its own: however many keys there are, nothing else waits for them
-        if not self._woken.is_set():
-            self._due_in.append(await self._database.transaction(delayed.next_due))
 
     async def _claim_ordered_when_hinted(self) -> None:
         while True:

@@ -74,6 +74,7 @@ async def _serve(buses: Sequence[Bus], app: str | None, port: int, token: str, *
     asgi = console_app(*buses, tokens={token: person}, app=app)
     config = uvicorn.Config(
         asgi,
+        log_config=None,
         log_level="warning",
         server_header=False,
         proxy_headers=False,  # anybody may write them, and the login counts failures by address

@@ -47,6 +47,7 @@ from durable.pipeline.copying import copy, opened
 from durable.pipeline.files import TaskFiles
 from durable.pipeline.known import KnownRows
 from durable.pipeline.lake import Lake
+from durable.pipeline.lake_marks import Whole
 from durable.pipeline.lake_tables import SOURCES, DataFile, LakeTable, Whose
 from durable.pipeline.origin import Origin, hashed, locked
 from durable.pipeline.progress import Show, collected
@@ -222,8 +223,7 @@ class _Run:
             low=low,
             high=high,
             commit_id=commit_id,
-            whose=self.whose,
-            span=span,
+            whole=Whole(self.whose, span),
         )
         failpoint("A2")
         archives.confirm(self.conn, schema, source, high)

@@ -25,7 +25,7 @@ from urllib.parse import unquote
 from durable.errors import ArchiveConflict, InvalidSetting
 from durable.pipeline import places
 from durable.pipeline.describing import DESCRIPTIONS, commented, describe, properties, refuse_newer
-from durable.pipeline.lake_marks import commit_mark, marked, span_of
+from durable.pipeline.lake_marks import Whole, commit_mark, marked, span_of
 from durable.pipeline.lake_tables import DAY_OF, SOURCES, DataFile, LakeTable, Whose, arrow_schema, spark_schema
 from durable.pipeline.places import StoredFile
 from durable.pipeline.session import needs_spark
@@ -244,14 +244,13 @@ class Lake:
         low: int,
         high: int,
         commit_id: int | None = None,
-        whose: Whose | None = None,
-        span: Span = NO_SPAN,
+        whole: Whole | None = None,
     ) -> None:
         """Make these files part of the table and move the offset of `app_id` from `low` to `high`: both or neither.
 
         `commit_id`: the number by which the database knows this commit.
-        `span`: from when to when the table then has every row of `whose`; the first beginning that is named stays, and
-        so do all gaps.
+        `whole`: from when to when the table then has every row of a database; the first beginning that is named stays,
+        and so do all gaps.
         Raises ArchiveConflict when the offset is not `low` any more: somebody else has archived these rows.
         """
         from deltalake import CommitProperties
@@ -272,7 +271,7 @@ class Lake:
             app_transactions=[
                 Transaction(app_id, high),
                 *([] if commit_id is None else [Transaction(commit_mark(app_id), commit_id)]),
-                *marked(opened, whose, span),
+                *marked(opened, whole),
             ],
         )
         try:

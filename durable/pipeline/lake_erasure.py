@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from durable.errors import ArchiveConflict, DurableError
 from durable.failpoints import failpoint
-from durable.pipeline import blanking
+from durable.pipeline import blanking, places
 from durable.pipeline.blanking import Wanted
 from durable.pipeline.erasures import Recorded, mark, record
 from durable.pipeline.lake import Lake
@@ -48,9 +48,10 @@ class LakeErasure:
 
     def scrub(self, lake: Lake, table: LakeTable) -> Scrubbed:
         """Remove files of one table."""
+        here = {file.path.rpartition("/")[2] for file in places.files(lake.table_url(table))}
         replaced = lake.opened(table).vacuum(0, dry_run=False, enforce_retention_duration=False)
         left = remove_all(lake, table, [hashed(each) for each in self._app_ids(table)], self._wanted)
-        return Scrubbed(removed=len(replaced)) + left
+        return Scrubbed(removed=sum(path.rpartition("/")[2] in here for path in replaced)) + left
 
     def _erase(self, lake: Lake, erasure: Erasure) -> Erasure:
         counts: dict[LakeTable, int] = dict.fromkeys(SOURCES, 0)

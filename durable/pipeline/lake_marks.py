@@ -8,7 +8,7 @@ durable:commit:APP                                   which commit was the last o
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from durable.pipeline.lake_tables import Whose
 from durable.pipeline.spans import Gap, Span, merged
@@ -20,12 +20,20 @@ if TYPE_CHECKING:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def marked(opened: DeltaTable, whose: Whose | None, span: Span) -> list[Transaction]:
+class Whole(NamedTuple):
+    """Span of which a table has every row of a database."""
+
+    whose: Whose
+    span: Span
+
+
+def marked(opened: DeltaTable, whole: Whole | None) -> list[Transaction]:
     """Return what a commit adds to the marks: a later end, gaps, and a beginning where none is named yet."""
     from deltalake.transaction import Transaction
 
-    if whose is None:
+    if whole is None:
         return []
+    whose, span = whole
     begin, until = _edges(whose)
     marks = {until: _micros(span.until)} if span.until else {}
     if span.begin and opened.transaction_version(begin) is None:

@@ -103,7 +103,8 @@ async def _serving(race: Race, take: Callable[[bytes], Awaitable[None]]) -> Asyn
 
     app = Starlette(routes=[Route("/", answer, methods=["POST"])])
     url = urlsplit(race.destination)
-    server = uvicorn.Server(uvicorn.Config(app, url.hostname or "", url.port or 0, log_level="error", lifespan="off"))
+    config = uvicorn.Config(app, url.hostname or "", url.port or 0, log_config=None, log_level="error", lifespan="off")
+    server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(), name="serve")
     await until(lambda: server.started)
     yield

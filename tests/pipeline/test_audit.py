@@ -17,6 +17,7 @@ from durable.pipeline import ledger
 from durable.pipeline.audit import Question, Verdict, audit, audit_here
 from durable.pipeline.choosing import Choice, choose
 from durable.pipeline.lake import Lake
+from durable.pipeline.lake_marks import Whole
 from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
 from durable.pipeline.matching import Edges, History, findings, inside, of, unbalanced
 from durable.pipeline.rows import records
@@ -339,7 +340,7 @@ class Archives:
             where.create(name)
             missing = tuple(Gap(at(first), at(end)) for first, end in gaps) if name in of else ()
             low, span = where.offset(app, name), Span(at(begin), at(until), missing)
-            where.commit(name, [], app_id=app, low=low, high=low + 1, whose=whose, span=span)
+            where.commit(name, [], app_id=app, low=low, high=low + 1, whole=Whole(whose, span))
 
     def audit(self, spark: SparkSession, settle: float = 1, since: datetime | None = None) -> set[tuple[str, str]]:
         lakes = list(self.lakes.values())
@@ -518,7 +519,7 @@ def test_gaps_of_a_lake_stay_through_later_commits(tmp_path: Path) -> None:
     for low, (begin, until, gaps) in enumerate(commits):
         missing = tuple(Gap(at(first), at(end)) for first, end in gaps)
         span = Span(at(begin), at(until), missing)
-        lake.commit("history", [], app_id="a", low=low, high=low + 1, whose=whose, span=span)
+        lake.commit("history", [], app_id="a", low=low, high=low + 1, whole=Whole(whose, span))
     found = [(1, 2), (3, 6), (12, 15)]
     assert lake.span("history", whose) == Span(at(0), at(40), tuple(Gap(at(first), at(end)) for first, end in found))
     assert lake.span("history", Whose("billing", "billing-b")) == Span()

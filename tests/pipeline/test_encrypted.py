@@ -20,6 +20,7 @@ from durable.pipeline import publish
 from durable.pipeline.archive import archive
 from durable.pipeline.lake import Lake
 from durable.pipeline.origin import Origin
+from durable.pipeline.source import register
 from durable.settings import load_settings
 from durable.testing import eventually
 from tests.support import canary
@@ -199,6 +200,7 @@ def test_written_bodies_are_encrypted_with_a_file_of_keys(
     spark: SparkSession, database_url: str, tmp_path: Path
 ) -> None:
     """As by `df.write.format("durable")`, which knows no settings of this process."""
+    register(spark)
     document = {"keys": {"a": base64.b64encode(A).decode()}}
     (tmp_path / "keys.json").write_text(json.dumps(document))
     rows = spark.range(0, 4, 1, 1).selectExpr("id AS number")

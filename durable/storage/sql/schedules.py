@@ -101,7 +101,7 @@ DELETE FROM {{schema}}.schedules WHERE name = :name AND NOT {_LIVE} RETURNING na
 
 # ---------------------------------------------------------------- what waits for its time
 
-# Looked at after a round of claims: how long nothing will be due. What is due and still here is being promoted.
+# Looked at before a promotion, which takes what is due: how long nothing more will be due.
 READ_NEXT_DUE = Statement("""
 SELECT LEAST(
     (SELECT min(execution_time) FROM {schema}.outgoing_envelopes WHERE execution_time > clock_timestamp()),

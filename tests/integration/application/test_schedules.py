@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from functools import partial
@@ -12,8 +13,11 @@ import msgspec
 import pytest
 
 from durable import Bus, Context, message
+from durable.agents.context import AgentContext
 from durable.embedded import Embedded
 from durable.errors import InvalidMessage, RoutingError
+from durable.recovery import agent
+from durable.recovery.scheduled import promote_due
 from durable.storage import circuits, schedules
 from durable.storage.circuits import CircuitKind
 from durable.testing import eventually
@@ -338,6 +342,23 @@ class TestScheduledMessages:
             for _ in range(2):
                 assert not await bus.reschedule(later, delay=1)
                 assert not await bus.run_now(now)
+
+    async def test_message_due_during_a_round_of_recovery_does_not_wait_for_the_next_poll(
+        self, works: Works, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def promote_slowly(context: AgentContext) -> bool:
+            is_full = await promote_due(context)
+            await asyncio.sleep(0.5)
+            return is_full
+
+        monkeypatch.setattr(agent, "promote_due", promote_slowly)
+        bus = works.node("", settings={"poll_interval": timedelta(minutes=5)})
+        async with bus:
+            async with bus.unit_of_work():
+                later = bus.send(Tick(1), delay=3_600)
+            await asyncio.sleep(3)  # until the rounds of the start and of the commit are over
+            assert await bus.reschedule(later, delay=0.2)
+            await eventually(lambda: works.numbers == [1])
 
     async def test_message_cannot_be_rescheduled_beyond_its_deadline_or_the_dedupe_window(self, works: Works) -> None:
         bus = works.node("")

@@ -128,22 +128,20 @@ async def test_answers_do_not_wait_for_delayed_acknowledgements(
 
 
 async def test_signals_and_the_access_log_stay_with_the_application(
-    receiver: MemoryReceiver, caplog: pytest.LogCaptureFixture
+    receiver: MemoryReceiver, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     access = logging.getLogger("uvicorn.access")
     own = logging.NullHandler()
-    access.addHandler(own)
-    try:
-        async with listening(receiver) as listener:
-            with caplog.at_level(logging.INFO):
-                await send(listener.address)
-            assert "uvicorn.access" not in [record.name for record in caplog.records]
-            assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
-            assert access.handlers == [own]
-            assert access.propagate
-    finally:
-        access.removeHandler(own)
+    monkeypatch.setattr(access, "handlers", [own])
+    monkeypatch.setattr(access, "propagate", True)
+    async with listening(receiver) as listener:
+        with caplog.at_level(logging.INFO):
+            await send(listener.address)
+        assert "uvicorn.access" not in [record.name for record in caplog.records]
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert access.handlers == [own]
+    assert access.propagate
 
 
 async def test_context_variables_of_the_start_are_not_seen_by_requests(

@@ -527,7 +527,7 @@ async def test_stray_answers_are_ignored_and_logged_once_with_their_count(caplog
             assert await sender.send(envelopes(1)) == [STORED]
         assert server.connections == 1
     assert caplog.text.count("is not under way") == 1
-    assert caplog.text.count("200 batches were not under way") == 1
+    assert caplog.text.count("100 batches were not under way") == 1
 
 
 async def test_a_duplicate_answer_is_ignored() -> None:
