@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack, overload
 from uuid import UUID
 
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
+from durable.application import answers
 from durable.application.application import Application, Listening
 from durable.application.circuit_breaker import CircuitBreaker
 from durable.application.cron import Misfire
@@ -39,6 +40,7 @@ from durable.encryption.ring import KeyRing
 from durable.errors import InvalidMessage, InvalidSetting, WiringError
 from durable.kinds import shown
 from durable.messages.registry import name_of
+from durable.messages.routing import LOCAL
 from durable.outbox.envelope_factory import SendOptions, due_time
 from durable.outbox.outbox import Outbox
 from durable.outbox.unit_of_work import Scope, UnitOfWork
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 F = TypeVar("F", bound=Callable[..., Any])
+A = TypeVar("A")
 Mode = Literal["full", "send-only"]
 AnySession = Session | AsyncSession | scoped_session[Any] | async_scoped_session[Any]
 
@@ -192,6 +195,22 @@ class Bus:
             return function
 
         return declare
+
+    @checked
+    def expects(self, cls: type, *, at: str = LOCAL) -> None:
+        """Keep the answers of this class to requests of this service, for wait_for(): see docs/requests.md.
+
+        `at`: address of this service, at which those who answer reach it; without one, requests are handled by this
+        service itself. An answer is kept once, in the transaction that finishes it, for `answer_retention`. Raises
+        InvalidSetting for a class that is handled or expected already, or an address that nobody can send to, and
+        WiringError while the bus runs.
+        """
+        message_type = name_of(cls)
+        self._refuse_when_running("expects", message_type)
+        if at != LOCAL:
+            self.runtime.transports().resolve(at, message_type)
+        self.handles(cls, max_batch=answers.GROUP)(answers.keeper_of(cls))
+        self._application.expect(message_type, at)
 
     @checked
     def on_error(self, *errors: type[Exception], retry: Retry | RetryAfter) -> None:
@@ -411,6 +430,22 @@ class Bus:
         """
         return self._scope.outbox.publish(message, **options)
 
+    def request(
+        self,
+        message: object,
+        *answers: type,
+        to: str | None = None,
+        timeout: Duration | None = None,
+        **options: Unpack[SendOptions],
+    ) -> UUID:
+        """Send a command whose answer is awaited by wait_for(id, Answer), with the current unit of work.
+
+        `answers`: the classes of which the answer is one, each declared by expects(). `timeout` (seconds, or a
+        timedelta): the request expires unless it was handled by then. Returns the id of the request; other arguments,
+        guarantees and errors as in send().
+        """
+        return self._scope.outbox.request(message, *answers, to=to, timeout=timeout, **options)
+
     @checked_names
     def unit_of_work(self, *, timeout: Duration | None = None) -> UnitOfWork:
         """Open an AsyncSession and a transaction: `async with bus.unit_of_work() as uow`.
@@ -438,26 +473,46 @@ class Bus:
 
     # ------------------------------------------------------------------ what became of a message
 
+    @overload
+    async def wait_for(self, message: UUID, *, timeout: Duration = ...) -> Receipt: ...  # noqa: ASYNC109
+
+    @overload
+    async def wait_for(
+        self,
+        message: UUID,
+        answer: type[A],
+        /,
+        *others: type[A],
+        timeout: Duration = ...,  # noqa: ASYNC109
+    ) -> A: ...
+
     @checked
     async def wait_for(  # the callers of one process share a task, which no caller may cancel
         self,
         message: UUID,
-        *,
+        *answers: type,
         timeout: Duration = timedelta(seconds=30),  # noqa: ASYNC109
-    ) -> Receipt:
+    ) -> Any:
         """Wait until a message waits nowhere in this service any more, and return its outcome: see docs/requests.md.
+
+        `answers`: wait for the answer to a request() instead, and return it: a message of one of these classes. Any
+        node of the service may wait for it, as often as it likes, within `answer_retention`.
 
         `message`: the id that send() or publish() returned, after the commit; any node of the service may ask. Callers
         share their looks at the database, at first every 20 ms, and at last every `poll_interval`. Call it while the
         bus runs, and not in a handler for a message that waits behind it.
 
         Raises StillWaiting after `timeout`, UnknownMessage when no message of this id is known here, StorageUnavailable
-        when the database was away at the timeout, and InvalidSetting for a time that is not above 0.
+        when the database was away at the timeout, and InvalidSetting for a time that is not above 0. For an answer also
+        NoAnswer when the request was dead-lettered, expired or cancelled, and InvalidMessage for an answer of another
+        class.
         """
         time = length_of_time("wait_for", "timeout", timeout)
         if time <= timedelta(0):
             raise InvalidSetting(f"wait_for: timeout must be above 0 (got {timeout})")
-        return await self.runtime.watch.wait(message, time)
+        if not answers:
+            return await self.runtime.watch.wait(message, time)
+        return self._application.answer_in(await self.runtime.watch.answer(message, time), answers)
 
     # ------------------------------------------------------------------ pause
 

@@ -32,6 +32,12 @@ Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 DUE = "durable-due"
 """The header of a message with delay= or at= that says when it is due: its execution_time ends there."""
 
+REPLY_TO = "reply-to"
+"""The header of a message that asks for an answer: the address to which `ctx.reply()` sends it."""
+
+IN_REPLY_TO = "in-reply-to"
+"""The header of an answer: the id of the message that it answers."""
+
 TENANT = "tenant"
 """The header of a message that was sent with tenant=: the tenant that it belongs to."""
 
@@ -111,6 +117,14 @@ def media_type(content_type: str) -> str:
 def is_media_type(text: str) -> bool:
     """True for text like "application/vnd.acme.order+json", lower case and without parameters (RFC 6838)."""
     return _MEDIA_TYPE.fullmatch(text) is not None
+
+
+def request_of(envelope: Envelope) -> UUID | None:
+    """Return the id of the message that this one answers; None when its headers name none."""
+    try:
+        return UUID(envelope.headers.get(IN_REPLY_TO, ""))
+    except ValueError:
+        return None
 
 
 def new_id() -> UUID:

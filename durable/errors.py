@@ -150,6 +150,17 @@ class UnknownMessage(DurableError):
     """No message of this id is known here."""
 
 
+class NoAnswer(DurableError):
+    """The request was not handled, or its answer was forgotten: see the reason.
+
+    `may_come`: True for a dead letter, which an operator may replay.
+    """
+
+    def __init__(self, reason: str, *, may_come: bool = False) -> None:
+        super().__init__(reason)
+        self.may_come = may_come
+
+
 class StillWaiting(DurableError, TimeoutError):
     """A message was not at its end within the time that a caller waited for it."""
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID
 
 from durable.agents import startup_check as in_flight
 from durable.agents.context import AgentContext
@@ -22,7 +20,7 @@ from durable.agents.waking import Waker
 from durable.application.application import Application, Transports
 from durable.clock import Clock, SystemClock
 from durable.envelope import ANY_NODE, Envelope, NodeId
-from durable.errors import InvalidSetting, StillWaiting
+from durable.errors import InvalidSetting
 from durable.node import Node
 from durable.observability.loop_watch import LoopWatch
 from durable.observability.monitor import Monitor
@@ -33,6 +31,7 @@ from durable.outbox.unit_of_work import Scope
 from durable.process.life import Life
 from durable.process.starting import once_it_answers
 from durable.recovery.former import Memberships
+from durable.requests.outcomes import Outcomes
 from durable.requests.watch import Watch
 from durable.settings import Settings
 from durable.statistics import Statistics
@@ -121,16 +120,8 @@ class Runtime:
             from durable.transports.http.transport import HttpTransport
         except ImportError as error:
             raise _not_installed("http://", "http", error) from error
-        return HttpTransport(
-            self.settings, service=self.application.service, messages=self._handled, outcomes=self._outcome
-        )
-
-    async def _outcome(self, message_id: UUID, at: str | None, patience: timedelta) -> Mapping[str, Any] | None:
-        """Return the outcome of a message as HTTP tells it."""
-        try:
-            return (await self.watch.wait(message_id, patience, at=at)).shown()
-        except StillWaiting:
-            return None
+        outcomes = Outcomes(self.watch, lambda: self.database, self.application.ring)
+        return HttpTransport(self.settings, service=self.application.service, messages=self._handled, outcomes=outcomes)
 
     def metrics_app(self, monitor: Callable[[], Monitor], others: Collector | None = None) -> Starlette:
         """Build the node's parts. Raises InvalidSetting when a package that they need is not installed."""

@@ -354,6 +354,8 @@ class Settings(BaseSettings):
     """time for which files of the lake stay after others have replaced them"""
     dead_letter_retention: Duration = timedelta(days=90)
     """time for which a dead letter is kept after it was resolved"""
+    answer_retention: Duration = timedelta(days=7)
+    """time for which the answer to a request is kept for whoever waits for it"""
     action_retention: Duration = timedelta(days=365)
     """time for which the record of an operator's action is kept"""
     partitions_ahead: Annotated[int, Field(ge=1, le=366)] = 7

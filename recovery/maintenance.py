@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from durable.errors import StorageUnavailable
 from durable.failpoints import failpoint
 from durable.settings import Settings
-from durable.storage import actions, circuits, dead_letters, maintenance, staging
+from durable.storage import actions, answers, circuits, dead_letters, maintenance, staging
 from durable.storage.database import Database
 from durable.storage.maintenance import HISTORY, IDS, Day
 from durable.telemetry import log
@@ -44,10 +44,12 @@ async def maintain(database: Database, settings: Settings) -> None:
     letters = partial(dead_letters.purge, keep=settings.dead_letter_retention, batch_size=batch_size)
     attempts = partial(dead_letters.purge_attempts, keep=keep_history, batch_size=batch_size)
     operated = partial(actions.purge, keep=settings.action_retention, batch_size=batch_size)
+    answered = partial(answers.purge, keep=settings.answer_retention, batch_size=batch_size)
     steps += [
         ("close circuits", partial(_close_circuits, database)),
         ("purge dead letters", partial(_purge, database, letters)),
         ("purge failed attempts", partial(_purge, database, attempts)),
+        ("purge answers", partial(_purge, database, answered)),
         ("purge actions", partial(_purge, database, operated)),
         ("sweep staged rows", partial(_sweep_staged, database, max(keep_ids, keep_history))),
     ]

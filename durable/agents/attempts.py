@@ -15,11 +15,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -33,12 +34,13 @@ from durable.application.context import PauseRequest
 from durable.application.handlers import Handler
 from durable.application.incoming import Context, Incoming
 from durable.application.middleware import MiddlewareStack
-from durable.envelope import LeasedEnvelope
+from durable.envelope import LeasedEnvelope, request_of
 from durable.errors import LeaseLost
 from durable.failpoints import failpoint
 from durable.outbox.outbox import Outbox
 from durable.outbox.sessions import Sessions
-from durable.storage import inbox
+from durable.storage import answers, inbox
+from durable.storage.answers import Arrived
 from durable.storage.outages import translated
 from durable.telemetry import log
 
@@ -71,6 +73,19 @@ def calls(
     for task in tasks:
         outbox.cause = handler.cause(task.lease.envelope)
         yield Incoming(task.message, session, (Context(task.lease, task.attempt, outbox, asked),), handler.name)
+
+
+def arrived(leases: Sequence[LeasedEnvelope]) -> list[Arrived]:
+    """Return those of the messages that answer a request, with its id."""
+    named = [(request_of(lease.envelope), lease) for lease in leases]
+    return [Arrived(request_id, lease) for request_id, lease in named if request_id is not None]
+
+
+def tell_left_out(leases: Sequence[LeasedEnvelope], kept: Collection[UUID]) -> None:
+    """Log the answers that were not kept, once for all of them."""
+    left_out = [str(lease.envelope.id) for lease in leases if lease.envelope.id not in kept]
+    if left_out:
+        log.warning("answers dropped, because their requests have one already or were forgotten: %s", left_out)
 
 
 class Entry:
@@ -268,6 +283,9 @@ class Attempts:
             session.connection()
         session.flush()
         owned = [task.lease for task in tasks]
+        if self.handler.keeps_answers:
+            kept = answers.keep(session.connection(), self._schema, arrived(owned))
+            tell_left_out(owned, kept)
         met = inbox.finish_handled(session.connection(), self._schema, self._node, owned, keep_body=self._keep_body)
         if met != len(owned):
             raise LeaseLost

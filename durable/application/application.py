@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from durable.application.handlers import Handler
 from durable.application.middleware import MiddlewareStack
 from durable.application.retry import Policy, Retry, RetryAfter
 from durable.application.schedules import Schedule
 from durable.encryption.ring import KeyRing
-from durable.errors import InvalidSetting, RoutingError, UnknownMessageType
+from durable.envelope import Envelope
+from durable.errors import InvalidMessage, InvalidSetting, RoutingError, UnknownMessageType
 from durable.messages import codec, upcasting
-from durable.messages.registry import class_of, content_type_of, is_encrypted, registered
+from durable.messages.registry import class_of, content_type_of, is_encrypted, name_of, registered
 from durable.messages.routing import LOCAL, Routes
 from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.redaction import printable
@@ -78,6 +79,19 @@ class Application:
             self.routes.places.ordered_types.add(handler.message_type)
         if handler.fair_by is not None:
             self.routes.places.shared[handler.message_type] = handler.fair_by
+
+    def expect(self, message_type: str, at: str) -> None:
+        """Let the handler of this type keep its messages, which are answers that come to this address."""
+        self.handlers[message_type] = replace(self.handlers[message_type], keeps_answers=True)
+        self.routes.answers[message_type] = at
+
+    def answer_in(self, envelope: Envelope, wanted: Sequence[type]) -> Any:
+        """Return the answer in this envelope; raises InvalidMessage unless it is of one of these classes."""
+        handler = self.by_type().get(envelope.message_type)
+        if handler is None or handler.cls not in wanted:
+            names = " or ".join(name_of(cls) for cls in wanted)
+            raise InvalidMessage(f"answer {envelope.id}: of type {envelope.message_type}, not {names}; wait for it")
+        return upcasting.decode(self.ring.opened(envelope), handler.cls)
 
     def by_type(self) -> dict[str, Handler]:
         """The handler of each message type that is handled here: its own, and those that are upcast to it.

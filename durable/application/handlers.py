@@ -66,6 +66,8 @@ class Handler:
     """The header, or `key`, that names the tenant of a message; None: first come, first served."""
     weights: Mapping[str, int] = field(default_factory=dict)
     """The number of messages of a tenant that are handled in its turn, 1 by default."""
+    keeps_answers: bool = False
+    """True for the handler of answers that are awaited: its attempts keep them."""
     is_async: bool = field(init=False)
     takes_list: bool = field(init=False)
     """True if the handler is called once with all messages of its transaction."""

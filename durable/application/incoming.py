@@ -14,10 +14,10 @@ from sqlalchemy.orm import Session
 
 from durable.application.context import CircuitControl, PauseRequest
 from durable.arguments import annotations_of, refuse_unknown
-from durable.envelope import LeasedEnvelope
+from durable.envelope import IN_REPLY_TO, REPLY_TO, LeasedEnvelope, request_of
 from durable.errors import RoutingError
 from durable.messages.routing import LOCAL
-from durable.outbox.envelope_factory import REPLY_TO, SendOptions
+from durable.outbox.envelope_factory import SendOptions
 from durable.outbox.outbox import Outbox
 
 
@@ -69,6 +69,11 @@ class Context:
         return self._envelope.causation_id
 
     @property
+    def request_id(self) -> UUID | None:
+        """The id of the message that this one answers by ctx.reply(); None when it is no answer."""
+        return request_of(self._envelope)
+
+    @property
     def sent_at(self) -> datetime:
         return self._envelope.sent_at
 
@@ -90,7 +95,7 @@ class Context:
         return self._outbox.publish(message, **options)
 
     def reply(self, message: object, **options: Unpack[SendOptions]) -> UUID:
-        """Send a command to the address that the sender gave with reply_to=.
+        """Send a command to the address that the sender gave with reply_to=; its header in-reply-to names the message.
 
         Raises RoutingError if it gave none, and InvalidMessage if another service gave one that is neither a declared
         destination nor allowed by the setting answer_to: the message becomes a dead letter then.
@@ -99,6 +104,7 @@ class Context:
         address = self._envelope.headers.get(REPLY_TO)
         if address is None:
             raise RoutingError(f"message {self.id} asks for no reply: the sender gave no reply_to=")
+        options["headers"] = {IN_REPLY_TO: str(self.id), **(options.get("headers") or {})}
         if self._is_own:
             return self._outbox.send(message, to=address, **options)
         return self._outbox.answer(message, to=address, **options)

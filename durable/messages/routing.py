@@ -25,6 +25,8 @@ class Routes:
         self._commands: dict[str, str] = {}
         self._subscribers: dict[str, list[str]] = {}
         self._local: set[str] = set()
+        self.answers: dict[str, str] = {}
+        """The address of this service for answers, by the types that it expects."""
         self.places = OrderingRules()
         """The declarations of order and fairness."""
 
@@ -45,6 +47,8 @@ class Routes:
 
     def for_send(self, message_type: str, to: str | None = None) -> str:
         """The one destination; raises RoutingError when there is none, or more than one."""
+        if to == LOCAL and not self._is_handled_here(message_type):
+            raise RoutingError(f"{message_type} has no handler here, and was sent to 'local'; declare one")
         if to is not None:
             return to
         if (command := self._commands.get(message_type)) is not None:

@@ -20,7 +20,7 @@ from durable.arguments import Argument, annotations_of, refuse_misfits, refuse_u
 from durable.clock import Clock
 from durable.duration import Duration, duration
 from durable.encryption.ring import KeyRing
-from durable.envelope import DUE, TENANT, Envelope, derived_id, new_id
+from durable.envelope import DUE, REPLY_TO, TENANT, Envelope, derived_id, new_id
 from durable.errors import InvalidMessage, InvalidSetting, WiringError
 from durable.messages import codec
 from durable.messages import validation as screening
@@ -33,7 +33,6 @@ from durable.telemetry import log
 
 Kind = Literal["command", "event", "cascade", "answer"]
 
-REPLY_TO = "reply-to"
 
 _BUSINESS_KEYS = UUID("6f0d1b4e-5c0a-5d57-9a3c-2d8f6b1e7a94")
 """The namespace of ids that are made of business keys; any fixed one would do."""
@@ -178,6 +177,8 @@ class EnvelopeFactory:
         message = outgoing.message
         message_type = name_of(type(message))
         destinations = self._destinations(outgoing.kind, message_type, outgoing.to)
+        if outgoing.options.get("reply_to") == LOCAL:
+            _refuse_lost_answer(message_type, destinations)
         # An event that nobody wants is checked all the same.
         envelopes = self._compose(message, message_type, destinations or [LOCAL], outgoing.cause, outgoing.options)
         if not destinations:
@@ -191,7 +192,7 @@ class EnvelopeFactory:
             self._refuse_stranger(to, message_type)
         if kind == "event" or (kind != "command" and to is None and self._routes.is_event(message_type)):
             return self._routes.for_publish(message_type)
-        if to is not None:
+        if to is not None and to != LOCAL:
             to = self._resolve(to, message_type)  # declared routes were resolved when they were declared
         return [self._routes.for_send(message_type, to)]
 
@@ -214,6 +215,18 @@ class EnvelopeFactory:
                 "bus.subscribe()",
                 message_type,
             )
+
+    def reply_to(self, message_type: str, answers: Sequence[type]) -> str:
+        """Return the address of this service for these answers; raises InvalidMessage unless they are expected."""
+        expected = self._routes.answers
+        names = [name_of(cls) for cls in answers]
+        for name in names:
+            if name not in expected:
+                raise InvalidMessage(f"request {message_type}: answer {name} is not expected; declare bus.expects()")
+        addresses = {expected[name] for name in names}
+        if len(addresses) != 1:
+            raise InvalidMessage(f"request {message_type}: name the classes of its answers, expected at one address")
+        return addresses.pop()
 
     def destinations_of(self, uri: str) -> list[str]:
         """The destinations that messages to this address have: one, or one for each type where they are told apart.
@@ -238,7 +251,11 @@ class EnvelopeFactory:
 
     def _refuse_stranger(self, address: str, message_type: str) -> None:
         """Raise InvalidMessage unless an answer may go to this address."""
-        declared = {LOCAL, *(uri for uris in self._routes.destinations().values() for uri in uris)}
+        if address == LOCAL:  # of this service: whoever asked over HTTP reads the answer here
+            if message_type not in self._routes.answers:
+                raise InvalidMessage(f"answer {message_type} is not expected here; declare bus.expects()")
+            return
+        declared = {uri for uris in self._routes.destinations().values() for uri in uris}
         try:
             resolved = self._resolve(address, message_type)
         except WiringError as error:
@@ -350,6 +367,15 @@ def _headers(message_type: str, options: SendOptions, execution_time: datetime |
     if execution_time is not None:
         headers[DUE] = execution_time.isoformat()
     return headers
+
+
+def _refuse_lost_answer(message_type: str, destinations: Sequence[str]) -> None:
+    """Refuse an answer to `local` from another service, which would send it to itself."""
+    if remote := [each for each in destinations if each != LOCAL]:
+        raise InvalidMessage(
+            f"{message_type} cannot be sent: reply_to='local' is this service, and the message goes to {remote[0]}; "
+            "give an address at which that service reaches this one, by reply_to= or bus.expects(..., at=)"
+        )
 
 
 def _refuse_no_address(message_type: str, reply_to: str) -> None:

@@ -27,9 +27,12 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import InvalidRequestError, UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction
 
+from durable.arguments import length_of_time
+from durable.duration import Duration
 from durable.envelope import ANY_NODE, Envelope, NodeId, new_id
 from durable.errors import NoUnitOfWork, WiringError
 from durable.failpoints import failpoint
+from durable.messages.registry import name_of
 from durable.messages.routing import LOCAL
 from durable.outbox.envelope_factory import Cause, EnvelopeFactory, Kind, Sending, SendOptions, check_options
 from durable.outbox.pending import Entry, Pending
@@ -113,6 +116,25 @@ class Outbox:
         if options or to is not None:
             check_options("send", options, to=to)
         return self._envelope_factory.send(self._sending(message, "command", to, options)) or new_id()
+
+    def request(
+        self,
+        message: object,
+        *answers: type,
+        to: str | None = None,
+        timeout: Duration | None = None,
+        **options: Unpack[SendOptions],
+    ) -> UUID:
+        """Send a command whose answer is awaited by `bus.wait_for(id, Answer)`; returns its id.
+
+        `answers`: the classes of which the answer is one, each declared by bus.expects(). `timeout` (seconds, or a
+        timedelta): the request expires unless it was handled by then. Guarantees and errors as in send().
+        """
+        message_type = name_of(type(message))
+        if timeout is not None:
+            options["deliver_by"] = length_of_time("request", "timeout", timeout)
+        options["reply_to"] = options.get("reply_to") or self._envelope_factory.reply_to(message_type, answers)
+        return self.send(message, to=to, **options)
 
     def answer(self, message: object, *, to: str, **options: Unpack[SendOptions]) -> UUID:
         """Send a command to the address that a message of another service names; raises InvalidMessage where that is

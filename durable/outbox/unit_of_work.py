@@ -12,6 +12,7 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from durable.duration import Duration
 from durable.errors import NoUnitOfWork, WiringError
 from durable.outbox.envelope_factory import EnvelopeFactory, SendOptions
 from durable.outbox.outbox import Dispatcher, Outbox
@@ -128,6 +129,17 @@ class UnitOfWork:
     def send(self, message: object, *, to: str | None = None, **options: Unpack[SendOptions]) -> UUID:
         """Send a message as Outbox.send()."""
         return self.outbox.send(message, to=to, **options)
+
+    def request(
+        self,
+        message: object,
+        *answers: type,
+        to: str | None = None,
+        timeout: Duration | None = None,
+        **options: Unpack[SendOptions],
+    ) -> UUID:
+        """Send a request as Outbox.request()."""
+        return self.outbox.request(message, *answers, to=to, timeout=timeout, **options)
 
     def publish(self, message: object, **options: Unpack[SendOptions]) -> UUID:
         """Publish an event as Outbox.publish()."""

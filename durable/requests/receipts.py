@@ -22,7 +22,7 @@ Outcome = Literal["handled", "sent", "cancelled", "expired", "discarded", "dead-
 """Outcome of a message: `sent` for what has arrived at another service, whose handling is not known here."""
 
 _BY_GRAVITY: Final[Sequence[Outcome]] = ("handled", "sent", "cancelled", "expired", "discarded", "dead-lettered")
-_DONE: Final = ("handled", "sent")
+DONE: Final = ("handled", "sent")
 _REPLAYED: Final = "replayed"
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
@@ -92,9 +92,9 @@ def _last(place: Sequence[Standing]) -> Standing | None:
     told = [
         each
         for each in place
-        if each.outcome in _DONE or (each.outcome != _REPLAYED and (_time_of(each) > replayed or replayed == _NEVER))
+        if each.outcome in DONE or (each.outcome != _REPLAYED and (_time_of(each) > replayed or replayed == _NEVER))
     ]
-    return max(reversed(told), key=lambda each: (each.outcome in _DONE, _time_of(each)), default=None)
+    return max(reversed(told), key=lambda each: (each.outcome in DONE, _time_of(each)), default=None)
 
 
 def _time_of(standing: Standing) -> datetime:

@@ -3,6 +3,9 @@
     wait() --> new --first look--> known --looks, further and further apart--> receipt
                   \\--nothing found--> UnknownMessage                timeout --> StillWaiting
 
+Whoever waits for the answer to a request gets it when it is kept here. Its receipt is looked for as well: a request
+that was dead-lettered has no answer.
+
 The first look of an id reads the history of the days since the id was made. Each later one reads only what was written
 since the first: see durable.storage.sql.receipts. The longer the youngest caller has waited, the rarer the looks; none
 is taken while nobody waits.
@@ -19,9 +22,12 @@ from datetime import timedelta
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from durable.errors import StillWaiting, StorageUnavailable, UnknownMessage
-from durable.requests.receipts import Receipt, is_waiting, receipt_of
+from durable.envelope import Envelope
+from durable.errors import NoAnswer, StillWaiting, StorageUnavailable, UnknownMessage
+from durable.messages.routing import LOCAL
+from durable.requests.receipts import DONE, Receipt, is_waiting, receipt_of
 from durable.settings import Settings
+from durable.storage import answers
 from durable.storage import receipts as storage
 from durable.storage.database import Database
 from durable.storage.receipts import Standing
@@ -34,20 +40,22 @@ _ONE_LOOK: Final = timedelta(seconds=10)  # for a caller that does not wait
 
 
 class Question(NamedTuple):
-    """A message, everywhere or in the inbox of one endpoint alone."""
+    """A message, everywhere or in the inbox of one endpoint alone; or the answer to it."""
 
     id: UUID
     at: str | None
+    wants_answer: bool = False
+    """True for the answer to it, which came to `at`, or anywhere."""
 
     def places(self, standings: Iterable[Standing]) -> list[Standing]:
         """Return those of the standings that are asked for."""
-        if self.at is None:
+        if self.at is None or self.wants_answer:
             return list(standings)
         return [each for each in standings if each.side == "incoming" and each.address == self.at]
 
 
 class _Caller(NamedTuple):
-    answer: asyncio.Future[Receipt]
+    answer: asyncio.Future[Receipt | Envelope]
     is_patient: bool
     """False for one that wants to be told what the first look finds."""
 
@@ -61,6 +69,8 @@ class _Watched:
     horizon: int = 0
     before: list[Standing] = field(default_factory=list)
     """Places where it had ended when it was first looked for."""
+    is_done: bool = False
+    """True for a request that was handled or sent: only its answer is looked for."""
 
 
 class Watch:
@@ -81,7 +91,22 @@ class Watch:
         A `patience` of 0 takes one look. `at`: tell only of the inbox of this endpoint, as if nothing else were known.
         Raises UnknownMessage, StillWaiting after `patience`, and StorageUnavailable when the database was away then.
         """
-        loop, question = asyncio.get_running_loop(), Question(message_id, at)
+        receipt = await self._wait(Question(message_id, at), patience)
+        assert isinstance(receipt, Receipt)
+        return receipt
+
+    async def answer(self, request_id: UUID, patience: timedelta, *, from_here: bool = False) -> Envelope:
+        """Return the first answer to this request, as soon as it is kept; errors as in wait(), and NoAnswer.
+
+        `from_here`: only an answer of this service itself, whatever others have sent.
+        """
+        question = Question(request_id, LOCAL if from_here else None, wants_answer=True)
+        answer = await self._wait(question, patience)
+        assert isinstance(answer, Envelope)
+        return answer
+
+    async def _wait(self, question: Question, patience: timedelta) -> Receipt | Envelope:
+        loop = asyncio.get_running_loop()
         caller = _Caller(loop.create_future(), is_patient=bool(patience))
         watched = self._watched.setdefault(question, _Watched(loop.time()))
         watched.since = loop.time()
@@ -89,6 +114,7 @@ class Watch:
         if not caller.is_patient:
             watched.horizon = 0
             watched.before = []
+            watched.is_done = False
         self._new.set()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="watch outcomes")
@@ -99,7 +125,7 @@ class Watch:
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise self._late(message_id, patience) from None
+            raise self._late(question.id, patience) from None
         finally:
             watched.callers.remove(caller)
             if not watched.callers and self._watched.get(question) is watched:
@@ -155,13 +181,24 @@ class Watch:
                 await self._new.wait()
 
     async def _look(self) -> None:
-        new = [each for each, watched in self._watched.items() if not watched.horizon][:_MOST_IDS]
-        known = {each: watched.horizon for each, watched in self._watched.items() if watched.horizon}
+        await self._look_for_answers([each for each in self._watched if each.wants_answer])
+        places = {each: watched for each, watched in self._watched.items() if not watched.is_done}
+        new = [each for each, watched in places.items() if not watched.horizon][:_MOST_IDS]
+        known = {each: watched.horizon for each, watched in places.items() if watched.horizon}
         if new:
             await self._look_first(new)
         questions = list(known)
         for start in range(0, len(questions), _MOST_IDS):
             await self._look_again(questions[start : start + _MOST_IDS], min(known.values()))
+
+    async def _look_for_answers(self, questions: Sequence[Question]) -> None:
+        for start in range(0, len(questions), _MOST_IDS):
+            chunk = questions[start : start + _MOST_IDS]
+            kept = await self._database().transaction(answers.read, {each.id for each in chunk})
+            for request_id, endpoint, envelope in kept:
+                for question in (Question(request_id, at, wants_answer=True) for at in (None, endpoint)):
+                    if question in self._watched:
+                        self._give(question, envelope or _forgotten(request_id))
 
     async def _look_first(self, questions: Sequence[Question]) -> None:
         ids = {each.id for each in questions}
@@ -178,7 +215,7 @@ class Watch:
             if is_waiting(standings):
                 watched.horizon = sighting.horizon
                 watched.before = [standing for standing in standings if standing.outcome != storage.WAITING]
-                self._hasten(StillWaiting(f"message {question.id}: still waiting; ask again"), question)
+                self._hasten(_still_waiting(question.id), question)
             elif not self._settle(question, standings):
                 self._fail(asking[question], _unknown(question.id))  # for others, that came since, it may be known now
 
@@ -195,11 +232,25 @@ class Watch:
 
     def _settle(self, question: Question, standings: Sequence[Standing]) -> bool:
         receipt = receipt_of(standings)
-        if receipt is not None:
-            for caller in self._watched.pop(question).callers:
-                if not caller.answer.done():
-                    caller.answer.set_result(receipt)
-        return receipt is not None
+        if receipt is None:
+            return False
+        if not question.wants_answer:
+            self._give(question, receipt)
+        elif receipt.outcome in DONE:
+            self._watched[question].is_done = True
+            self._hasten(_still_waiting(question.id), question)
+        else:
+            self._give(question, _unanswered(receipt))
+        return True
+
+    def _give(self, question: Question, found: Receipt | Envelope | NoAnswer) -> None:
+        for caller in self._watched.pop(question).callers:
+            if caller.answer.done():
+                continue
+            if isinstance(found, NoAnswer):
+                caller.answer.set_exception(found)
+            else:
+                caller.answer.set_result(found)
 
     def _fail(self, callers: Iterable[_Caller], error: Exception) -> None:
         for caller in callers:
@@ -217,6 +268,19 @@ def _by_id(standings: Iterable[Standing]) -> dict[UUID, list[Standing]]:
     for each in standings:
         found[each.id].append(each)
     return dict(found)
+
+
+def _still_waiting(message_id: UUID) -> StillWaiting:
+    return StillWaiting(f"message {message_id}: still waiting; ask again")
+
+
+def _unanswered(receipt: Receipt) -> NoAnswer:
+    reason = f": {receipt.reason}" if receipt.reason else ""
+    return NoAnswer(f"request {receipt.id}: {receipt.outcome}{reason}", may_come=receipt.outcome == "dead-lettered")
+
+
+def _forgotten(request_id: UUID) -> NoAnswer:
+    return NoAnswer(f"request {request_id}: the answer was forgotten")
 
 
 def _unknown(message_id: UUID) -> UnknownMessage:

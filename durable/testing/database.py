@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from durable.agents.settling import pause_and_release
 from durable.errors import WiringError
 from durable.settings import Settings
-from durable.storage import circuits, delayed, expiry, inbox, leases, parked, receipts, schedules
+from durable.storage import answers, circuits, delayed, expiry, inbox, leases, parked, receipts, schedules
 from durable.storage.database import Database, answer
 from durable.testing.mailbox import Mailbox
 from durable.testing.schedules import MemorySchedules
@@ -39,6 +39,8 @@ class MemoryDatabase(Database):
         self._for(delayed.reschedule_message)(mailbox.reschedule_message)
         self._for(receipts.look)(mailbox.look)
         self._for(receipts.look_again)(mailbox.look_again)
+        self._for(answers.read)(mailbox.read_answers)
+        self._for(answers.forget)(mailbox.forget_answer)
         self._for(circuits.pause_each)(recurring.pause_each)
         self._for(circuits.resume_each)(recurring.resume_each)
         self._for(circuits.pause_at_least)(mailbox.circuits.pause_at_least)

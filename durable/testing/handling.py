@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
-from durable.agents.attempts import Attempts, Task
+from durable.agents.attempts import Attempts, Task, arrived, tell_left_out
 from durable.agents.context import AgentContext
 from durable.agents.handling import HandlingAgent
 from durable.agents.runner import nothing
@@ -61,8 +61,13 @@ class MemoryAttempts(Attempts):
             raise LeaseLost
         assert isinstance(outbox, MemoryOutbox)
         handled = [Handled(task.message, task.lease.envelope, task.attempt) for task in tasks]
-        outbox.when_committed = lambda: self._mailbox.finish(handled, leases)
+        outbox.when_committed = lambda: self._finish(handled, leases)
         outbox.commit_allowed = True
+
+    def _finish(self, handled: Sequence[Handled], leases: Sequence[LeasedEnvelope]) -> None:
+        if self.handler.keeps_answers:
+            tell_left_out(leases, self._mailbox.keep(arrived(leases)))
+        self._mailbox.finish(handled, leases)
 
 
 class MemoryHandling(HandlingAgent):

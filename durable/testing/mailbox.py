@@ -33,6 +33,7 @@ from durable.messages.ordering import OrderingRules
 from durable.messages.repeats import Known, outlives
 from durable.messages.routing import LOCAL
 from durable.outcomes import DUPLICATE, OTHER_BODY, STORED, Outcome
+from durable.storage.answers import Arrived, Kept
 from durable.storage.circuits import CircuitKind
 from durable.storage.dead_letters import Resolved
 from durable.storage.inbox import Key, parked
@@ -62,6 +63,8 @@ class Mailbox:
     expired: list[Expired] = field(default_factory=list)
     ended: list[Standing] = field(default_factory=list)
     """History and dead letters, as receipts tell of them."""
+    answers: dict[Key, Envelope | None] = field(default_factory=dict)
+    """Answers that are kept, by their requests and endpoints; None for those that were forgotten."""
     _received: dict[Key, Known] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -383,6 +386,23 @@ class Mailbox:
             for row in rows.values()
         ]
         return [each for each in (*self.ended, *waiting) if each.id in ids]
+
+    def keep(self, arrived: Sequence[Arrived]) -> set[UUID]:
+        """Keep the first answer to each request. Returns the ids of those that are kept."""
+        kept = set()
+        for request_id, lease in arrived:
+            if (request_id, lease.endpoint) not in self.answers:
+                self.answers[request_id, lease.endpoint] = msgspec.structs.replace(
+                    lease.envelope, destination=lease.endpoint
+                )
+                kept.add(lease.envelope.id)
+        return kept
+
+    def read_answers(self, request_ids: Collection[UUID]) -> list[Kept]:
+        return [Kept(*key, envelope) for key, envelope in self.answers.items() if key[0] in request_ids]
+
+    def forget_answer(self, request_id: UUID, *, endpoint: str) -> None:
+        self.answers[request_id, endpoint] = None
 
     def _note(self, outcome: str, row: Row, side: str, reason: str | None = None) -> None:
         self.ended.append(self._standing(outcome, row, side, reason))

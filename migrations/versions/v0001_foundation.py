@@ -235,6 +235,21 @@ CREATE TABLE "{schema}".archive_commits (
     PRIMARY KEY (table_name, high, day, is_lost)
 );
 
+CREATE TABLE "{schema}".answers (
+    request_id uuid NOT NULL,
+    endpoint text NOT NULL,
+    kept_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    id uuid,
+    message_type text,
+    source text,
+    content_type text,
+    headers jsonb,
+    body bytea,
+    sent_at timestamptz,
+    PRIMARY KEY (request_id, endpoint)
+);
+CREATE INDEX answers_by_age ON "{schema}".answers (kept_at);
+
 CREATE TABLE "{schema}".archive_claims (
     table_name text NOT NULL,
     commit_id bigint NOT NULL,
@@ -618,7 +633,7 @@ DROP FUNCTION "{schema}".generation_base();
 DROP TABLE "{schema}".published_batches, "{schema}".replays, "{schema}".placements, "{schema}".schedules,
     "{schema}".handler_counts, "{schema}".actions, "{schema}".circuits, "{schema}".nodes,
     "{schema}".failed_attempts, "{schema}".erasures, "{schema}".archive_commits, "{schema}".archive_claims,
-    "{schema}".absent_rows,
+    "{schema}".absent_rows, "{schema}".answers,
     "{schema}".archives, "{schema}".generations,
     "{schema}".dead_letters, "{schema}".envelope_history, "{schema}".received_ids, "{schema}".undated_ids,
     "{schema}".incoming_envelopes, "{schema}".outgoing_envelopes CASCADE;

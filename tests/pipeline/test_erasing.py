@@ -169,6 +169,21 @@ def test_erasure_leaves_no_content_and_every_row(
     assert states(filled) == [State.DONE]
 
 
+@pytest.mark.parametrize("chosen", [BY_KEY, Chosen(ids=of_anna(5, 10, 15, 20))], ids=["by key", "by id"])
+def test_erasure_empties_answers_to_the_messages_and_answers_among_them(
+    filled: Archiver, conn: psycopg.Connection[Any], chosen: Chosen
+) -> None:
+    for request, answer in ((5, 901), (902, 10), (903, 904)):
+        conn.execute(
+            "INSERT INTO durable.answers (request_id, endpoint, id, message_type, headers, body)"
+            " VALUES (%s, 'local', %s, 'told', '{}', 'told')",
+            [UUID(int=request), UUID(int=answer)],
+        )
+    erase(filled, chosen)
+    left = conn.execute("SELECT request_id FROM durable.answers WHERE body IS NOT NULL OR headers IS NOT NULL")
+    assert left.fetchall() == [(UUID(int=903),)]
+
+
 def test_erased_letter_is_discarded_and_archived_so(filled: Archiver, conn: psycopg.Connection[Any]) -> None:
     erase(filled)
     rows = conn.execute("SELECT letter_id, resolution, resolved_by, replayable FROM durable.dead_letters ORDER BY 1")

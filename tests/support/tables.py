@@ -31,6 +31,7 @@ _TABLES = (
     "replays",
     "placements",
     "archive_commits",
+    "answers",
     "archive_claims",
     "absent_rows",
     "archives",

@@ -44,8 +44,8 @@ from durable import (
 from durable.application.middlewares import Validation
 from durable.asgi import DurableMiddleware
 from durable.duration import duration
-from durable.envelope import Envelope, LeasedEnvelope, new_id
-from durable.outbox.envelope_factory import REPLY_TO, SendOptions
+from durable.envelope import REPLY_TO, Envelope, LeasedEnvelope, new_id
+from durable.outbox.envelope_factory import SendOptions
 from durable.testing import InMemoryBus
 
 

@@ -4,6 +4,7 @@
     POST /ping               could a batch be stored now?
     POST /messages/{type}    one message, from any client
     GET  /messages/{id}      what became of a message
+    PUT  /requests/{id}      one message whose answer is kept, and GET of the answer, from any client
     POST /messages           one CloudEvent, from any client
     GET  /openapi.json       all this, described
     GET  /health/live        this process answers; open to all, without details
@@ -30,11 +31,12 @@ from durable.transports.http import batches as http_batches
 from durable.transports.http import messages as http_messages
 from durable.transports.http import openapi as http_openapi
 from durable.transports.http import receipts as http_receipts
+from durable.transports.http import requests as http_requests
 from durable.transports.http.answers import SignedAnswers
 from durable.transports.http.exchange import RETRY_SOON, Door
 from durable.transports.http.problems import problem
 
-_ENDPOINTS = (http_batches, http_receipts, http_messages, http_openapi)
+_ENDPOINTS = (http_batches, http_receipts, http_requests, http_messages, http_openapi)
 
 
 def make_app(door: Door, path: str = "") -> Starlette:

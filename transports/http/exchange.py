@@ -26,6 +26,7 @@ from uuid import UUID
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
+from durable.envelope import Envelope
 from durable.settings import Settings
 from durable.transports import peers
 from durable.transports.base import Receiver
@@ -45,13 +46,24 @@ _CHARSET: Final = frozenset({"", "charset=utf-8", 'charset="utf-8"'})
 
 
 class Outcomes(Protocol):
-    """Port to what became of messages."""
+    """Port to what became of messages. Its methods raise UnknownMessage and StorageUnavailable."""
 
-    async def __call__(self, message_id: UUID, at: str | None, patience: timedelta) -> Mapping[str, Any] | None:
+    async def outcome(self, message_id: UUID, at: str | None, patience: timedelta) -> Mapping[str, Any] | None:
         """Return the outcome; None while the message waits still, after so much patience.
 
-        `at`: the only endpoint whose messages may be seen. Raises UnknownMessage and StorageUnavailable.
+        `at`: the only endpoint whose messages may be seen.
         """
+        ...
+
+    async def answer(self, request_id: UUID, patience: timedelta) -> Envelope | None:
+        """Return the answer to a request, decrypted; None while there is none, after so much patience.
+
+        Raises NoAnswer when it was forgotten, or the request ended without being handled.
+        """
+        ...
+
+    async def forget(self, request_id: UUID) -> None:
+        """Forget the answer to a request, also one that is to come."""
         ...
 
 
@@ -73,6 +85,8 @@ class Door:
     allow_local: bool
     counts: Counter[str] = field(default_factory=lambda: Counter(batches=0, envelopes=0, refused=0))
     outcomes: Outcomes | None = None
+    waiting: Counter[str] = field(default_factory=Counter)
+    """The number of requests that wait for an outcome or an answer now."""
 
     @cached_property
     def room(self) -> Room:

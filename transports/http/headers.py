@@ -101,6 +101,11 @@ def trace_context(headers: Headers) -> dict[str, str]:
     }
 
 
+def is_key(text: str) -> bool:
+    """Tell whether a text may be the key of a message."""
+    return _KEY.fullmatch(text) is not None
+
+
 def read_key(headers: Headers) -> str | None:
     """The Idempotency-Key; raises InvalidMessage."""
     keys = [value.decode("latin-1").strip() for name, value in headers if name.lower() == KEY.encode()]

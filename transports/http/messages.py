@@ -55,28 +55,37 @@ def routes(door: Door) -> list[BaseRoute]:
 
 async def _take_message(door: Door, request: Request) -> Response:
     message_type: str = request.path_params["message_type"]
-    async with admitted(request, door, *_content_types(), most_bytes=door.settings.max_message_bytes) as entry:
-        cls = _class_of(door, message_type, status=404)
-        with _refused(400):
-            envelope = _envelope_of_message(door, message_type, request, entry.body)
+    async with admitted(request, door, *content_types(), most_bytes=door.settings.max_message_bytes) as entry:
+        cls = class_of(door, message_type, status=404)
+        with refused(400):
+            envelope_id = _id_of(door, message_type, request)
+            envelope = envelope_of_message(door, message_type, request, entry.body, envelope_id)
         return await _store(door, envelope, cls, entry.peer, key="Idempotency-Key")
 
 
 async def _take_event(door: Door, request: Request) -> Response:
     if request.headers.get("content-type", "").lower().startswith(cloudevents.BATCHED):
         raise HTTPException(415, "batches of CloudEvents are not taken: send each event in a request of its own")
-    async with admitted(request, door, *_content_types(), cloudevents.STRUCTURED) as entry:
-        with _refused(400):
+    async with admitted(request, door, *content_types(), cloudevents.STRUCTURED) as entry:
+        with refused(400):
             event = _read_event(request, entry.body)
-        cls = _class_of(door, event.message_type, status=422)
-        if event.content_type not in _content_types():
-            understood = " or ".join(_content_types())
+        cls = class_of(door, event.message_type, status=422)
+        if event.content_type not in content_types():
+            understood = " or ".join(content_types())
             raise HTTPException(415, f"the data of an event must be {understood}, not {event.content_type[:100]!r}")
         return await _store(door, _envelope_of_event(door, event, request), cls, entry.peer, key="source and id")
 
 
 async def _store(door: Door, envelope: Envelope, cls: type, peer: str | None, *, key: str) -> Response:
     """Store the message if it is valid, and answer with the outcome."""
+    is_new = await store(door, envelope, cls, peer, key=key)
+    return JSONResponse({"id": str(envelope.id), "type": envelope.message_type}, 202 if is_new else 200)
+
+
+async def store(
+    door: Door, envelope: Envelope, cls: type, peer: str | None, *, key: str, status_of_conflict: int = 422
+) -> bool:
+    """Store the message if it is valid; False when it was stored before. Raises HTTPException."""
     if not peers.may_send(door.settings, peer, envelope.message_type):
         raise HTTPException(403, f"{peer} may not send messages of type {envelope.message_type}: see types in peers")
     _refuse_unfit(door, envelope, cls)
@@ -84,12 +93,12 @@ async def _store(door: Door, envelope: Envelope, cls: type, peer: str | None, *,
     door.counts["envelopes"] += 1
     match outcome:
         case Stored():
-            status = 202
+            return True
         case Duplicate(other_body=False):
-            status = 200
+            return False
         case Duplicate():
             raise HTTPException(
-                422,
+                status_of_conflict,
                 f"this {key} was used with another body, other headers or other times: that message was stored; this "
                 "one was not",
             )
@@ -99,7 +108,6 @@ async def _store(door: Door, envelope: Envelope, cls: type, peer: str | None, *,
             raise HTTPException(503, "there is no room for it now", RETRY_SOON)
         case Failed(reason):
             raise HTTPException(503, reason, RETRY_SOON)
-    return JSONResponse({"id": str(envelope.id), "type": envelope.message_type}, status)
 
 
 def _refuse_unfit(door: Door, envelope: Envelope, cls: type) -> None:
@@ -113,16 +121,17 @@ def _refuse_unfit(door: Door, envelope: Envelope, cls: type) -> None:
         raise HTTPException(422, "it would expire before it is due: give it longer, or an earlier Durable-Execute-At")
     if reason := screening.find_misdating(envelope, now, **settings.window):
         raise HTTPException(422, reason)
-    with _refused(422):
+    with refused(422):
         upcasting.decode(envelope, cls)
 
 
-def _content_types() -> list[str]:
+def content_types() -> list[str]:
     """Content types of messages. A CloudEvent is more than a message."""
     return [each for each in codec.content_types() if each != cloudevents.STRUCTURED]
 
 
-def _class_of(door: Door, message_type: str, *, status: int) -> type:
+def class_of(door: Door, message_type: str, *, status: int) -> type:
+    """Return the class of messages of this type; raises HTTPException unless it is handled here."""
     known = door.messages()
     if message_type not in known:
         shown = message_type[:_LONGEST_TYPE]
@@ -130,12 +139,13 @@ def _class_of(door: Door, message_type: str, *, status: int) -> type:
     return known[message_type]
 
 
-def _envelope_of_message(door: Door, message_type: str, request: Request, body: bytes) -> Envelope:
+def envelope_of_message(door: Door, message_type: str, request: Request, body: bytes, envelope_id: UUID) -> Envelope:
+    """Make the envelope of a request whose body is the message; raises InvalidMessage, and HTTPException (415)."""
     headers = request.headers.raw
     if _VERSION_HEADER in request.headers:
         raise InvalidMessage("a CloudEvent says of what type it is: post it to /messages")
     options = http_headers.read_options(headers)
-    envelope_id, now = _id_of(door, message_type, request), datetime.now(UTC)
+    now = datetime.now(UTC)
     return Envelope(
         id=envelope_id,
         message_type=message_type,
@@ -143,7 +153,7 @@ def _envelope_of_message(door: Door, message_type: str, request: Request, body: 
         source=options.source,
         correlation_id=options.correlation_id or envelope_id,
         body=body,
-        content_type=require_content_type(request, *_content_types()),
+        content_type=require_content_type(request, *content_types()),
         sent_at=now,
         partition_key=options.partition_key,
         headers=http_headers.trace_context(headers) | http_headers.own_headers(headers),
@@ -166,7 +176,7 @@ def _read_event(request: Request, body: bytes) -> cloudevents.Event:
     for name in request.headers:
         if name == http_headers.KEY or name.startswith(http_headers.PREFIX):
             raise InvalidMessage(f"the header {name!r} is not for CloudEvents; use an attribute of the event")
-    understood = _content_types()
+    understood = content_types()
     content_type = require_content_type(request, *understood, cloudevents.STRUCTURED)
     if content_type == cloudevents.STRUCTURED:
         return cloudevents.from_structured(body, understood=understood)
@@ -192,7 +202,7 @@ def _envelope_of_event(door: Door, event: cloudevents.Event, request: Request) -
 
 
 @contextmanager
-def _refused(status: int) -> Iterator[None]:
+def refused(status: int) -> Iterator[None]:
     """Answer an InvalidMessage with this status."""
     try:
         yield

@@ -11,10 +11,11 @@ for the outcome of each message of this service.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -35,43 +36,54 @@ _MOST_WAITING: Final = 1_000  # requests of one app; others are answered at once
 _WAIT: Final = re.compile(r"\s*wait\s*=\s*\"?([0-9]{1,9})\"?\s*", re.ASCII | re.IGNORECASE)
 
 
-class _Waiting:
-    """The requests of one app that wait now."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
 def routes(door: Door) -> list[BaseRoute]:
     if door.outcomes is None:
         return []
-    tell = partial(_tell, door, door.outcomes, _Waiting())
+    tell = partial(_tell, door, door.outcomes)
     return [Route("/messages/{message_id:uuid}", tell, methods=["GET"])]
 
 
-async def _tell(door: Door, outcomes: Outcomes, waiting: _Waiting, request: Request) -> Response:
+async def _tell(door: Door, outcomes: Outcomes, request: Request) -> Response:
     async with admitted(request, door, most_bytes=0) as entry:
         at = None if entry.peer is None else scoped(door.endpoint, entry.peer)
     message_id: UUID = request.path_params["message_id"]
+    with waiting(door, request) as wait:
+        outcome = await outcomes.outcome(message_id, at, wait.patience)
+    if outcome is None:
+        return still_waiting(request, {"id": message_id, "outcome": "waiting"}, wait)
+    return json(outcome, 200, wait.headers)
+
+
+class Wait(NamedTuple):
+    """Time that a request may wait, and the headers that tell of it."""
+
+    patience: timedelta
+    headers: Mapping[str, str]
+
+
+@contextmanager
+def waiting(door: Door, request: Request) -> Iterator[Wait]:
+    """Count a request that waits, as long as it prefers, and answer errors of the look. Raises HTTPException."""
     door.open()  # 503 before the bus runs
-    seconds = _preferred(request) if waiting.count < _MOST_WAITING else 0
-    waiting.count += 1
+    seconds = _preferred(request) if door.waiting["requests"] < _MOST_WAITING else 0
+    door.waiting["requests"] += 1
     try:
-        outcome = await outcomes(message_id, at, timedelta(seconds=seconds))
+        yield Wait(timedelta(seconds=seconds), {"Preference-Applied": f"wait={seconds}"} if seconds else {})
     except UnknownMessage as error:
         raise HTTPException(404, str(error)) from None
     except StorageUnavailable:
         raise HTTPException(503, "the database of this service cannot be used now", RETRY_SOON) from None
     finally:
-        waiting.count -= 1
-    headers = {"Preference-Applied": f"wait={seconds}"} if seconds else {}
-    if outcome is None:
-        headers |= {"Location": request.url.path, **RETRY_SOON}
-        return _json({"id": message_id, "outcome": "waiting"}, 202, headers)
-    return _json(outcome, 200, headers)
+        door.waiting["requests"] -= 1
 
 
-def _json(content: Mapping[str, Any], status: int, headers: Mapping[str, str]) -> Response:
+def still_waiting(request: Request, content: Mapping[str, Any], wait: Wait) -> Response:
+    """Answer that there is nothing to tell yet, and that the client may ask again at the same place."""
+    return json(content, 202, {**wait.headers, "Location": request.url.path, **RETRY_SOON})
+
+
+def json(content: Mapping[str, Any], status: int, headers: Mapping[str, str]) -> Response:
+    """Answer in JSON, which nobody may keep."""
     return Response(msgspec.json.encode(content), status, {"Cache-Control": "no-store", **headers}, media_type=JSON)
 
 

@@ -9,7 +9,7 @@
     http_encryption              the certificates of both ends
     http_exchange                what the endpoints share
     http_batches, http_messages  the endpoints, on Starlette; http_openapi describes them
-    http_receipts                the outcomes of messages
+    http_receipts, http_requests the outcomes of messages, and the answers to requests
     http_app                     all of them as one ASGI app
     http_server, http_listener   the app on a socket of its own, by uvicorn
 

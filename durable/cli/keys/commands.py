@@ -27,7 +27,9 @@ from durable.storage.encrypted import KeyUse, Wanted
 app = group("Show the encryption keys in use, and encrypt what waits anew.")
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="count the bodies, and change nothing")]
-_PLACES = ("outbox", "inbox", "dead letters", "history")
+_PLACES = ("outbox", "inbox", "dead letters", "history", "answers")
+_FORGOTTEN = ("history", "answers")
+"""Places whose bodies are not encrypted anew: they go after their retention."""
 
 
 @app.command("list")
@@ -103,7 +105,7 @@ def _readable(found: Sequence[KeyUse]) -> dict[str, int]:
 def _blocks(rows: Sequence[dict[str, Any]], found: Sequence[KeyUse]) -> list[Block]:
     columns: Columns = {"key": "key", "state": "state", **{place: place.replace(" ", "_") for place in _PLACES}}
     blocks: list[Block] = [Table.of("encryption keys", rows, columns) if rows else "no encrypted body, and no key"]
-    if waiting := sum(each.readable for each in found if each.place != "history"):
+    if waiting := sum(each.readable for each in found if each.place not in _FORGOTTEN):
         blocks += [
             "",
             f"{waiting:,} readable bodies of types that are to be encrypted: durable-agent keys rotate APP:BUS",

@@ -19,6 +19,7 @@ _PLACES: Final = {
     "dead letters": "SELECT body, message_type FROM {schema}.dead_letters WHERE erasure_id IS NULL UNION ALL "
     "SELECT edited_body, message_type FROM {schema}.dead_letters WHERE edited_body IS NOT NULL",
     "history": "SELECT body, message_type FROM {schema}.envelope_history WHERE body IS NOT NULL AND erasure_id IS NULL",
+    "answers": "SELECT body, message_type FROM {schema}.answers WHERE body IS NOT NULL",
 }
 COUNT_KEYS = Statement(
     " UNION ALL ".join(

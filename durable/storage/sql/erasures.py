@@ -28,6 +28,10 @@ WITH erased AS (
 ), attempts AS (
     UPDATE {{schema}}.failed_attempts SET reason = 'erased', traceback = ''
     WHERE letter_id IS NULL AND (id IN (SELECT id FROM erased) OR id = ANY (CAST(:ids AS uuid[])))
+), answered AS (
+    UPDATE {{schema}}.answers SET headers = NULL, body = NULL
+    WHERE request_id IN (SELECT id FROM erased) OR request_id = ANY (CAST(:ids AS uuid[]))
+        OR id IN (SELECT id FROM erased) OR id = ANY (CAST(:ids AS uuid[]))
 )
 SELECT count(*) FROM erased
 """)

@@ -16,9 +16,8 @@ from durable.application.handlers import Handler
 from durable.application.incoming import Context, Incoming
 from durable.application.injection import Depends
 from durable.application.retry import Retry
-from durable.envelope import Envelope, LeasedEnvelope, new_id
+from durable.envelope import REPLY_TO, Envelope, LeasedEnvelope, new_id
 from durable.errors import InvalidSetting, RoutingError
-from durable.outbox.envelope_factory import REPLY_TO
 
 
 class Placed(msgspec.Struct):

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from durable.envelope import Envelope, new_id
+from durable.envelope import REPLY_TO, Envelope, new_id
 from durable.errors import InvalidMessage, RoutingError, UnknownMessageType
 from durable.messages import codec
 from durable.messages import validation as screening
 from durable.messages.registry import message
 from durable.messages.routing import LOCAL, Routes
-from durable.outbox.envelope_factory import REPLY_TO, Cause, EnvelopeFactory, Kind, Outgoing, Sending, SendOptions
+from durable.outbox.envelope_factory import Cause, EnvelopeFactory, Kind, Outgoing, Sending, SendOptions
 from durable.settings import load_settings
 from durable.testing import ManualClock
 
@@ -227,8 +227,9 @@ class TestOptions:
             envelope_factory.command(Placed(), **options)
 
     def test_a_remote_message_is_not_put_off_for_longer_than_its_duplicates_are_recognised(
-        self, envelope_factory: EnvelopeFactory
+        self, envelope_factory: EnvelopeFactory, routes: Routes
     ) -> None:
+        routes.handled_here("composing.placed")
         with pytest.raises(InvalidMessage, match="dedupe_window"):
             envelope_factory.command(Placed(), delay=timedelta(days=7), to="tcp://127.0.0.1:1")
         envelope_factory.command(Placed(), delay=timedelta(days=6, hours=23), to="tcp://127.0.0.1:1")
