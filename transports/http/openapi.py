@@ -81,7 +81,7 @@ _EVENT: Final[Json] = {
 _RECEIPT: Final[Json] = {
     "type": "object",
     "required": ["id", "type"],
-    "properties": {"id": _UUID, "type": {"type": "string"}},
+    "properties": {"id": {"type": "string"}, "type": {"type": "string"}, "message": _UUID},
     "examples": [{"id": "019b76da-a800-7cc1-8a2f-2b1c0d9a3e41", "type": "orders.order-placed"}],
 }
 _OUTCOME: Final[Json] = {
@@ -110,6 +110,24 @@ _OUTCOME: Final[Json] = {
         },
     },
 }
+_WAITING: Final[Json] = {
+    "type": "object",
+    "required": ["id", "outcome"],
+    "properties": {"id": _KEY, "outcome": {"const": "waiting"}},
+}
+_REQUEST_ID: Final[Json] = {
+    "in": "path",
+    "name": "id",
+    "required": True,
+    "schema": _KEY,
+    "description": "Recognises a repeat: any printable ASCII, chosen by the client",
+}
+_PREFER: Final[Json] = {
+    "in": "header",
+    "name": "Prefer",
+    "schema": {"type": "string", "examples": ["wait=10"]},
+    "description": f"Wait for the end so many seconds, {LONGEST_WAIT} at most",
+}
 _PROBLEM: Final[Json] = {
     "type": "object",
     "description": "Problem Details (RFC 9457)",
@@ -129,6 +147,8 @@ _WHY: Final = {
     404: "No message of this id, from this client, is known here",
     405: "This is no id: messages of a type are posted here",
     408: "The body did not arrive in time",
+    409: "The request was stored with another body, or is a dead letter",
+    410: "The request expired or was given up, or its answer was forgotten",
     413: "The body is too large",
     415: "A content type that is not understood, or a Content-Encoding",
     421: "The request was signed for another service",
@@ -155,7 +175,13 @@ async def _describe(door: Door, request: Request) -> Response:
 
 def describe(service: str, messages: Mapping[str, type], *, secured: bool = True, url: str = "/") -> Json:
     """The OpenAPI document of a service at this URL that handles these messages."""
-    schemas: Json = {"CloudEvent": _EVENT, "Outcome": _OUTCOME, "Problem": _PROBLEM, "Receipt": _RECEIPT}
+    schemas: Json = {
+        "CloudEvent": _EVENT,
+        "Outcome": _OUTCOME,
+        "Problem": _PROBLEM,
+        "Receipt": _RECEIPT,
+        "Waiting": _WAITING,
+    }
     sent = {name: sent_class(name, messages[name]) for name in sorted(messages)}
     types = {name: _schema(name, cls, schemas) for name, cls in sent.items()}
     return {
@@ -192,6 +218,9 @@ def _paths(types: Mapping[str, Json], sent: Mapping[str, type]) -> Json:
     if types:
         paths["/messages"] = {"post": _post_event(types)}
     paths["/messages/{id}"] = {"get": _get_outcome()}
+    if types:
+        paths["/requests/{id}"] = {"put": _put_request(types), "delete": _forget_answer()}
+        paths["/requests/{id}/result"] = {"get": _get_answer()}
     paths["/batches"] = {
         "post": {
             "summary": "For senders of durable: envelopes in, their outcomes out",
@@ -228,20 +257,46 @@ def _get_outcome() -> Json:
     return {
         "operationId": "get-outcome",
         "summary": "Ask what became of a message",
-        "parameters": [
-            {"in": "path", "name": "id", "required": True, "schema": _UUID},
-            {
-                "in": "header",
-                "name": "Prefer",
-                "schema": {"type": "string", "examples": ["wait=10"]},
-                "description": f"Wait for the outcome so many seconds, {LONGEST_WAIT} at most",
-            },
-        ],
+        "parameters": [{"in": "path", "name": "id", "required": True, "schema": _UUID}, _PREFER],
         "responses": {
             "200": _answer("Its outcome", JSON, _ref("Outcome")),
             "202": _answer("It waits still: ask again", JSON, _ref("Outcome")),
         }
         | _problems(401, 403, 404, 405, 413, 421, 503),
+    }
+
+
+def _put_request(types: Mapping[str, Json]) -> Json:
+    asked = {"in": "query", "name": "type", "required": True, "schema": {"enum": list(types)}}
+    headers = {name: given for name, given in _MESSAGE_HEADERS.items() if name != "Idempotency-Key"}
+    put = _storing("a request whose answer is kept", headers, {JSON: {"anyOf": list(types.values())}})
+    put["parameters"] = [_REQUEST_ID, asked | {"description": "The message type"}, *put["parameters"]]
+    put["responses"]["201"] = _answer("It is stored, and will be handled", JSON, _ref("Receipt"))
+    del put["responses"]["202"]
+    return {"operationId": "put-request"} | put | {"responses": put["responses"] | _problems(404, 409)}
+
+
+def _get_answer() -> Json:
+    answer = {
+        "description": "The answer, in the encoding of its class",
+        "headers": {"Durable-Message-Type": {"schema": {"type": "string"}, "description": "The type of the answer"}},
+        "content": {JSON: {}},
+    }
+    return {
+        "operationId": "get-answer",
+        "summary": "Ask for the answer to a request",
+        "parameters": [_REQUEST_ID, _PREFER],
+        "responses": {"200": answer, "202": _answer("There is none yet: ask again", JSON, _ref("Waiting"))}
+        | _problems(400, 401, 403, 404, 409, 410, 413, 421, 503),
+    }
+
+
+def _forget_answer() -> Json:
+    return {
+        "operationId": "forget-answer",
+        "summary": "Forget the answer to a request, also one that is to come",
+        "parameters": [_REQUEST_ID],
+        "responses": {"204": {"description": "It is forgotten"}} | _problems(400, 401, 403, 404, 413, 421, 503),
     }
 
 
@@ -257,7 +312,7 @@ def _storing(what: str, headers: Mapping[str, tuple[Json, str]], content: Mappin
             "202": _answer("It is stored, and will be handled", JSON, _ref("Receipt")),
             "200": _answer("It was stored before", JSON, _ref("Receipt")),
         }
-        | _problems(*(status for status in _WHY if status not in (404, 405))),
+        | _problems(*(status for status in _WHY if status not in (404, 405, 409, 410))),
     }
 
 

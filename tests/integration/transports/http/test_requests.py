@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from openapi_schema_validator import OAS31Validator
+from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from durable import Bus, Context, Reject, message
 from durable.embedded import Embedded
@@ -262,6 +264,24 @@ async def test_answer_that_a_stranger_sends_takes_no_place(till: Till) -> None:
     assert (await till.result("order-19")).status_code == 202
     await till.bus.resume(Charge)
     assert (await till.result("order-19", prefer="wait=20")).json()["cents"] == 5
+
+
+async def test_description_matches_the_answers(till: Till) -> None:
+    document = (await till.client.get(f"{till.url}/openapi.json")).json()
+    OpenAPIV31SpecValidator(document).validate()
+    await till.pause()
+    put, result = document["paths"]["/requests/{id}"]["put"], document["paths"]["/requests/{id}/result"]["get"]
+    seen = [(put, await till.put("told")), (put, await till.put("told")), (put, await till.put("told", 9))]
+    seen += [(result, await till.result("told")), (result, await till.result("never"))]
+    assert [response.status_code for _, response in seen] == [201, 200, 409, 202, 404]
+    for operation, response in seen:
+        described = operation["responses"][str(response.status_code)]
+        if "$ref" in described:
+            described = document["components"]["responses"][str(response.status_code)]
+        [(content_type, content)] = described["content"].items()
+        assert response.headers["content-type"] == content_type
+        OAS31Validator({**content["schema"], "components": document["components"]}).validate(response.json())
+    assert put["parameters"][1]["schema"]["enum"] == ["requests.charge", "requests.charged"]
 
 
 async def test_curl_gets_an_answer(till: Till) -> None:
