@@ -13,11 +13,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable.application.context import CircuitControl, PauseRequest
-from durable.arguments import annotations_of, refuse_unknown
 from durable.envelope import IN_REPLY_TO, REPLY_TO, LeasedEnvelope, request_of
 from durable.errors import RoutingError
 from durable.messages.routing import LOCAL
-from durable.outbox.envelope_factory import SendOptions
+from durable.outbox.envelope_factory import SendOptions, check_options
 from durable.outbox.outbox import Outbox
 
 
@@ -100,7 +99,7 @@ class Context:
         Raises RoutingError if it gave none, and InvalidMessage if another service gave one that is neither a declared
         destination nor allowed by the setting answer_to: the message becomes a dead letter then.
         """
-        refuse_unknown("reply", options, annotations_of(SendOptions), "option")
+        check_options("reply", options)
         address = self._envelope.headers.get(REPLY_TO)
         if address is None:
             raise RoutingError(f"message {self.id} asks for no reply: the sender gave no reply_to=")

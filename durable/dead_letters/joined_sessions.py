@@ -14,16 +14,20 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from datetime import timedelta
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from uuid import UUID
 
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
 from durable.bus import Bus
+from durable.envelope import Envelope
 from durable.errors import WiringError
 from durable.outbox.outbox import Outbox
 from durable.outbox.sessions import Sessions
 from durable.outbox.unit_of_work import enlist
+from durable.requests.receipts import Receipt
+from durable.requests.watch import Watch
 from durable.runtime import Runtime
 from durable.settings import Settings
 from durable.storage import circuits, delayed, schedules
@@ -172,6 +176,22 @@ class JoinedDatabase(Database):
         return await self.transaction(work, *args, **kwargs)
 
 
+class _WatchInTurn(Watch):
+    """Watch whose looks are over when a caller goes on: they work on the connection of the handler."""
+
+    async def wait(self, message_id: UUID, patience: timedelta, *, at: str | None = None) -> Receipt:
+        try:
+            return await super().wait(message_id, patience, at=at)
+        finally:
+            await self.settle()
+
+    async def answer(self, request_id: UUID, patience: timedelta, *, from_here: bool = False) -> Envelope:
+        try:
+            return await super().answer(request_id, patience, from_here=from_here)
+        finally:
+            await self.settle()
+
+
 class RehearsalRuntime(Runtime):
     """Runtime of a rehearsal: these sessions, a database that is rolled back with them, and no node."""
 
@@ -179,6 +199,7 @@ class RehearsalRuntime(Runtime):
         super().__init__(bus.application, bus.settings, sessions.scope)
         self.sessions = sessions
         self._joined = JoinedDatabase(bus.settings, sessions)
+        self.watch = _WatchInTurn(lambda: self.database, bus.settings)
 
     @property
     def database(self) -> Database:

@@ -27,10 +27,10 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import InvalidRequestError, UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction
 
-from durable.arguments import length_of_time
+from durable.arguments import Argument, length_of_time, refuse_misfits
 from durable.duration import Duration
 from durable.envelope import ANY_NODE, Envelope, NodeId, new_id
-from durable.errors import NoUnitOfWork, WiringError
+from durable.errors import InvalidMessage, NoUnitOfWork, WiringError
 from durable.failpoints import failpoint
 from durable.messages.registry import name_of
 from durable.messages.routing import LOCAL
@@ -130,6 +130,8 @@ class Outbox:
         `answers`: the classes of which the answer is one, each declared by bus.expects(). `timeout` (seconds, or a
         timedelta): the request expires unless it was handled by then. Guarantees and errors as in send().
         """
+        check_options("request", options, to=to)
+        refuse_misfits("request", [Argument("answers", each, type) for each in answers], InvalidMessage)
         message_type = name_of(type(message))
         if timeout is not None:
             options["deliver_by"] = length_of_time("request", "timeout", timeout)

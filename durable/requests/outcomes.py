@@ -1,4 +1,4 @@
-"""What became of messages, as transports tell it to clients that have only an id."""
+"""Outcomes and answers, as transports tell them to clients that have only an id."""
 
 from __future__ import annotations
 

@@ -141,6 +141,12 @@ class Watch:
             " history_retention of the end of the message"
         )
 
+    async def settle(self) -> None:
+        """Return when no look is under way; other callers wait on, and looks go on for them."""
+        if self._task is not None and not self._watched:
+            self._new.set()
+            await asyncio.wait([self._task])
+
     async def stop(self) -> None:
         """End the looks; callers that still wait are cancelled."""
         for watched in self._watched.values():

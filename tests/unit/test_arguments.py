@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -56,6 +57,11 @@ class Placed(msgspec.Struct):
 
 @message("arguments.old")
 class Old(msgspec.Struct):
+    number: int = 1
+
+
+@message("arguments.billed")
+class Billed(msgspec.Struct):
     number: int = 1
 
 
@@ -160,8 +166,13 @@ def made_context(outbox: Outbox) -> Context:
     return Context(LeasedEnvelope(envelope), 1, outbox)
 
 
+def requesting(outbox: Outbox, message: Any, **given: Any) -> object:
+    return outbox.request(message, Billed, **given)
+
+
 def calls() -> Iterator[Call]:
     bus = Bus("arguments")
+    bus.expects(Billed, at="tcp://127.0.0.1:2301")
     bus.route(Placed, to="tcp://127.0.0.1:2302")
     bus.subscribe(Old, to="tcp://127.0.0.1:2302")
     outbox = made_outbox(bus)
@@ -187,6 +198,8 @@ def calls() -> Iterator[Call]:
     yield Call("resume", bus.resume, {"cls": Placed})
     yield Call("cancel", bus.cancel, {"message": new_id()})
     yield Call("wait_for", bus.wait_for, {"message": new_id(), "timeout": 5})
+    yield Call("expects", lambda **given: Bus("b").expects(**given), {"cls": Billed, "at": "tcp://127.0.0.1:2303"})
+    yield Call("Outbox.request", partial(requesting, outbox), {"message": Placed()}, SendOptions)
     yield Call("run_now", bus.run_now, {"message": new_id()})
     yield Call("reschedule", bus.reschedule, {"message": new_id(), "delay": 5})
     yield Call("run_schedule", bus.run_schedule, {"name": "nightly"})
@@ -212,9 +225,13 @@ def calls() -> Iterator[Call]:
 
 
 CALLS = list(calls())
-NO_PARAMETERS = {"overrides", "options", "named", "self"}
+NO_PARAMETERS = {"overrides", "options", "named", "self", "answers"}
 VERDICTS = {"RetryLater", "PauseListener"}  # exceptions: their reason is whatever can be told
-SIGNATURES = {"handles": Bus.handles}
+SIGNATURES: dict[str, Callable[..., Any]] = {
+    "handles": Bus.handles,
+    "expects": Bus.expects,
+    "Outbox.request": Outbox.request,
+}
 
 
 def parameters(call: Call) -> dict[str, str]:
@@ -243,8 +260,10 @@ GIVEN_BY_DURABLE = {
 }  # fmt: skip
 """Protocols, base classes, and what applications are given; Settings has a test of its own."""
 
-WITHOUT_ARGUMENTS = {"statistics", "unit_of_work", "serve", "run", "running_on", "configure", "send", "publish"}
-"""Methods of Bus that take none, or hand all of them on: configure() to Settings, send() and publish() to Outbox."""
+WITHOUT_ARGUMENTS = {
+    "statistics", "unit_of_work", "serve", "run", "running_on", "configure", "send", "publish", "request",
+}  # fmt: skip
+"""Methods of Bus that take none, or hand all of them on: configure() to Settings, others to Outbox."""
 
 
 def run(call: Call, given: dict[str, Any]) -> None:

@@ -69,7 +69,7 @@ async def test_answer_is_given_to_all_callers_as_often_as_they_ask(world: World)
         assert (await world.bus.wait_for(request, timeout=SOON)).outcome == "handled"
 
 
-async def test_answer_comes_to_a_caller_that_waits_before_the_request_is_handled(world: World) -> None:
+async def test_early_caller_gets_the_answer_when_the_request_is_handled(world: World) -> None:
     stock(world)
     expecting(world)
     async with world:
@@ -119,7 +119,7 @@ async def test_expired_request_has_no_answer(world: World) -> None:
             await world.bus.wait_for(request, Reserved, timeout=SOON)
 
 
-async def test_answer_of_another_class_is_refused_with_the_class_that_came(world: World) -> None:
+async def test_answer_of_another_class_is_refused_with_its_own_class(world: World) -> None:
     stock(world)
     expecting(world)
     async with world:
@@ -160,7 +160,7 @@ async def test_answer_to_a_request_of_unknown_id_is_kept_for_its_caller(world: W
         assert await world.bus.wait_for(unknown, Reserved, timeout=SOON) == Reserved(7)
 
 
-async def test_requests_are_refused_whose_answers_would_be_lost(world: World) -> None:
+async def test_requests_are_refused_when_their_answers_would_be_lost(world: World) -> None:
     stock(world)
     world.bus.expects(Reserved)
     world.bus.expects(SoldOut, at=BILLING)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -12,7 +12,7 @@ from uuid import UUID
 import httpx
 import msgspec
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -20,8 +20,9 @@ from durable import Bus, Context, HandleNext, Incoming, InvalidMessage, Middlewa
 from durable.dead_letters.rehearsal import AlreadyResolved, Rehearsed, handle, rehearsal
 from durable.embedded import Embedded
 from durable.errors import StillWaiting, WiringError
-from durable.storage import dead_letters
+from durable.storage import dead_letters, receipts
 from durable.storage.dead_letters import DeadLetter, LetterRange, Selection
+from durable.storage.receipts import Standing
 from tests.failure import leftovers
 from tests.support import letters
 from tests.support.letters import ENDPOINT, PEER, SCHEMA, envelope
@@ -37,6 +38,11 @@ class Placed(msgspec.Struct):
 
 @message("rehearsing.billed")
 class Billed(msgspec.Struct):
+    number: int
+
+
+@message("rehearsing.answered")
+class Answered(msgspec.Struct):
     number: int
 
 
@@ -59,6 +65,7 @@ def tables(shared: Tables) -> Tables:
 def bus(tables: Tables) -> Bus:
     bus = Bus(ENDPOINT, tables.url)
     bus.route(Billed, to=PEER)
+    bus.expects(Answered, at=PEER)
     return bus
 
 
@@ -292,6 +299,9 @@ class Calls:
     async def send(self) -> None:
         self.bus.send(Billed(2))
 
+    async def request(self) -> None:
+        self.bus.request(Billed(2), Answered)
+
     async def publish(self) -> None:
         self.bus.publish(Placed(2))
 
@@ -358,6 +368,7 @@ class Calls:
 DECLARES = {
     "configure",
     "every",
+    "expects",
     "handles",
     "keys_from",
     "listen",
@@ -388,6 +399,27 @@ class TestCallsOfTheBus:
     def test_calls_cover_each_public_method(self) -> None:
         public = {name for name in vars(Bus) if not name.startswith("_")}
         assert public == {*CALLS, *DECLARES, *NO_CALLS}
+
+    async def test_handler_goes_on_when_the_look_for_a_receipt_is_over(
+        self, bus: Bus, tables: Tables, waiting: UUID, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        look, calls = receipts.look_again, Calls(bus, waiting)
+
+        def look_slowly(conn: Connection, schema: str, ids: Collection[UUID], *, since: int) -> list[Standing]:
+            conn.execute(text("SELECT pg_sleep(0.3)"))
+            return look(conn, schema, ids, since=since)
+
+        monkeypatch.setattr(receipts, "look_again", look_slowly)
+
+        @bus.handles(Placed)
+        async def place(placed: Placed, session: AsyncSession) -> None:
+            await calls.wait_for()
+            async with session.begin_nested():
+                await session.execute(INSERT, {"number": 1})
+                await asyncio.sleep(0.5)
+
+        found = await rehearsed(bus, letter_of(tables))
+        assert (found.outcome, found.error) == ("succeeds", None)
 
     @pytest.mark.parametrize("name", CALLS)
     async def test_rehearsal_leaves_no_trace_of_any_call(

@@ -74,7 +74,7 @@ async def requested(bus: Bus, *numbers: int, **options: Any) -> list[UUID]:
         return [uow.request(Ask(number), Told, **options) for number in numbers]
 
 
-async def test_answer_comes_to_a_node_that_was_started_after_the_request(two: Two) -> None:
+async def test_answer_comes_to_a_node_started_after_the_request(two: Two) -> None:
     async with two.asking() as first:
         [request] = await requested(first, 21)
     async with two.answering(), two.asking() as second:
@@ -84,7 +84,7 @@ async def test_answer_comes_to_a_node_that_was_started_after_the_request(two: Tw
         assert await third.wait_for(request, Told, timeout=SOON) == Told(42)
 
 
-async def test_answer_of_an_attempt_that_failed_is_not_sent(two: Two) -> None:
+async def test_answer_of_a_failed_attempt_is_not_sent(two: Two) -> None:
     async with two.answering(), two.asking() as bus:
         [request] = await requested(bus, -4)
         assert await bus.wait_for(request, Told, timeout=SOON) == Told(-8)
@@ -111,7 +111,7 @@ async def test_answer_is_kept_for_its_retention(two: Two) -> None:
         assert two.tables.rows("SELECT request_id FROM durable.answers") == [kept]
 
 
-async def test_answers_of_other_endpoints_leave_the_first_where_it_is(two: Two) -> None:
+async def test_answers_of_other_endpoints_leave_the_first_in_place(two: Two) -> None:
     async with two.answering(), two.asking() as bus:
         [request] = await requested(bus, 5)
         await bus.wait_for(request, Told, timeout=SOON)
@@ -121,7 +121,7 @@ async def test_answers_of_other_endpoints_leave_the_first_where_it_is(two: Two) 
         assert await bus.wait_for(request, Told, timeout=SOON) == Told(10)
 
 
-async def test_request_in_the_scope_of_a_unit_of_work_is_stored_with_it(two: Two) -> None:
+async def test_request_in_scope_is_stored_with_its_unit_of_work(two: Two) -> None:
     async with two.answering(), two.asking() as bus:
         async with bus.unit_of_work() as uow:
             dropped = bus.request(Ask(1), Told)
@@ -133,7 +133,7 @@ async def test_request_in_the_scope_of_a_unit_of_work_is_stored_with_it(two: Two
             await bus.wait_for(dropped, Told, timeout=SOON)
 
 
-async def test_arguments_that_cannot_be_are_refused(two: Two) -> None:
+async def test_impossible_arguments_are_refused(two: Two) -> None:
     bus = two.asking()
     with pytest.raises(InvalidSetting, match="no transport has this scheme"):
         bus.expects(Ask, at="carrier-pigeon://roof")

@@ -177,7 +177,7 @@ async def test_result_of_an_expired_request_is_gone(till: Till) -> None:
     assert (refused.status_code, "expired" in refused.json()["detail"]) == (410, True)
 
 
-async def test_answer_of_a_class_that_is_not_expected_is_a_dead_letter_of_the_request(till: Till) -> None:
+async def test_answer_of_an_unexpected_class_makes_the_request_a_dead_letter(till: Till) -> None:
     await till.put("odd", 0)
     refused = await till.result("odd", prefer="wait=20")
     assert refused.status_code == 409
@@ -194,7 +194,7 @@ async def test_forgotten_answer_is_gone_and_the_request_is_not_handled_again(til
     assert till.charged == [5]
 
 
-async def test_answer_that_comes_after_it_was_forgotten_is_not_kept(till: Till) -> None:
+async def test_late_answer_is_not_kept_when_its_request_was_forgotten(till: Till) -> None:
     await till.pause()
     await till.put("hasty")
     assert (await till.forget("hasty")).status_code == 204
@@ -254,7 +254,7 @@ async def test_clients_with_names_have_ids_of_their_own(database: Tables) -> Non
         assert (await till.put("order-1", 1)).status_code == 401
 
 
-async def test_answer_that_a_stranger_sends_takes_no_place(till: Till) -> None:
+async def test_answer_of_a_stranger_takes_no_place(till: Till) -> None:
     await till.pause()
     message_id = (await till.put("order-19")).json()["message"]
     forged = {"durable-header-in-reply-to": message_id}
