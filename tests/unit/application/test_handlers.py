@@ -16,7 +16,7 @@ from durable.application.handlers import Handler
 from durable.application.incoming import Context, Incoming
 from durable.application.injection import Depends
 from durable.application.retry import Retry
-from durable.envelope import REPLY_TO, Envelope, LeasedEnvelope, new_id
+from durable.envelope import IN_REPLY_TO, REPLY_TO, Envelope, LeasedEnvelope, new_id
 from durable.errors import InvalidSetting, RoutingError
 
 
@@ -359,7 +359,9 @@ class TestContext:
     def test_context_replies_to_the_address_of_reply_to(self) -> None:
         posting = Posting()
         context(posting, **{REPLY_TO: "tcp://shop:1"}).reply(Shipped(1))
-        assert posting.posted == [("answer", Shipped(1), {"to": "tcp://shop:1"})]
+        [(kind, answer, given)] = posting.posted
+        assert (kind, answer, given["to"]) == ("answer", Shipped(1), "tcp://shop:1")
+        assert UUID(given["headers"][IN_REPLY_TO])
 
     def test_context_refuses_a_reply_without_reply_to(self) -> None:
         with pytest.raises(RoutingError, match="gave no reply_to="):
