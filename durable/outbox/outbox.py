@@ -228,8 +228,9 @@ class Outbox:
         except BaseException:
             self._dispatcher.abandoned(list(rows.values()))
             raise
+        insert = self._pending.begin_insert()
         for entry in entries:  # of two with one business key the first has the row
-            entry.is_stored = True
+            entry.stored_by = insert
             sent = rows.pop((entry.envelope.id, entry.envelope.destination), None)
             entry.sent = None if sent is None or sent.key in known else sent
             if sent is not None and entry.sent is None:

@@ -5,7 +5,8 @@
                        +-----> forget() <--+   a savepoint or the transaction of a session was rolled back
 
 A savepoint, and the beginning of a session's transaction, is a place between two messages. Rolling it back forgets the
-messages behind its place. As long as a session's transaction has no connection it is in no savepoint of one, and its
+messages behind its place, and the rows that were written since: a message before its place whose row is gone is stored
+again. As long as a session's transaction has no connection it is in no savepoint of one, and its
 messages stand last. Once it has, what the connection rolls back tells what becomes of them: there the rows are, and a
 session that has joined may end without taking them back.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sqlalchemy.orm import SessionTransaction
 
@@ -26,8 +28,20 @@ class Entry:
     """A message of a transaction that has not ended. `sent` is its row, once it has one of its own."""
 
     envelope: Envelope
-    is_stored: bool = False
     sent: Sent | None = None
+    stored_by: int = 0
+    """The number of the insert that has stored it, from 1; 0: none has."""
+
+    @property
+    def is_stored(self) -> bool:
+        return self.stored_by > 0
+
+
+class Place(NamedTuple):
+    """The number of messages, and of inserts, before a savepoint or transaction."""
+
+    at: int
+    inserts: int
 
 
 class Pending:
@@ -35,9 +49,10 @@ class Pending:
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
-        self._places: dict[SessionTransaction, int] = {}
-        self._savepoints: dict[str, int] = {}
-        self._unnamed: int | None = None
+        self._inserts = 0
+        self._places: dict[SessionTransaction, Place] = {}
+        self._savepoints: dict[str, Place] = {}
+        self._unnamed: Place | None = None
 
     def remember(self, envelopes: Sequence[Envelope]) -> None:
         self._entries += map(Entry, envelopes)
@@ -46,9 +61,18 @@ class Pending:
         """Return the entries without a row, in order: all, or those from before this transaction of the session."""
         return [entry for entry in self._entries[: self._end(before)] if not entry.is_stored]
 
+    def begin_insert(self) -> int:
+        """Return the number of the insert that is made now."""
+        self._inserts += 1
+        return self._inserts
+
+    @property
+    def _here(self) -> Place:
+        return Place(len(self._entries), self._inserts)
+
     def since(self, transaction: SessionTransaction) -> list[Entry]:
         """The entries of this transaction of the session."""
-        return self._entries[self._places[transaction] :]
+        return self._entries[self._places[transaction].at :]
 
     def __bool__(self) -> bool:
         return bool(self._entries)
@@ -56,7 +80,7 @@ class Pending:
     # ------------------------------------------------------------------ transactions and savepoints of the session
 
     def begin(self, transaction: SessionTransaction) -> None:
-        self._places[transaction] = len(self._entries)
+        self._places[transaction] = self._here
 
     def keep(self, transaction: SessionTransaction) -> None:
         """Leave its messages to the transaction around it."""
@@ -71,7 +95,7 @@ class Pending:
 
     def begin_savepoint(self) -> None:
         """Begin one whose name is not known yet: name_savepoint() gives it before anything else becomes of it."""
-        self._unnamed = len(self._entries)
+        self._unnamed = self._here
 
     def name_savepoint(self, name: str | None) -> None:
         """Name the last one that was begun. With None, or the name of another, it could not be begun."""
@@ -96,7 +120,7 @@ class Pending:
 
         One that is not known is gone already: the database refuses to roll back to it.
         """
-        return self._cut(self._savepoints.pop(name, len(self._entries)), self._end(before))
+        return self._cut(self._savepoints.pop(name, self._here), self._end(before))
 
     def take(self, before: SessionTransaction | None = None) -> list[Sent]:
         """End the connection's transaction: remove the entries, and return the rows of those that have one.
@@ -107,23 +131,31 @@ class Pending:
         end = self._end(before)
         taken = self._entries[:end]
         del self._entries[:end]
-        self._places = {each: place - end for each, place in self._places.items() if before is not None}
+        kept = self._places.items() if before is not None else ()
+        self._places = {each: place._replace(at=place.at - end) for each, place in kept}
         self._savepoints.clear()
         self._unnamed = None
         return list(_rows(taken))
 
-    def _cut(self, place: int, end: int | None = None) -> list[Sent]:
-        gone = self._entries[place:end]
-        del self._entries[place:end]
+    def _cut(self, place: Place, end: int | None = None) -> list[Sent]:
+        gone = self._entries[place.at : end]
+        del self._entries[place.at : end]
+        lost = [entry for entry in self._entries if entry.stored_by > place.inserts]
+        rows = list(_rows([*gone, *lost]))
+        for entry in lost:
+            entry.stored_by, entry.sent = 0, None
         # A savepoint behind it is gone with it, and must not cut off what is sent from now on.
-        self._places = {each: at if at <= place else max(place, at - len(gone)) for each, at in self._places.items()}
-        self._savepoints = {name: at for name, at in self._savepoints.items() if at <= place}
-        if self._unnamed is not None and self._unnamed > place:
+        self._places = {
+            each: known if known.at <= place.at else known._replace(at=max(place.at, known.at - len(gone)))
+            for each, known in self._places.items()
+        }
+        self._savepoints = {name: known for name, known in self._savepoints.items() if known.at <= place.at}
+        if self._unnamed is not None and self._unnamed.at > place.at:
             self._unnamed = None
-        return list(_rows(gone))
+        return rows
 
     def _end(self, before: SessionTransaction | None) -> int:
-        return len(self._entries) if before is None else self._places[before]
+        return len(self._entries) if before is None else self._places[before].at
 
 
 def _rows(entries: Sequence[Entry]) -> Iterator[Sent]:

@@ -132,7 +132,10 @@ class Shapes(RuleBasedStateMachine):
 
     @initialize(data=st.data())
     def open(self, data: st.DataObject) -> None:
-        self.shape = data.draw(self.shapes)
+        self.open_as(data.draw(self.shapes))
+
+    def open_as(self, shape: Shape) -> None:
+        self.shape = shape
         self.engine = self.engines[self.shape.driver]
         if self.shape.binding == "autocommit":
             self.engine = self.engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -433,6 +436,30 @@ def engines(database: Tables) -> Iterator[dict[str, Engine | AsyncEngine]]:
         "psycopg": create_async_engine(url("psycopg")),
     }
     sync.dispose()
+
+
+@pytest.mark.parametrize("driver", ["sync", "asyncpg"])
+@pytest.mark.parametrize("mode", ["conditional_savepoint", "create_savepoint", "control_fully"])
+def test_message_is_stored_again_when_a_later_savepoint_took_its_row_along(
+    database: Tables, engines: dict[str, Engine | AsyncEngine], driver: Driver, mode: Binding
+) -> None:
+    """The commit that leaves a savepoint open stores nothing yet; the next one does, within the outer savepoint."""
+    Shapes.tables, Shapes.engines = database, engines
+    database.clear()
+    database.execute("TRUNCATE orders")
+    shapes = Shapes()
+    shapes.open_as(Shape(driver, mode, outer_savepoint=False, listens=False))
+    try:
+        shapes.commit_by_a_context_manager(leaves_open=True)
+        shapes.begin_an_outer_savepoint()
+        shapes.commit_by_the_session()
+        shapes.roll_back_to_the_outer_savepoint()
+        shapes.commit_the_outer_one()
+        shapes.messages_are_those_of_the_committed_rows()
+        assert database.one("SELECT count(*) FROM orders") == 1
+        assert database.count("outgoing_envelopes") == len(SERVICES)
+    finally:
+        shapes.teardown()
 
 
 @pytest.mark.timeout(600)
