@@ -93,10 +93,10 @@ def _depths(steps: Iterable[Step]) -> dict[UUID, int]:
     for each in causes:
         above: list[UUID] = []
         at: UUID | None = each
-        while at in causes and at not in depths and at not in above:
+        while at is not None and at in causes and at not in depths and at not in above:
             above.append(at)
             at = causes[at]
-        base = depths[at] + 1 if at in depths else 0
+        base = depths[at] + 1 if at is not None and at in depths else 0
         for number, one in enumerate(reversed(above)):
             depths[one] = base + number
     return depths

@@ -119,8 +119,8 @@ _REQUEST_ID: Final[Json] = {
     "in": "path",
     "name": "id",
     "required": True,
-    "schema": _KEY,
-    "description": "Recognises a repeat: any printable ASCII, chosen by the client",
+    "schema": _KEY | {"pattern": f"^[ -.0-~]{{1,{LONGEST_KEY}}}$"},
+    "description": "Recognises a repeat: any printable ASCII but a slash, chosen by the client",
 }
 _PREFER: Final[Json] = {
     "in": "header",

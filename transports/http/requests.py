@@ -9,8 +9,8 @@
     DELETE /requests/{id}             204  the answer is forgotten, also one that is to come
 
 The handler answers by `ctx.reply()`, with a message of a class that is declared by bus.expects(). A request is
-remembered for `dedupe_window`, and its answer for `answer_retention`. Its id is any text of the client: it is told from
-the ids of other clients that have proven a name.
+remembered for `dedupe_window`, and its answer for `answer_retention`. Its id is any text of the client without a slash:
+it is told from the ids of other clients that have proven a name.
 """
 
 from __future__ import annotations
