@@ -241,4 +241,12 @@ def _before_statement(connection: Connection, _cursor: Any, statement: str, *_: 
             "tests/contract/bus/test_failing.py::TestFailing::test_message_sent_by_a_task_outliving_its_handler_is_stored_or_refused[postgres]",
         ),
     ),
+    Mutant(
+        "handling",
+        "an answer is handled and not kept",
+        "durable/agents/attempts.py",
+        before="        if self.handler.keeps_answers:\n",
+        after="        if False:\n",
+        killed_by=("tests/contract/bus/test_answers.py::test_answer_is_given_to_all_callers_as_often_as_they_ask",),
+    ),
 )

@@ -152,4 +152,14 @@ ROWS = (
             "tests/integration/agents/test_order.py::TestAKey::test_key_is_claimed_again_without_waiting_for_the_next_poll",
         ),
     ),
+    Mutant(
+        "outbox",
+        "a row that went with a later savepoint counts as stored",
+        "durable/outbox/pending.py",
+        before="lost = [entry for entry in self._entries if entry.stored_by > place.inserts]",
+        after="lost: list[Entry] = []",
+        killed_by=(
+            "tests/integration/outbox/test_transaction_shapes.py::test_message_is_stored_again_when_a_later_savepoint_took_its_row_along",
+        ),
+    ),
 )

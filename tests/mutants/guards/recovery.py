@@ -183,4 +183,20 @@ ROWS = (
             "tests/integration/application/test_schedules.py::TestOnceOverAllNodes::test_each_occurrence_runs_once_and_on_time_however_many_nodes_there_are",
         ),
     ),
+    Mutant(
+        "recovery",
+        "the look ahead follows the promotion",
+        "durable/recovery/agent.py",
+        before="""\
+            ("look ahead", self._look_ahead),
+            ("promote due work", self._promote),
+""",
+        after="""\
+            ("promote due work", self._promote),
+            ("look ahead", self._look_ahead),
+""",
+        killed_by=(
+            "tests/integration/application/test_schedules.py::TestScheduledMessages::test_message_due_during_a_round_of_recovery_does_not_wait_for_the_next_poll",
+        ),
+    ),
 )
