@@ -34,6 +34,11 @@ from durable.application.retry import ByError, Retry, RetryAfter
 from durable.application.schedules import Factory, declare
 from durable.application.signatures import dotted_name
 from durable.arguments import checked, checked_names, length_of_time, refuse_unknown
+from durable.calls.caller import OnError, RemoteService
+from durable.calls.contract import contract_of
+from durable.calls.links import Links
+from durable.calls.places import Elsewhere, Here
+from durable.calls.provider import CallProvider
 from durable.duration import Duration
 from durable.encryption.keys import Keys
 from durable.encryption.ring import KeyRing
@@ -116,7 +121,8 @@ class Bus:
         self.mode = mode
         self.settings = settings or load_settings(**overrides)
         self._scope = Scope()
-        self._application = Application(service, transports=list(transports))
+        offers = CallProvider(lambda: self.settings)
+        self._application = Application(service, transports=list(transports), offers=offers)
         self._application.retry = _retry_of(self.settings)
         self._application.ring = KeyRing.of(self.settings)
         self._key_source: Callable[[], Keys] | None = None
@@ -211,6 +217,57 @@ class Bus:
             self.runtime.transports().resolve(at, message_type)
         self.handles(cls, max_batch=answers.GROUP)(answers.keeper_of(cls))
         self._application.expect(message_type, at)
+
+    @checked
+    def offer(self, contract: type, implementation: object) -> None:
+        """Let other services call the methods of this object, at the tcp:// and unix:// addresses of listen().
+
+        `contract`: class declared with `durable.calls.service`. `implementation`: object with its methods, all of which
+        are async. They run in the bus's event loop, up to `call_concurrency` at once; up to `call_backlog` wait. They
+        are in no unit of work. May be called while the bus runs. Raises InvalidSetting for a class that is no service,
+        an object that lacks a method, and a service that is offered already.
+        """
+        self._application.offers.offer(contract_of(contract), implementation)
+
+    @checked
+    def withdraw(self, contract: type) -> None:
+        """Offer a service no longer; calls under way are finished. Raises InvalidSetting when it is not offered."""
+        self._application.offers.withdraw(contract_of(contract))
+
+    @checked_names
+    def caller(
+        self,
+        contract: Callable[..., A],
+        *,
+        at: str | None = None,
+        on_error: OnError | None = None,
+        **methods: Mapping[str, Duration],
+    ) -> A:
+        """Return an object with the methods of a service, each of which calls its provider: see docs/calls.md.
+
+        `contract`: class declared with `durable.calls.service`. `at`: tcp:// or unix:// address of the provider;
+        without one, this bus itself. `on_error`: is given the errors of calls whose methods are declared with
+        fire_and_forget (default: they are logged). `methods`: options of single methods, `reserve={"timeout": 5}`.
+
+        A call is not in the unit of work, and is never repeated. It returns the result, or raises a CallFailed.
+        Raises InvalidSetting for a class that is no service, and an address that cannot be called.
+        """
+        declared = contract_of(contract)
+        if at is not None:
+            self.runtime.links.check(at)
+        place = Here(lambda: self._application.offers) if at is None else Elsewhere(at, self._links)
+        remote = RemoteService(
+            declared,
+            place,
+            timeout=self.settings.call_timeout.total_seconds(),
+            options=methods,
+            on_error=on_error,
+        )
+        service: A = remote.stub()
+        return service
+
+    def _links(self) -> Links | None:
+        return self.runtime.links if self.runtime.is_running else None
 
     @checked
     def on_error(self, *errors: type[Exception], retry: Retry | RetryAfter) -> None:

@@ -15,6 +15,15 @@
     │   ├── ConnectionFailed       the peer could not be reached, or went away
     │   ├── PeerTimeout            the peer did not answer in time
     │   └── ProtocolViolation      the peer said something that the protocol forbids
+    ├── CallFailed                 a call of another service has no result
+    │   ├── NoProvider             nobody offers the service there; the call was not sent
+    │   ├── IncompatibleService    the provider has another version of the service; the call was not sent
+    │   ├── InvalidCall            the arguments, or the result, do not fit the contract
+    │   ├── RemoteError            the method raised an error at the provider
+    │   ├── CallTimeout            no result in time; the call may have been run
+    │   ├── CallExpired            the call waited for its turn for too long, and was not run
+    │   ├── Overloaded             too many calls wait already, and this one was not run
+    │   └── ProviderGone           the provider ended before its answer; the call may have been run
     ├── StorageUnavailable         the database cannot be used now: try again later
     ├── UnknownMessage             no message of this id is known here
     ├── StillWaiting               a message was not at its end in time: wait again
@@ -42,20 +51,29 @@ from durable.redaction import printable, redacted
 
 __all__ = [
     "ArchiveConflict",
+    "CallExpired",
+    "CallFailed",
+    "CallTimeout",
     "ConnectionFailed",
     "DurableError",
     "Forged",
+    "IncompatibleService",
+    "InvalidCall",
     "InvalidMessage",
     "InvalidSetting",
     "LeaseLost",
     "MissingKey",
+    "NoProvider",
     "NoUnitOfWork",
+    "Overloaded",
     "PauseListener",
     "PeerTimeout",
     "ProtocolViolation",
+    "ProviderGone",
     "PutBack",
     "Reject",
     "Release",
+    "RemoteError",
     "RetryLater",
     "RoutingError",
     "SchemaMismatch",
@@ -140,6 +158,49 @@ class PeerTimeout(TransportError):
 
 class ProtocolViolation(TransportError):
     """The peer has broken the protocol."""
+
+
+class CallFailed(DurableError):
+    """A call of another service has no result."""
+
+
+class NoProvider(CallFailed):
+    """Nobody offers the service there. The call was not sent."""
+
+
+class IncompatibleService(CallFailed):
+    """The provider has another version of the service. The call was not sent."""
+
+
+class InvalidCall(CallFailed):
+    """The arguments of a call, or its result, do not fit the contract."""
+
+
+class RemoteError(CallFailed):
+    """A method raised an error at its provider.
+
+    `error`: name of the error's class. `reason`: its text. `provider`: address of the provider.
+    """
+
+    def __init__(self, error: str, reason: str, provider: str) -> None:
+        super().__init__(f"{error} at {provider}: {reason}")
+        self.error, self.reason, self.provider = error, reason, provider
+
+
+class CallTimeout(CallFailed, TimeoutError):
+    """A call had no result in time. It was cancelled, and may have been run."""
+
+
+class CallExpired(CallFailed):
+    """A call waited for its turn at the provider for too long. It was not run."""
+
+
+class Overloaded(CallFailed):
+    """Too many calls wait at the provider already. This one was not run."""
+
+
+class ProviderGone(CallFailed):
+    """The provider ended, or its connection, before it answered. The call may have been run."""
 
 
 class StorageUnavailable(DurableError):

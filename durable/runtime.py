@@ -18,6 +18,7 @@ from durable.agents.receiving import ReceivingAgent
 from durable.agents.stuck_threads import StuckThreads
 from durable.agents.waking import Waker
 from durable.application.application import Application, Transports
+from durable.calls.links import Links
 from durable.clock import Clock, SystemClock
 from durable.envelope import ANY_NODE, Envelope, NodeId
 from durable.errors import InvalidSetting
@@ -76,6 +77,7 @@ class Runtime:
         )
         self.sessions = Sessions(settings, self.envelope_factory, self, scope, **engines)
         self._stuck = StuckThreads()
+        self.links = Links(lambda uri: self.transports().of(uri))
         self.life = Life(settings, self._make_node, self._empty_pools)
         self.watch = Watch(lambda: self.database, settings)
         self._storing: ReceivingAgent | None = None
@@ -107,7 +109,9 @@ class Runtime:
 
     def transports(self) -> Transports:
         if self._transports is None:
-            tcp = TcpTransport(self.settings, service=self.application.service, node=lambda: self.node_id)
+            tcp = TcpTransport(
+                self.settings, self.application.service, node=lambda: self.node_id, provider=self.application.offers
+            )
             optional: dict[str, Callable[[], Transport]]
             optional = {"http": lambda: self.http, "https": lambda: self.http, "rabbitmq": self._rabbitmq}
             self._transports = Transports([tcp, *self.application.transports], optional)
@@ -264,6 +268,8 @@ class Runtime:
                 await asyncio.wait([self._storing_task], timeout=self.settings.drain_timeout.total_seconds())
                 await end([self._storing_task], within=_CLOSING_SECONDS)
         finally:
+            await in_time(self.links.close(), _CLOSING_SECONDS)
+            await in_time(self.application.offers.stop(_CLOSING_SECONDS), _CLOSING_SECONDS + 1)
             await in_time(self.watch.stop(), _CLOSING_SECONDS)
             await self._stop_watching()
             await in_time(self._waker.stop(), _CLOSING_SECONDS)

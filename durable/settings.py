@@ -203,6 +203,13 @@ class Settings(BaseSettings):
     delete_linger: Duration = timedelta(milliseconds=50)
     """time for which acknowledged rows gather before one statement deletes them"""
 
+    call_timeout: Duration = timedelta(seconds=1)
+    """longest wait for the result of a call to another service, unless its method says otherwise"""
+    call_concurrency: Count = 100
+    """calls of this process's services that run at once"""
+    call_backlog: Annotated[int, Field(ge=0, le=1_000_000)] = 1_000
+    """calls that wait for their turn before more are refused"""
+
     concurrency: Count = 8
     """messages that one handler runs at once, unless it says otherwise"""
     on_dead_letter: Literal["continue", "park"] = "continue"

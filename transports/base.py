@@ -1,19 +1,22 @@
-"""Transport protocols: the four interfaces between agents and the network.
+"""Transport protocols: the interfaces between agents and the network.
 
 Sender      one destination, as the sending agent sees it
 Receiver    what a listener hands batches to: the receiving agent
 Listener    one bound address
+Provider    what a listener hands calls to: the services that this process offers
+Caller      one address whose services are called
 Transport   makes senders and listeners for the URIs of one or more schemes
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
 from durable.envelope import Envelope
 from durable.outcomes import Outcome
+from durable.transports.frames import Call, Fault, Offers, Result
 
 __all__ = ["Listener", "Receiver", "Sender", "Transport"]
 
@@ -97,6 +100,50 @@ class Listener(Protocol):
 
     def statistics(self) -> Mapping[str, int]:
         """Return the counters since serve(): connections, dropped, batches, envelopes."""
+        ...
+
+
+Answer = Result | Fault
+
+
+class Provider(Protocol):
+    """Offered services of this process, as a listener sees them. Nothing here waits, and nothing raises."""
+
+    def offers(self) -> Offers:
+        """Return what can be called now."""
+        ...
+
+    def watch(self, told: Callable[[Offers], None]) -> Callable[[], None]:
+        """Call `told` after each change of the offers, until the returned function is called."""
+        ...
+
+    def begin(self, call: Call, peer: str | None, answer: Callable[[Answer], None]) -> Callable[[], None]:
+        """Run a call of this peer, whose name was proved unless it is None; `answer` is called once, now or later.
+
+        The returned function cancels the call; then it has no answer.
+        """
+        ...
+
+
+class Caller(Protocol):
+    """An address whose services are called. An async context manager: leaving it closes the connection."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def offers(self) -> Offers:
+        """Return what can be called there now. Raises TransportError when it cannot be reached."""
+        ...
+
+    async def call(self, call: Call) -> Answer:
+        """Send the call once, and return its answer; a cancelled one is cancelled at the other end too.
+
+        Raises ConnectionFailed when the call was not sent, or the connection ended before the answer: then the call may
+        have been run. Raises InvalidMessage for a call that is larger than the peer takes.
+        """
         ...
 
 

@@ -12,6 +12,12 @@
     CREDIT       server   more credit
     PING, PONG   client, server: can a batch be stored now?
     GOODBYE      either   nothing new from me; what is under way will be finished
+    LOOKUP       client   which services can be called here? It is told at once, and of each change
+    OFFERS       server   the services that can be called here now
+    CALL         client   a service, a method, the arguments, and how long the call may wait for its turn
+    CANCEL       client   nobody waits for the call on this channel any more
+    RESULT       server   the result of the call on this channel
+    FAULT        server   why there is none
 
 Each frame is an array on the wire: later versions add fields at the end, which earlier ones skip.
 durable.transports.tcp.conversation defines the order of frames, durable.transports.wire their bytes.
@@ -21,7 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
@@ -33,10 +39,17 @@ VERSIONS: Final = (1,)
 MAX_ENVELOPES: Final = 1_000
 """Envelopes in a batch, at most."""
 
+MAX_OFFERS: Final = 1_000
+"""Services that can be called at one address, at most."""
+MAX_METHODS: Final = 1_000
+"""Methods of a service, at most."""
+
 Name = Annotated[str, Meta(max_length=200)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Versions = Annotated[list[int], Meta(max_length=100)]
 Digest = Annotated[bytes, Meta(max_length=64)]
+Text = Annotated[str, Meta(max_length=2_000)]
+Seconds = Annotated[float, Meta(gt=0, le=10**9)]
 
 
 class Hello(Struct, array_like=True, frozen=True):
@@ -104,6 +117,75 @@ class Goodbye(Struct, array_like=True, frozen=True):
     pass
 
 
+class Lookup(Struct, array_like=True, frozen=True):
+    pass
+
+
+class Signature(Struct, array_like=True, frozen=True):
+    """A method that can be called. `digest` is that of the schema of its arguments and of its result."""
+
+    method: Name
+    digest: Digest
+    text: Text
+
+
+class Offer(Struct, array_like=True, frozen=True):
+    """A service that can be called here."""
+
+    service: Name
+    version: Name
+    signatures: Annotated[list[Signature], Meta(max_length=MAX_METHODS)]
+
+
+class Offers(Struct, array_like=True, frozen=True):
+    offers: Annotated[list[Offer], Meta(max_length=MAX_OFFERS)]
+
+
+class Call(Struct, array_like=True, frozen=True):
+    """`expires_in` are the seconds after which the call is not to begin any more; None: none. One that is not
+    `awaited` goes on when its caller is gone.
+    """
+
+    service: Name
+    method: Name
+    body: bytes
+    expires_in: Seconds | None = None
+    awaited: bool = True
+
+
+class Cancel(Struct, array_like=True, frozen=True):
+    pass
+
+
+class Result(Struct, array_like=True, frozen=True):
+    body: bytes
+
+
+class FaultKind(Enum):
+    UNKNOWN = "unknown"
+    """no such service or method here"""
+    INVALID = "invalid"
+    """the arguments, or the result, do not fit the contract"""
+    RAISED = "raised"
+    """the method raised an error"""
+    EXPIRED = "expired"
+    """the call waited for its turn for too long, and did not begin"""
+    OVERLOADED = "overloaded"
+    """too many calls wait already, and this one did not begin"""
+    FORBIDDEN = "forbidden"
+    """this peer may not call this method"""
+    GONE = "gone"
+    """the provider is ending"""
+
+
+class Fault(Struct, array_like=True, frozen=True):
+    """`error` is the type of the error that the method raised."""
+
+    kind: FaultKind
+    text: str
+    error: Name = ""
+
+
 class PartlyReadable(Struct, frozen=True):
     """A BATCH as it arrived when some of it is no envelope: what could be read, and what to say of the rest.
 
@@ -128,9 +210,18 @@ class FrameKind(IntEnum):
     GOODBYE = 9
     CHALLENGE = 10
     PROOF = 11
+    LOOKUP = 12
+    OFFERS = 13
+    CALL = 14
+    CANCEL = 15
+    RESULT = 16
+    FAULT = 17
 
 
-Content = Hello | Challenge | Proof | Welcome | Refused | Batch | Outcomes | Credit | Ping | Pong | Goodbye
+Greeting = Hello | Challenge | Proof | Welcome
+OfBatches = Refused | Batch | Outcomes | Credit | Ping | Pong | Goodbye
+OfCalls = Lookup | Offers | Call | Cancel | Result | Fault
+Content = Greeting | OfBatches | OfCalls
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,5 +255,11 @@ TYPES: Final[dict[FrameKind, type[Content]]] = {
     FrameKind.GOODBYE: Goodbye,
     FrameKind.CHALLENGE: Challenge,
     FrameKind.PROOF: Proof,
+    FrameKind.LOOKUP: Lookup,
+    FrameKind.OFFERS: Offers,
+    FrameKind.CALL: Call,
+    FrameKind.CANCEL: Cancel,
+    FrameKind.RESULT: Result,
+    FrameKind.FAULT: Fault,
 }
 KINDS: Final[dict[type[Any], FrameKind]] = {content: kind for kind, content in TYPES.items()}

@@ -12,6 +12,7 @@ from durable.application.handlers import Handler
 from durable.application.middleware import MiddlewareStack
 from durable.application.retry import Policy, Retry, RetryAfter
 from durable.application.schedules import Schedule
+from durable.calls.provider import CallProvider
 from durable.encryption.ring import KeyRing
 from durable.envelope import Envelope
 from durable.errors import InvalidMessage, InvalidSetting, RoutingError, UnknownMessageType
@@ -53,6 +54,8 @@ class Application:
     schedules: dict[str, Schedule] = field(default_factory=dict)
     ring: KeyRing = field(default_factory=KeyRing)
     """Keys that encrypt and decrypt bodies."""
+    offers: CallProvider = field(default_factory=CallProvider)
+    """Services that can be called here; they may change while the bus runs."""
 
     def policy(self, handler: Handler) -> Policy:
         """Return the policy for failures of this handler: its own rules come before those of the service."""

@@ -9,6 +9,9 @@ server decides how much can be under way, and a client without credit waits inst
 the credit is answered Busy and costs nothing, as a refused one does. When no answers are to come, and less credit is
 left than a batch needs, it is spent on a part of the batch: waiting for more might last for ever.
 
+*Calls.* A client that looks for services is told what can be called. Calls use no credit: the server answers that it
+is overloaded. Each is answered once on its channel, unless the client cancels it first.
+
 *Proofs.* Where a secret is shared, each end proves that it knows it before anything else is said
 (durable.transports.tcp.proofs). An end whose TLS certificate was checked needs no other proof.
 
@@ -41,12 +44,17 @@ from durable.transports.frames import (
     MAX_ENVELOPES,
     VERSIONS,
     Batch,
+    Call,
+    Cancel,
     Challenge,
     Credit,
     Damaged,
+    Fault,
+    FaultKind,
     Frame,
     Goodbye,
     Hello,
+    Lookup,
     Outcomes,
     PartlyReadable,
     Ping,
@@ -54,6 +62,7 @@ from durable.transports.frames import (
     Proof,
     Received,
     Refused,
+    Result,
     Welcome,
 )
 from durable.transports.tcp.proofs import WRONG_PROOF, ClientProof, ServerProof
@@ -282,6 +291,27 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
+class Tell:
+    """Command to say what can be called here, now and after each change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Command to run the call, and then to answer this channel with what became of it."""
+
+    channel: int
+    call: Call
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Command to cancel the call on this channel, if it is still under way."""
+
+    channel: int
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """End of the client: finish the batches under way and close."""
 
@@ -303,6 +333,12 @@ class ServerSide:
         self._peer_max_frame_bytes = 0
         self._under_way: dict[int, int] = {}  # channel -> envelopes
         self._pings: set[int] = set()
+        self._calls: set[int] = set()  # channels
+
+    @property
+    def calls_under_way(self) -> int:
+        """Calls received and not yet answered."""
+        return len(self._calls)
 
     @property
     def is_greeting(self) -> bool:
@@ -314,9 +350,16 @@ class ServerSide:
         """Envelopes received and not yet answered."""
         return sum(self._under_way.values())
 
-    def hear(self, item: Received, room: int) -> Reply | TurnAway | Deliver | Probe | Leave:
+    def hear(self, item: Received, room: int) -> Reply | TurnAway | Deliver | Probe | Tell | Begin | Abandon | Leave:
         """Return the actions for a frame. Raises ProtocolViolation for one that is not allowed, or not now."""
         match item:
+            case Frame(Call() as call, channel) if not self.is_greeting:
+                return self._called(call, channel, item.size_bytes)
+            case Frame(Cancel(), channel) if not self.is_greeting:
+                self._calls.discard(channel)
+                return Abandon(channel)
+            case Frame(Lookup()) if not self.is_greeting:
+                return Tell()
             case Damaged(channel, reason):
                 return _refuse(channel, reason)
             case Frame(Hello() as hello) if self.state is ServerState.AWAITING_HELLO:
@@ -344,6 +387,19 @@ class ServerSide:
     def pong(self, channel: int, ready: bool) -> Frame:
         self._pings.discard(channel)
         return Frame(Pong(ready), channel)
+
+    def end(self, channel: int, answer: Result | Fault) -> bytes | None:
+        """Return the answer to the call on this channel as the bytes to write; None for one that was cancelled.
+
+        A result that is larger than the client takes is answered with a fault.
+        """
+        if channel not in self._calls:
+            return None
+        self._calls.discard(channel)
+        try:
+            return encode(Frame(answer, channel), self._peer_max_frame_bytes)
+        except InvalidMessage as error:
+            return encode(Frame(Fault(FaultKind.INVALID, f"the result does not fit into a frame: {error}"), channel))
 
     def grant(self, room: int) -> Frame | None:
         """More credit, when room has appeared that makes a difference."""
@@ -404,6 +460,14 @@ class ServerSide:
         self.unspent -= held
         self._under_way[channel] = held
         return Deliver(channel, batch.envelopes, frame.size_bytes, rejected, batch.clock)
+
+    def _called(self, call: Call, channel: int, size_bytes: int) -> Reply | Begin:
+        if channel in self._calls:
+            raise ProtocolViolation(f"malformed call: channel {channel} is used twice")
+        if self.state is ServerState.LEAVING:
+            return Reply(Frame(Fault(FaultKind.GONE, "the provider is ending"), channel))
+        self._calls.add(channel)
+        return Begin(channel, call, size_bytes)
 
     def _pinged(self, channel: int) -> Probe:
         if len(self._pings) >= MAX_PINGS:

@@ -30,14 +30,25 @@ from durable.settings import Settings
 from durable.tasks.crew import raise_if_cancelled
 from durable.telemetry import log
 from durable.transports import peers
-from durable.transports.base import Receiver
+from durable.transports.base import Answer, Provider, Receiver
 from durable.transports.deadlines import counted_anew
 from durable.transports.doorkeeper import Doorkeeper
-from durable.transports.frames import Frame, Refused
+from durable.transports.frames import Call, Fault, FaultKind, Frame, Offers, Refused
 from durable.transports.gate import Gate
 from durable.transports.tcp.address import SCHEMES, Address
 from durable.transports.tcp.budget import Budget
-from durable.transports.tcp.conversation import Deliver, Leave, Probe, Reply, ServerSide, ServerState, TurnAway
+from durable.transports.tcp.conversation import (
+    Abandon,
+    Begin,
+    Deliver,
+    Leave,
+    Probe,
+    Reply,
+    ServerSide,
+    ServerState,
+    Tell,
+    TurnAway,
+)
 from durable.transports.tcp.entrance import Entrance
 from durable.transports.tcp.proofs import NO_PROOF
 from durable.transports.tcp.stream import LINGER_SECONDS, SMALL_FRAME_BYTES, FrameStream, translated
@@ -61,7 +72,10 @@ class TcpListener:
         settings: Settings,
         service: str,
         node: Callable[[], int],
+        *,
+        provider: Provider | None = None,
     ) -> None:
+        self._provider = provider
         self._uri = str(address)
         self._address = address
         self._entrance = entrance
@@ -69,7 +83,7 @@ class TcpListener:
         self._settings = settings
         self._service = service
         self._node = node
-        self._counts: Counter[str] = Counter(connections=0, dropped=0, batches=0, envelopes=0, refused=0)
+        self._counts: Counter[str] = Counter(connections=0, dropped=0, batches=0, envelopes=0, calls=0, refused=0)
         self._connections: dict[_Connection, asyncio.Task[None]] = {}
         self._bound: Bound | None = None
         self._keeper: Doorkeeper | None = None
@@ -85,7 +99,7 @@ class TcpListener:
         return self._uri
 
     def statistics(self) -> Mapping[str, int]:
-        """Return the counters since serve(): connections, dropped, batches, envelopes, refused."""
+        """Return the counters since serve(): connections, dropped, batches, envelopes, calls, refused."""
         return dict(self._counts)
 
     async def serve(self, receiver: Receiver) -> None:
@@ -95,7 +109,7 @@ class TcpListener:
         self._bound, self._uri = bound, bound.uri
         self._tasks = tasks = await asyncio.TaskGroup().__aenter__()
         gate = Gate(receiver, self._endpoint, self._service, self._settings, SCHEMES)
-        intake = _Intake(gate, self._settings, self._counts)
+        intake = _Intake(gate, self._settings, self._counts, self._provider)
         keeper = Doorkeeper(self._uri, self._settings, self._counts, known=self._settings.tcp_connections)
 
         def greet(visit: Visit) -> asyncio.StreamReaderProtocol:
@@ -169,8 +183,9 @@ class TcpListener:
 class _Intake:
     """Intake that the connections of a listener share: the receiver, its room, the bytes under way."""
 
-    def __init__(self, gate: Gate, settings: Settings, counts: Counter[str]) -> None:
+    def __init__(self, gate: Gate, settings: Settings, counts: Counter[str], provider: Provider | None) -> None:
         self.gate = gate
+        self.provider = provider
         self.receiver = gate.receiver
         self.counts = counts
         self.open: set[_Connection] = set()
@@ -231,6 +246,8 @@ class _Connection:
         stream.reserve = self._reserve
         self._answered = asyncio.Event()
         self._ended = asyncio.Event()
+        self._calls = _Calls(intake, stream, side, self._answered)
+        self._has_joined = False
 
     @property
     def peer(self) -> str:
@@ -251,6 +268,7 @@ class _Connection:
                 self._ended.set()
         finally:
             self._give_back()
+            self._calls.close()
             self._intake.open.discard(self)
             self._ended.set()
             await self._stream.close()
@@ -267,7 +285,7 @@ class _Connection:
             return
         with contextlib.suppress(TransportError):  # the peer has gone already
             await self._stream.say(self._side.leave())
-        while self._side.under_way:
+        while self._side.under_way or self._side.calls_under_way:
             self._answered.clear()
             await self._answered.wait()
         with contextlib.suppress(TimeoutError):
@@ -300,7 +318,7 @@ class _Connection:
         received = await self._stream.read()
         for item in received:
             action = self._side.hear(item, self._intake.room(self))
-            if self._side.state is ServerState.OPEN and self not in self._intake.open:
+            if self._side.state is ServerState.OPEN and not self._has_joined:
                 await self._join()
             match action:
                 case Reply(frame):
@@ -318,9 +336,18 @@ class _Connection:
                     tasks.create_task(self._store(batch), name=f"batch {batch.channel} of {self.peer}")
                 case Probe(channel):
                     tasks.create_task(self._pong(channel), name=f"ping {channel} of {self.peer}")
+                case Begin() as begun:
+                    self._calls.begin(begun)
+                case Abandon(channel):
+                    self._calls.cancel(channel)
+                case Tell():
+                    self._intake.open.discard(self)  # it sends no batches, so it has no share of their room
+                    self._calls.tell_offers()
                 case Leave():
                     return False
             self._give_back()
+        if self._stream.is_backed_up:
+            await self._stream.flush()
         return bool(received)
 
     async def _reserve(self, size_bytes: int) -> None:
@@ -344,6 +371,7 @@ class _Connection:
         if not self._admission.prove():
             raise ConnectionFailed("too many connections: all tcp_connections are taken; raise it, or close some")
         self._stream.allow(self._max_frame_bytes)
+        self._has_joined = True
         self._intake.open.add(self)
 
     async def _store(self, batch: Deliver) -> None:
@@ -366,3 +394,64 @@ class _Connection:
         ready = await self._intake.receiver.ready()
         with contextlib.suppress(TransportError):
             await self._stream.say(self._side.pong(channel, ready))
+
+
+class _Calls:
+    """Calls of one connection, and what it is told of the offered services."""
+
+    def __init__(self, intake: _Intake, stream: FrameStream, side: ServerSide, answered: asyncio.Event) -> None:
+        self._intake = intake
+        self._stream = stream
+        self._side = side
+        self._answered = answered
+        self._under_way: dict[int, tuple[Call, Callable[[], None]]] = {}  # by channel: the call, what cancels it
+        self._unwatch: Callable[[], None] | None = None
+
+    def begin(self, begun: Begin) -> None:
+        """Give the call to the provider. What it answers is written, unless the connection has ended."""
+        call, channel, provider = begun.call, begun.channel, self._intake.provider
+        self._intake.counts["calls"] += 1
+        name = f"{call.service}.{call.method}"
+        if provider is None or not peers.may_send(self._intake.gate.settings, self._side.proven, name):
+            text = f"{self._side.proven} may not call {name}: see types in peers" if provider else f"no {name} here"
+            self._answer(channel, Fault(FaultKind.FORBIDDEN if provider else FaultKind.UNKNOWN, text))
+            return
+        self._under_way[channel] = (call, _nothing)
+        cancel = provider.begin(call, self._side.proven, lambda answer: self._answer(channel, answer))
+        if channel in self._under_way:
+            self._under_way[channel] = (call, cancel)
+
+    def cancel(self, channel: int) -> None:
+        _, cancel = self._under_way.pop(channel, (None, _nothing))
+        cancel()
+
+    def tell_offers(self) -> None:
+        """Say what can be called here, now and after each change."""
+        offers = Offers([])
+        if (provider := self._intake.provider) is not None:
+            offers = provider.offers()
+            self._unwatch = self._unwatch or provider.watch(self._tell)
+        self._tell(offers)
+
+    def close(self) -> None:
+        """Cancel the calls that the peer waits for: it will not hear of them. Others go on."""
+        if self._unwatch is not None:
+            self._unwatch()
+        under_way, self._under_way = self._under_way, {}
+        for call, cancel in under_way.values():
+            if call.awaited:
+                cancel()
+
+    def _tell(self, offers: Offers) -> None:
+        self._stream.post_soon(encode(Frame(offers)))
+
+    def _answer(self, channel: int, answer: Answer) -> None:
+        self._under_way.pop(channel, None)
+        data = self._side.end(channel, answer)
+        if data is not None:
+            self._stream.post_soon(data)
+        self._answered.set()
+
+
+def _nothing() -> None:
+    pass

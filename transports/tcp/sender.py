@@ -1,9 +1,8 @@
 """The sending end of TCP: one destination, one connection at a time, several batches under way on it.
 
-A connection is opened by the first send or ping that needs one, and is a task from then on: it greets, reads what the
-peer says, and pings when it has written nothing for a third of the idle timeout. Whoever waits for an answer holds a
-future for its channel. When the connection ends, all of them learn why, and the next send opens another. After the
-peer's GOODBYE a connection only finishes what is under way on it, beside its successor.
+A connection is opened by the first send or ping that needs one. It reads what the peer says, and pings when it has
+written nothing for a third of the idle timeout. Whoever waits for an answer holds a future for its channel. When the
+connection ends, all of them learn why, and the next send opens another.
 """
 
 from __future__ import annotations
@@ -32,8 +31,9 @@ from durable.transports.tcp.conversation import (
     Stray,
     Unsendable,
 )
+from durable.transports.tcp.dialer import Dialer, fail
 from durable.transports.tcp.entrance import Entrance
-from durable.transports.tcp.stream import FrameStream, translated
+from durable.transports.tcp.stream import FrameStream
 from durable.transports.wire import encode
 
 
@@ -46,26 +46,22 @@ class TcpSender:
         self, address: Address, entrance: Entrance, settings: Settings, service: str, node: Callable[[], int]
     ) -> None:
         self._address = address
-        self._entrance = entrance
-        self._settings = settings
-        self._service = service
-        self._node = node
-        self._tasks: asyncio.TaskGroup | None = None
-        self._connections: set[asyncio.Task[None]] = set()
-        self._newest: asyncio.Future[_Connection] | None = None
+        self._dialer = Dialer(
+            address,
+            entrance,
+            settings,
+            side=lambda proof: ClientSide(service, node(), settings.max_frame_bytes, proof),
+            connection=lambda stream, side: _Connection(stream, side, settings, str(address)),
+        )
 
     async def __aenter__(self) -> Self:
-        self._tasks = await asyncio.TaskGroup().__aenter__()
+        await self._dialer.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._tasks is not None
-        tasks, self._tasks = self._tasks, None
-        for task in self._connections:
-            task.cancel()
-        await tasks.__aexit__(None, None, None)  # without the body's error, which must not become a group
+        await self._dialer.__aexit__(kind, error, trace)
 
     async def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
         """Deliver the batch, in parts if it is larger than the peer takes at once, and return the outcomes in order.
@@ -79,56 +75,15 @@ class TcpSender:
         while len(outcomes) < len(batch):
             if not all_settled(outcomes):
                 return outcomes + [BUSY] * (len(batch) - len(outcomes))
-            connection = await self._connection()
+            connection = await self._dialer.dial()
             outcomes += await connection.send(batch[len(outcomes) :] if outcomes else batch)
         return outcomes
 
     async def ping(self) -> None:
         """Ask the peer whether it could store a batch now; raise TransportError unless it says so in time."""
-        connection = await self._connection()
+        connection = await self._dialer.dial()
         if not await connection.ping():
             raise TransportError(f"{self._address}: the peer cannot store anything now")
-
-    async def _connection(self) -> _Connection:
-        """The newest connection, or a new one. All who wait for it share its failure: none queues for a dead peer."""
-        if self._newest is None or not _is_usable(self._newest):
-            self._newest = self._open()
-        return await asyncio.shield(self._newest)
-
-    def _open(self) -> asyncio.Future[_Connection]:
-        if self._tasks is None:
-            raise RuntimeError("a sender is used inside `async with`")
-        opened: asyncio.Future[_Connection] = asyncio.get_running_loop().create_future()
-        task = self._tasks.create_task(self._converse(opened), name=f"connection to {self._address}")
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
-        # Not at the end of the task: one that is cancelled before it has begun never comes there.
-        task.add_done_callback(lambda _: _fail(opened, ConnectionFailed(f"{self._address}: the sender was closed")))
-        return opened
-
-    async def _converse(self, opened: asyncio.Future[_Connection]) -> None:
-        """Life of one connection. The waiting callers are told its end; it is never raised."""
-        try:
-            connection = await self._connect()
-            opened.set_result(connection)
-            await connection.run()
-        except TransportError as error:
-            _fail(opened, error)
-
-    async def _connect(self) -> _Connection:
-        with translated(f"connecting to {self._address}"):
-            async with asyncio.timeout(self._settings.connect_timeout.total_seconds()):
-                context = self._entrance.for_sender()
-                streams = await self._address.connect(context.tls if context is not None else None)
-                stream = FrameStream(streams, self._settings)
-                if refusal := self._entrance.refusal_of_user(stream):
-                    stream.abort()
-                    raise ConnectionFailed(refusal)
-                proof = self._entrance.proof_of_sender(stream)
-                side = ClientSide(self._service, self._node(), self._settings.max_frame_bytes, proof)
-                connection = _Connection(stream, side, self._settings, str(self._address))
-                await connection.greet()
-        return connection
 
 
 class _Connection:
@@ -294,16 +249,5 @@ class _Connection:
             return
         self._end = error
         for waiter in self._waiting.values():
-            _fail(waiter, error)
+            fail(waiter, error)
         self._heard.set()
-
-
-def _is_usable(opened: asyncio.Future[_Connection]) -> bool:
-    """A connection that is being opened will be usable, as far as anybody knows."""
-    return not opened.done() or (opened.exception() is None and opened.result().is_usable)
-
-
-def _fail(future: asyncio.Future[Any], error: TransportError) -> None:
-    if not future.done():
-        future.set_exception(error)
-        future.exception()  # it counts as retrieved: whoever waited may have been cancelled meanwhile

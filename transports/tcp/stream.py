@@ -24,6 +24,8 @@ from durable.transports.wire import MAGIC, Decoder, encode
 SMALL_FRAME_BYTES: Final = 16 << 10
 """Size of the frames of a peer that has not proved yet who it is, and of those that need no room to be read."""
 
+_BACKED_UP_BYTES: Final = 1 << 18
+
 LINGER_SECONDS: Final = 1.0
 """Time to send the written bytes, and for the peer to close its end, when a connection ends in order."""
 
@@ -68,6 +70,7 @@ class FrameStream:
         self._loop = asyncio.get_running_loop()
         self._plain: asyncio.StreamWriter | None = None
         self._is_lost = False
+        self._soon: list[bytes] = []
         self.written_at = self._loop.time()
 
     def allow(self, max_frame_bytes: int) -> None:
@@ -199,6 +202,21 @@ class FrameStream:
         self._writer.write(self._greeting + data)
         self._greeting = b""
         self.written_at = self._loop.time()
+
+    def post_soon(self, data: bytes) -> None:
+        """Write without waiting, together with what else is posted soon in this turn of the event loop."""
+        if not self._soon:
+            self._loop.call_soon(self._post_gathered)
+        self._soon.append(data)
+
+    def _post_gathered(self) -> None:
+        gathered, self._soon = self._soon, []
+        self.post(gathered[0] if len(gathered) == 1 else b"".join(gathered))
+
+    @property
+    def is_backed_up(self) -> bool:
+        """True while the peer takes less than is written."""
+        return self._writer.transport.get_write_buffer_size() > _BACKED_UP_BYTES
 
     @property
     def _is_closed(self) -> bool:

@@ -7,7 +7,10 @@
     address, unix       URIs, and how they are bound
     entrance            what each end must show: a certificate, a proof
     stream              frames over an asyncio connection, with deadlines
-    sender, listener    the two ends
+    dialer              the connection to a destination, opened anew after it has ended
+    sender, caller      the two kinds of it: for batches, for calls
+    calling             what a connection for calls says
+    listener            the other end of both
 
 The first four decide and do no I/O; the others wait and act.
 """
@@ -17,19 +20,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from durable.settings import Settings
+from durable.transports.base import Provider
 from durable.transports.tcp.address import SCHEMES, parse, parse_destination
+from durable.transports.tcp.caller import TcpCaller
 from durable.transports.tcp.entrance import Entrances
 from durable.transports.tcp.listener import TcpListener
 from durable.transports.tcp.sender import TcpSender
 
-__all__ = ["TcpListener", "TcpSender", "TcpTransport"]
+__all__ = ["TcpCaller", "TcpListener", "TcpSender", "TcpTransport"]
 
 
 class TcpTransport:
     """A `durable.transports.base.Transport`.
 
     `service` and `node` are how this process introduces itself to its peers, for their logs; the node's id may be
-    known only later, and is asked for at each handshake when it is given as a function.
+    known only later, and is asked for at each handshake when it is given as a function. `provider` has the services
+    that can be called at its listeners.
     """
 
     schemes: tuple[str, ...] = SCHEMES
@@ -39,10 +45,12 @@ class TcpTransport:
         settings: Settings,
         service: str,
         node: Callable[[], int] | int,
+        provider: Provider | None = None,
     ) -> None:
         self._settings = settings
         self._service = service
         self._node = node if callable(node) else lambda: node
+        self._provider = provider
         self._entrances = Entrances(settings, service)
 
     def check(self, uri: str) -> None:
@@ -62,4 +70,11 @@ class TcpTransport:
         """Port 0 listens on a free port; the listener's `address` then says which."""
         address = parse(uri)
         entrance = self._entrances.of_listener(address)
-        return TcpListener(address, entrance, endpoint, self._settings, self._service, self._node)
+        return TcpListener(
+            address, entrance, endpoint, self._settings, self._service, self._node, provider=self._provider
+        )
+
+    def caller(self, uri: str) -> TcpCaller:
+        """Return a caller of the services at this address."""
+        address = parse_destination(uri)
+        return TcpCaller(address, self._entrances.of_sender(address), self._settings, self._service, self._node)

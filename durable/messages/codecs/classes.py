@@ -37,8 +37,17 @@ def refuse_uncodable(cls: type[Any]) -> None:
     kind = msgspec.inspect.type_info(cls)
     if not isinstance(kind, _MESSAGES):
         raise TypeError("it is no msgspec Struct, dataclass, attrs class or pydantic model")
-    for path, each in _within(kind, cls.__qualname__, set()):
-        if isinstance(each, CustomType):
+    _refuse_parts(kind, cls.__qualname__, ())
+
+
+def refuse_uncodable_parts(cls: Any, *known: type) -> None:
+    """Raise TypeError for a type with a part that cannot be encoded; subclasses of `known` can."""
+    _refuse_parts(msgspec.inspect.type_info(cls), getattr(cls, "__qualname__", str(cls)), known)
+
+
+def _refuse_parts(kind: Type, name: str, known: tuple[type, ...]) -> None:
+    for path, each in _within(kind, name, set()):
+        if isinstance(each, CustomType) and not (isinstance(each.cls, type) and issubclass(each.cls, known)):
             raise TypeError(f"{path} is of class {getattr(each.cls, '__qualname__', each.cls)}, which has no encoding")
         if isinstance(each, DataclassType):
             _refuse_private(each.cls, path)

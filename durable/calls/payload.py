@@ -1,0 +1,111 @@
+"""Arguments and results as bytes, in MessagePack.
+
+Whatever a message may hold may be an argument or a result: msgspec Structs, dataclasses, attrs classes, pydantic
+models, and the values that they are made of. Arguments travel as an array, in their order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
+
+from durable.errors import InvalidMessage, text_of
+from durable.messages.codecs.classes import refuse_uncodable_parts
+
+T = TypeVar("T")
+
+_DIGEST_BYTES: Final = 16
+_WORDS: Final = ("title", "description")  # of a schema, that do not change what travels
+
+
+def _plain(value: object) -> object:
+    """Return what msgspec can encode, of a pydantic model or of a value in it."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(by_alias=True, round_trip=True, warnings=False)
+    return to_jsonable_python(value)
+
+
+def _made(cls: type[Any], value: object) -> object:
+    if not issubclass(cls, BaseModel):
+        raise NotImplementedError(cls.__qualname__)
+    return cls.model_validate(value, strict=False, by_alias=True, by_name=True)
+
+
+def _schema_of(cls: type[Any]) -> dict[str, Any]:
+    return cls.model_json_schema() if issubclass(cls, BaseModel) else {}
+
+
+_encode = msgspec.msgpack.Encoder(decimal_format="string", enc_hook=_plain).encode
+
+
+class Payload:
+    """Bytes of values of one type. Raises TypeError for a type that has no encoding."""
+
+    def __init__(self, kind: Any) -> None:
+        refuse_uncodable_parts(kind, BaseModel)
+        self._decode: Callable[[bytes], Any] = msgspec.msgpack.Decoder(kind, dec_hook=_made).decode
+        self.schema = _without_words(msgspec.json.schema(kind, schema_hook=_schema_of))
+
+    def write(self, value: object) -> bytes:
+        """Encode a value, which its reader compares with the type. Raises InvalidMessage when it has no encoding."""
+        return self._try("cannot be encoded", _encode, value)
+
+    def read(self, body: bytes) -> Any:
+        """Decode a value. Raises InvalidMessage for bytes that are none of this type."""
+        return self._try("do not fit", self._decode, body)
+
+    @staticmethod
+    def _try(fault: str, function: Callable[[Any], T], value: Any) -> T:
+        try:
+            return function(value)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # validators of the class may raise anything
+            raise InvalidMessage(f"{fault}: {text_of(error)}") from error
+
+
+def arguments_of(signature: inspect.Signature, hints: Mapping[str, Any]) -> type[msgspec.Struct]:
+    """Return the class of the arguments of a method, with a field for each. Raises TypeError where there is none."""
+    fields: list[Any] = []
+    for parameter in signature.parameters.values():
+        default = () if parameter.default is parameter.empty else (parameter.default,)
+        fields.append((parameter.name, hints[parameter.name], *default))
+    return msgspec.defstruct(
+        "Arguments", fields, array_like=True, forbid_unknown_fields=True, kw_only=_has_names(signature)
+    )
+
+
+def binder(cls: type[msgspec.Struct], signature: inspect.Signature) -> Callable[..., msgspec.Struct]:
+    """Return a function that makes the arguments from those of a call. It raises TypeError as the method would."""
+    if not _has_names(signature):
+        return cls
+    return lambda *args, **named: cls(**signature.bind(*args, **named).arguments)
+
+
+def digest_of(*payloads: Payload) -> bytes:
+    """Return the digest of the schemas."""
+    schemas = msgspec.json.encode([payload.schema for payload in payloads], order="deterministic")
+    return hashlib.sha256(schemas).digest()[:_DIGEST_BYTES]
+
+
+def _has_names(signature: inspect.Signature) -> bool:
+    return any(parameter.kind is parameter.KEYWORD_ONLY for parameter in signature.parameters.values())
+
+
+def _without_words(schema: Any) -> Any:
+    match schema:
+        case dict():
+            return {
+                key: _without_words(value)
+                for key, value in schema.items()
+                if not (key in _WORDS and isinstance(value, str))
+            }
+        case list():
+            return [_without_words(each) for each in schema]
+    return schema
