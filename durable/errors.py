@@ -165,7 +165,7 @@ class CallFailed(DurableError):
 
 
 class NoProvider(CallFailed):
-    """Nobody offers the service there. The call was not sent."""
+    """No provider of the service is there, or it may not be called. The call was not sent."""
 
 
 class IncompatibleService(CallFailed):

@@ -113,7 +113,7 @@ class Provider(Protocol):
         """Return what can be called now."""
         ...
 
-    def watch(self, told: Callable[[Offers], None]) -> Callable[[], None]:
+    def watch(self, told: Callable[[], None]) -> Callable[[], None]:
         """Call `told` after each change of the offers, until the returned function is called."""
         ...
 

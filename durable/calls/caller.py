@@ -134,7 +134,7 @@ class RemoteService:
         try:
             offers = await caller.offers()
         except TransportError as error:
-            raise NoProvider(f"{self._contract.name}: nobody answers at {self._place.name}: {error}") from error
+            raise NoProvider(f"service {self._contract.name}: no answer at {self._place.name}: {error}") from error
         if offers is not self._checked:
             offered = next((each for each in offers.offers if each.service == self._contract.name), None)
             self._contract.check(offered, self._place.name)

@@ -50,7 +50,7 @@ class CallProvider:
     def __init__(self, settings: Callable[[], Settings] = Settings) -> None:
         self._settings = settings
         self._offered: dict[str, tuple[Contract, dict[str, Callable[..., Any]]]] = {}
-        self._watching: dict[object, Callable[[Offers], None]] = {}
+        self._watching: dict[object, Callable[[], None]] = {}
         self._running: set[_Waiting] = set()
         self._queue: deque[_Waiting] = deque()
         self._bytes = 0
@@ -77,15 +77,14 @@ class CallProvider:
     def offers(self) -> Offers:
         return Offers([contract.offer for contract, _ in self._offered.values()])
 
-    def watch(self, told: Callable[[Offers], None]) -> Callable[[], None]:
+    def watch(self, told: Callable[[], None]) -> Callable[[], None]:
         key = object()
         self._watching[key] = told
         return lambda: self._watching.pop(key, None) and None
 
     def _tell(self) -> None:
-        offers = self.offers()
         for told in list(self._watching.values()):
-            told(offers)
+            told()
 
     # ------------------------------------------------------------------ calls
 

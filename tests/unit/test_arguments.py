@@ -44,6 +44,7 @@ from durable import (
 )
 from durable.application.middlewares import Validation
 from durable.asgi import DurableMiddleware
+from durable.calls import call, service
 from durable.duration import duration
 from durable.envelope import REPLY_TO, Envelope, LeasedEnvelope, new_id
 from durable.outbox.envelope_factory import SendOptions
@@ -53,6 +54,12 @@ from durable.testing import InMemoryBus
 @message("arguments.placed")
 class Placed(msgspec.Struct):
     number: int = 1
+
+
+@service("arguments.counting")
+class Counting:
+    async def count(self, number: int) -> int:
+        return number
 
 
 @message("arguments.old")
@@ -166,6 +173,12 @@ def made_context(outbox: Outbox) -> Context:
     return Context(LeasedEnvelope(envelope), 1, outbox)
 
 
+def offered() -> Bus:
+    bus = Bus("offering")
+    bus.offer(Counting, Counting())
+    return bus
+
+
 def requesting(outbox: Outbox, message: Any, **given: Any) -> object:
     return outbox.request(message, Billed, **given)
 
@@ -199,6 +212,11 @@ def calls() -> Iterator[Call]:
     yield Call("cancel", bus.cancel, {"message": new_id()})
     yield Call("wait_for", bus.wait_for, {"message": new_id(), "timeout": 5})
     yield Call("expects", lambda **given: Bus("b").expects(**given), {"cls": Billed, "at": "tcp://127.0.0.1:2303"})
+    yield Call("offer", lambda **given: Bus("c").offer(**given), {"contract": Counting, "implementation": Counting()})
+    yield Call("withdraw", offered().withdraw, {"contract": Counting})
+    yield Call("caller", bus.caller, {"contract": Counting})
+    yield Call("service", service, {"name": "counting"})
+    yield Call("call", call, {})
     yield Call("Outbox.request", partial(requesting, outbox), {"message": Placed()}, SendOptions)
     yield Call("run_now", bus.run_now, {"message": new_id()})
     yield Call("reschedule", bus.reschedule, {"message": new_id(), "delay": 5})

@@ -58,6 +58,7 @@ from durable.transports.visits import Visit
 from durable.transports.wire import encode
 
 CREDIT_SECONDS: Final = 0.05
+_TELL_SECONDS: Final = 0.05  # in which changes of the offers gather
 _READ_AHEAD_BYTES: Final = READ_BYTES // 4  # of each connection, besides the frames that have room
 
 
@@ -406,6 +407,7 @@ class _Calls:
         self._answered = answered
         self._under_way: dict[int, tuple[Call, Callable[[], None]]] = {}  # by channel: the call, what cancels it
         self._unwatch: Callable[[], None] | None = None
+        self._telling: asyncio.TimerHandle | None = None
 
     def begin(self, begun: Begin) -> None:
         """Give the call to the provider. What it answers is written, unless the connection has ended."""
@@ -427,23 +429,31 @@ class _Calls:
 
     def tell_offers(self) -> None:
         """Say what can be called here, now and after each change."""
-        offers = Offers([])
-        if (provider := self._intake.provider) is not None:
-            offers = provider.offers()
-            self._unwatch = self._unwatch or provider.watch(self._tell)
-        self._tell(offers)
+        provider = self._intake.provider
+        if provider is not None and self._unwatch is None:
+            self._unwatch = provider.watch(self._tell_soon)
+        self._tell()
 
     def close(self) -> None:
         """Cancel the calls that the peer waits for: it will not hear of them. Others go on."""
         if self._unwatch is not None:
             self._unwatch()
+        if self._telling is not None:
+            self._telling.cancel()
         under_way, self._under_way = self._under_way, {}
         for call, cancel in under_way.values():
             if call.awaited:
                 cancel()
 
-    def _tell(self, offers: Offers) -> None:
-        self._stream.post_soon(encode(Frame(offers)))
+    def _tell_soon(self) -> None:
+        """Say it once for all changes of a moment."""
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(_TELL_SECONDS, self._tell)
+
+    def _tell(self) -> None:
+        self._telling = None
+        provider = self._intake.provider
+        self._stream.post_soon(encode(Frame(provider.offers() if provider is not None else Offers([]))))
 
     def _answer(self, channel: int, answer: Answer) -> None:
         self._under_way.pop(channel, None)

@@ -366,6 +366,7 @@ class Calls:
 
 
 DECLARES = {
+    "caller",
     "configure",
     "every",
     "expects",
@@ -373,11 +374,13 @@ DECLARES = {
     "keys_from",
     "listen",
     "meter",
+    "offer",
     "on_error",
     "route",
     "subscribe",
     "trace",
     "use",
+    "withdraw",
 }
 NO_CALLS = {"application", "running_on"}
 CALLS = sorted(name for name in vars(Calls) if not name.startswith("_"))

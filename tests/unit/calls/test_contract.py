@@ -1,0 +1,236 @@
+"""Declarations of services: what is refused, with the method's name, and which versions serve which callers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+import pytest
+
+from durable.calls import call, service
+from durable.calls.contract import contract_of, refuse_misfit
+from durable.errors import IncompatibleService, InvalidSetting, NoProvider
+from tests.support.calling import Inventory, Stock
+
+
+class Opaque:
+    """No encoding."""
+
+
+class NotAsync:
+    def count(self) -> int: ...  # type: ignore[empty-body]
+
+
+class Property:
+    @property
+    def count(self) -> int: ...  # type: ignore[empty-body]
+
+
+class Attribute:
+    count = 3
+
+
+class Static:
+    @staticmethod
+    async def count() -> int: ...  # type: ignore[empty-body]
+
+
+class Several:
+    async def count(self, *skus: str) -> int: ...  # type: ignore[empty-body]
+
+
+class Named:
+    async def count(self, **skus: str) -> int: ...  # type: ignore[empty-body]
+
+
+class Bare:
+    async def count(self, sku) -> int: ...  # type: ignore[no-untyped-def, empty-body]
+
+
+class NoResult:
+    async def count(self, sku: str): ...  # type: ignore[no-untyped-def]
+
+
+class NoSelf:
+    async def count() -> int: ...  # type: ignore[misc, empty-body]
+
+
+class OfOpaque:
+    async def count(self, sku: Opaque) -> int: ...  # type: ignore[empty-body]
+
+
+class ReturnsOpaque:
+    async def count(self) -> list[Opaque]: ...  # type: ignore[empty-body]
+
+
+class Mutable:
+    async def count(self, skus: list[str] = ["A"]) -> int: ...  # type: ignore[empty-body]  # noqa: B006
+
+
+class Forgotten:
+    @call(fire_and_forget=True)
+    async def count(self) -> int: ...  # type: ignore[empty-body]
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        NotAsync, Property, Attribute, Static, Several, Named, Bare, NoResult, NoSelf, OfOpaque, ReturnsOpaque, Mutable,
+        Forgotten,
+    ],
+)  # fmt: skip
+def test_declaration_that_cannot_be_called_is_refused_with_its_name(cls: type) -> None:
+    with pytest.raises(InvalidSetting, match=rf"^{cls.__name__}\.count: .*"):
+        service("stock")(cls)
+
+
+def test_class_without_methods_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="no public method"):
+        service("stock")(type("Empty", (), {}))
+
+
+@pytest.mark.parametrize("version", ["1", "1.2.3", "v1.2", "1.-2", "", "1.2 "])
+def test_version_of_other_than_two_numbers_is_refused(version: str) -> None:
+    with pytest.raises(InvalidSetting, match="two numbers"):
+        service("stock", version=version)
+
+
+@pytest.mark.parametrize("name", ["", " stock", "a/b", "x" * 101, "-a"])
+def test_name_of_other_characters_is_refused(name: str) -> None:
+    with pytest.raises(InvalidSetting, match="is no name"):
+        service(name)
+
+
+@pytest.mark.parametrize("options", [{"timeout": 0}, {"expiry": -1}, {"timeout": "soon"}])
+def test_time_of_a_call_is_above_zero(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSetting, match="call: "):
+        call(**options)
+
+
+def test_class_without_declaration_is_no_service() -> None:
+    class Child(Inventory): ...
+
+    for cls in (Stock, Child, 3):
+        with pytest.raises(InvalidSetting, match="is no service"):
+            contract_of(cls)
+
+
+# ---------------------------------------------------------------- implementations
+
+
+class Missing:
+    pass
+
+
+class Fewer(Stock):
+    async def reserve(self, sku: str) -> Any: ...  # type: ignore[override]
+
+
+class More(Stock):
+    async def reserve(self, sku: str, count: int, place: str) -> Any: ...  # type: ignore[override]
+
+
+class Blocking(Stock):
+    def reserve(self, sku: str, count: int) -> Any: ...  # type: ignore[override]
+
+
+@pytest.mark.parametrize("cls", [Missing, Fewer, More, Blocking])
+def test_object_that_lacks_a_method_is_refused_with_its_name(cls: type) -> None:
+    with pytest.raises(InvalidSetting, match=rf"^{cls.__name__}\.reserve: "):
+        refuse_misfit(contract_of(Inventory), cls())
+
+
+def test_object_with_the_methods_is_taken() -> None:
+    refuse_misfit(contract_of(Inventory), Stock())
+
+
+# ---------------------------------------------------------------- versions
+
+
+@dataclass
+class Small:
+    a: int
+
+
+@dataclass
+class Large:
+    a: int
+    b: int = 0
+
+
+def declared(version: str, argument: Any = int, result: Any = int, also: str | None = None) -> type:
+    """A service with a method `get`, and perhaps another."""
+
+    async def get(self: object, key: argument) -> result: ...
+
+    get.__annotations__ = {"key": argument, "return": result}
+    methods: dict[str, Callable[..., Any]] = {"get": get}
+    if also is not None:
+
+        async def other(self: object) -> None: ...
+
+        other.__name__ = also
+        methods[also] = other
+    return service("shelf", version=version)(type("Shelf", (), methods))
+
+
+@pytest.mark.parametrize(
+    ("caller", "provider", "difference"),
+    [
+        (declared("1.0"), declared("1.0"), None),
+        (declared("1.0"), declared("1.3"), None),
+        (declared("1.0"), declared("1.1", argument=int | str), None),  # a later version answers for itself
+        (declared("1.0"), declared("1.0", also="put"), None),
+        (declared("1.0"), declared("2.0"), "another first number"),
+        (declared("2.0"), declared("1.9"), "another first number"),
+        (declared("1.4"), declared("1.3"), "older than the caller"),
+        (declared("1.0", also="put"), declared("1.0"), "it has no put"),
+        (declared("1.0", also="put"), declared("1.1"), "it has no put"),
+        (declared("1.0"), declared("1.0", argument=str), "here get(.*int.*), there get(.*str.*)"),
+        (declared("1.0"), declared("1.0", result=str), "here get(.*), there get(.*)"),
+        (declared("1.0", result=Small), declared("1.0", result=Large), "here get(.*Small.*), there get(.*Large.*)"),
+    ],
+)
+def test_provider_serves_callers_of_its_version(caller: type, provider: type, difference: str | None) -> None:
+    contract, offer = contract_of(caller), contract_of(provider).offer
+    if difference is None:
+        contract.check(offer, "tcp://127.0.0.1:1")
+        return
+    with pytest.raises(IncompatibleService, match=difference):
+        contract.check(offer, "tcp://127.0.0.1:1")
+
+
+def test_class_with_other_fields_is_told() -> None:
+    first, second = (
+        declared("1.0", result=msgspec.defstruct("Box", fields)) for fields in ([("a", int)], [("a", int), ("b", str)])
+    )
+    with pytest.raises(IncompatibleService, match="other fields there"):
+        contract_of(first).check(contract_of(second).offer, "tcp://127.0.0.1:1")
+
+
+def test_words_of_a_class_do_not_make_another_version() -> None:
+    plain = msgspec.defstruct("Box", [("a", int)])
+    told = msgspec.defstruct("Box", [("a", int)], namespace={"__doc__": "A box."})
+    contract_of(declared("1.0", result=plain)).check(contract_of(declared("1.0", result=told)).offer, "here")
+
+
+def test_service_that_is_not_offered_has_no_provider() -> None:
+    with pytest.raises(NoProvider, match="not offered at here"):
+        contract_of(Inventory).check(None, "here")
+
+
+class Later(Protocol):
+    async def get(self) -> Below: ...
+
+
+Later = service("later")(Later)  # type: ignore[misc]
+
+
+class Below(msgspec.Struct):
+    a: int
+
+
+def test_class_that_is_declared_below_its_service_is_found() -> None:
+    assert "Below" in contract_of(Later).offer.signatures[0].text
