@@ -234,7 +234,7 @@ class Bus:
         """Offer a service no longer; calls under way are finished. Raises InvalidSetting when it is not offered."""
         self._application.offers.withdraw(contract_of(contract))
 
-    @checked_names
+    @checked
     def caller(
         self,
         contract: Callable[..., A],

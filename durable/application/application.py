@@ -143,7 +143,7 @@ class Application:
 
     def warn(self) -> None:
         """Log declarations that are valid, but hardly meant."""
-        if self.listeners and not self.handlers:
+        if self.listeners and not self.handlers and not self.offers.offers().offers:
             uris = ", ".join(listening.uri for listening in self.listeners)
             log.warning("no handler is declared: every message that arrives at %s becomes a dead letter", uris)
 

@@ -144,7 +144,7 @@ class RemoteService:
         except InvalidMessage as error:
             raise InvalidCall(f"{call.service}.{call.method}: {error}") from error
         except TransportError as error:
-            raise ProviderGone(f"{call.service}.{call.method}: {error}; it may have been run") from error
+            raise ProviderGone(f"call of {call.service}.{call.method}: no answer, it may have been run: {error}") from error
 
     def _error(self, method: Method, fault: Fault) -> CallFailed:
         if fault.kind is FaultKind.RAISED:

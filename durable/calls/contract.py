@@ -247,7 +247,7 @@ def contract_of(cls: object) -> Contract:
     found = vars(cls).get(_CONTRACT) if isinstance(cls, type) else None
     if not isinstance(found, Contract):
         name = getattr(cls, "__qualname__", None) or repr(cls)
-        raise InvalidSetting(f'{name}: is no service; declare it with @service("name", version="1.0")')
+        raise InvalidSetting(f'contract={name}: is no service; declare it with @service("name", version="1.0")')
     return found
 
 

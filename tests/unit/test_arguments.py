@@ -130,6 +130,8 @@ WRONG: dict[str, list[Any]] = {
     "Mapping[str, str] | None": HEADERS,
     "Mapping[str, str]": [*HEADERS, None],
     "Mapping[str, bytes]": [17, ["a"], {"a": "b"}, {"a": b"short"}, {1: bytes(32)}, None, ODD],
+    "Callable[..., A]": [*FUNCTIONS, None],
+    "OnError | None": FUNCTIONS,
     "Callable[[], Keys]": [*FUNCTIONS, None],
     "Mapping[type, Check] | None": [17, {"a": len}, {Placed: 17}, ODD],
     "Mode": ["half", 17, None, ODD],
@@ -243,11 +245,12 @@ def calls() -> Iterator[Call]:
 
 
 CALLS = list(calls())
-NO_PARAMETERS = {"overrides", "options", "named", "self", "answers"}
+NO_PARAMETERS = {"overrides", "options", "named", "self", "answers", "methods"}
 VERDICTS = {"RetryLater", "PauseListener"}  # exceptions: their reason is whatever can be told
 SIGNATURES: dict[str, Callable[..., Any]] = {
     "handles": Bus.handles,
     "expects": Bus.expects,
+    "offer": Bus.offer,
     "Outbox.request": Outbox.request,
 }
 

@@ -55,7 +55,7 @@ async def wide(tmp_path: Path) -> AsyncIterator[Offering]:
 # ---------------------------------------------------------------- results and errors
 
 
-async def test_result_is_that_of_the_method(stock: Offering) -> None:
+async def test_result_is_returned_by_the_method(stock: Offering) -> None:
     inventory = stock.caller()
     assert await inventory.reserve("A-1", 3) == Reservation("A-1", 3)
     assert await inventory.reserve(count=2, sku="A-2") == Reservation("A-2", 2)
@@ -126,7 +126,7 @@ async def test_call_without_a_result_in_time_is_cancelled_and_its_neighbours_go_
     assert await inventory.reserve("A-1") == Reservation("A-1", 1)
 
 
-async def test_waiting_call_that_was_cancelled_is_not_run(stock: Offering) -> None:
+async def test_cancelled_call_is_not_run_when_its_turn_comes(stock: Offering) -> None:
     inventory = stock.caller()
     running = [asyncio.create_task(inventory.slow(name)) for name in ("a", "b")]
     await eventually(lambda: stock.provider.running == 2)
@@ -139,7 +139,7 @@ async def test_waiting_call_that_was_cancelled_is_not_run(stock: Offering) -> No
     assert stock.stock.began == ["a", "b"]
 
 
-async def test_call_that_waits_beyond_its_expiry_is_not_run(stock: Offering) -> None:
+async def test_expired_call_is_not_run_when_its_turn_comes(stock: Offering) -> None:
     inventory = stock.caller(slow={"expiry": 0.1})
     running = [asyncio.create_task(inventory.slow(name)) for name in ("a", "b")]
     await eventually(lambda: stock.provider.running == 2)
@@ -164,7 +164,7 @@ async def test_calls_beyond_the_backlog_are_refused(stock: Offering) -> None:
     assert await inventory.slow("f") == "f"
 
 
-async def test_ten_thousand_calls_of_a_slow_provider_do_not_grow_it(wide: Offering) -> None:
+async def test_ten_thousand_calls_are_bounded_at_a_slow_provider(wide: Offering) -> None:
     inventory = wide.caller()
     calls = [asyncio.create_task(inventory.slow(str(number))) for number in range(10_000)]
     await eventually(lambda: sum(task.done() for task in calls) == 8_900)
@@ -178,7 +178,7 @@ async def test_ten_thousand_calls_of_a_slow_provider_do_not_grow_it(wide: Offeri
 # ---------------------------------------------------------------- fire and forget
 
 
-async def test_call_without_a_result_returns_before_it_is_run(stock: Offering) -> None:
+async def test_call_without_a_result_returns_before_its_method(stock: Offering) -> None:
     await stock.caller().note("later")
     assert stock.stock.noted == []
     stock.stock.go.set()
@@ -204,7 +204,7 @@ async def test_error_of_a_call_without_a_result_is_logged_where_no_hook_is(
 # ---------------------------------------------------------------- connections
 
 
-async def test_caller_that_goes_away_cancels_what_it_waits_for_and_nothing_else(wide: Offering) -> None:
+async def test_closed_caller_cancels_awaited_calls_alone(wide: Offering) -> None:
     links = Links(lambda _: TcpTransport(wide.settings, "orders", 3))
     leaving = Offering(wide.provider, wide.stock, Elsewhere(wide.place.name, lambda: links), wide.settings).caller()
     awaited = asyncio.create_task(leaving.slow("awaited"))
@@ -218,7 +218,7 @@ async def test_caller_that_goes_away_cancels_what_it_waits_for_and_nothing_else(
     await eventually(lambda: wide.stock.noted == ["kept"])
 
 
-async def test_provider_that_stops_finishes_its_calls(wide: Offering) -> None:
+async def test_stopping_provider_finishes_its_calls(wide: Offering) -> None:
     assert wide.listener is not None
     inventory = wide.caller()
     slow = asyncio.create_task(inventory.slow("first"))
@@ -232,7 +232,7 @@ async def test_provider_that_stops_finishes_its_calls(wide: Offering) -> None:
         await inventory.reserve("A-1")
 
 
-async def test_address_where_nobody_listens_has_no_provider(wide: Offering) -> None:
+async def test_address_without_a_listener_has_no_provider(wide: Offering) -> None:
     links = Links(lambda _: TcpTransport(wide.settings, "orders", 3))
     nobody = Offering(wide.provider, wide.stock, Elsewhere("tcp://127.0.0.1:1", lambda: links), wide.settings)
     with pytest.raises(NoProvider, match="no answer at tcp://127.0.0.1:1"):
@@ -251,7 +251,7 @@ async def test_offers_are_told_as_they_change(stock: Offering) -> None:
         await answers_again(inventory)
 
 
-async def test_offers_that_change_all_the_time_are_told_in_the_end(wide: Offering) -> None:
+async def test_offers_are_told_in_the_end_when_they_change_all_the_time(wide: Offering) -> None:
     inventory = wide.caller()
     assert await inventory.reserve("A-1")
     for _ in range(500):
@@ -304,7 +304,7 @@ async def test_caller_of_another_contract_is_refused_before_its_call(
     assert stock.provider.running == 0
 
 
-async def test_calls_and_batches_share_a_listener_and_starve_nobody(wide: Offering) -> None:
+async def test_calls_and_batches_share_a_listener(wide: Offering) -> None:
     inventory = wide.caller()
     sender = TcpTransport(wide.settings, "orders", 2).sender(wide.place.name)
 
@@ -338,7 +338,7 @@ async def test_frame_beyond_the_limit_of_the_other_end_is_refused(
         await links.close()
 
 
-async def test_peer_calls_only_what_its_types_allow(tmp_path: Path) -> None:
+async def test_peer_calls_only_methods_of_its_types(tmp_path: Path) -> None:
     secret = SecretStr("correct horse battery")
     peers = {"orders": Peer(secrets={"1": secret}, types=("inventory.reserve", "orders.*"))}
     async with offering("tcp", tmp_path, peers=peers) as found:
@@ -366,7 +366,7 @@ async def test_stranger_calls_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", ["http://127.0.0.1:80", "rabbitmq://default/queue", "tcp://127.0.0.1:0", "here"])
-def test_address_that_cannot_be_called_is_refused(at: str) -> None:
+def test_address_of_another_transport_is_refused(at: str) -> None:
     with pytest.raises(InvalidSetting):
         Bus("orders", allow_plaintext=True).caller(Inventory, at=at)
 
@@ -378,7 +378,7 @@ def test_options_of_a_caller_are_checked() -> None:
             bus.caller(Inventory, **options)  # type: ignore[arg-type]
 
 
-async def test_bus_that_does_not_run_calls_nobody_else() -> None:
+async def test_bus_calls_no_address_before_its_start() -> None:
     with pytest.raises(WiringError, match="does not run"):
         await Bus("orders").caller(Inventory, at="tcp://127.0.0.1:1").reserve("A-1")
 

@@ -50,7 +50,7 @@ def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return "tcp://127.0.0.1:0" if request.param == "tcp" else f"unix://{tmp_path}/stock"
 
 
-async def test_caller_learns_at_once_that_its_provider_was_killed(uri: str, links: Links) -> None:
+async def test_caller_learns_at_once_of_a_killed_provider(uri: str, links: Links) -> None:
     with provider(uri) as (process, at):
         inventory = caller(links, at)
         assert await inventory.reserve("A-1") == Reservation("A-1", 1)
@@ -65,7 +65,7 @@ async def test_caller_learns_at_once_that_its_provider_was_killed(uri: str, link
     await links.close()
 
 
-async def test_caller_of_a_stopped_provider_waits_until_its_timeout_and_goes_on_when_it_continues(
+async def test_caller_of_a_frozen_provider_waits_until_its_timeout(
     uri: str, links: Links
 ) -> None:
     with provider(uri) as (process, at):
@@ -79,7 +79,7 @@ async def test_caller_of_a_stopped_provider_waits_until_its_timeout_and_goes_on_
     await links.close()
 
 
-async def test_caller_finds_the_provider_that_came_back(tmp_path: Path, links: Links) -> None:
+async def test_caller_finds_a_provider_again_after_its_restart(tmp_path: Path, links: Links) -> None:
     uri = f"unix://{tmp_path}/stock"
     inventory = caller(links, uri)
     for _ in range(2):

@@ -81,7 +81,7 @@ class Forgotten:
         Forgotten,
     ],
 )  # fmt: skip
-def test_declaration_that_cannot_be_called_is_refused_with_its_name(cls: type) -> None:
+def test_uncallable_declaration_is_refused_with_the_name_of_its_method(cls: type) -> None:
     with pytest.raises(InvalidSetting, match=rf"^{cls.__name__}\.count: .*"):
         service("stock")(cls)
 
@@ -137,7 +137,7 @@ class Blocking(Stock):
 
 
 @pytest.mark.parametrize("cls", [Missing, Fewer, More, Blocking])
-def test_object_that_lacks_a_method_is_refused_with_its_name(cls: type) -> None:
+def test_object_without_a_method_is_refused_with_its_name(cls: type) -> None:
     with pytest.raises(InvalidSetting, match=rf"^{cls.__name__}\.reserve: "):
         refuse_misfit(contract_of(Inventory), cls())
 
@@ -216,7 +216,7 @@ def test_words_of_a_class_do_not_make_another_version() -> None:
     contract_of(declared("1.0", result=plain)).check(contract_of(declared("1.0", result=told)).offer, "here")
 
 
-def test_service_that_is_not_offered_has_no_provider() -> None:
+def test_unoffered_service_has_no_provider() -> None:
     with pytest.raises(NoProvider, match="not offered at here"):
         contract_of(Inventory).check(None, "here")
 
@@ -232,5 +232,5 @@ class Below(msgspec.Struct):
     a: int
 
 
-def test_class_that_is_declared_below_its_service_is_found() -> None:
+def test_class_is_found_when_declared_below_its_service() -> None:
     assert "Below" in contract_of(Later).offer.signatures[0].text

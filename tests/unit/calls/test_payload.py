@@ -94,7 +94,7 @@ KINDS: list[tuple[Any, st.SearchStrategy[Any]]] = [
 
 @pytest.mark.parametrize(("kind", "values"), KINDS, ids=[str(kind) for kind, _ in KINDS])
 @given(data=st.data())
-def test_value_comes_out_as_it_went_in(kind: Any, values: st.SearchStrategy[Any], data: st.DataObject) -> None:
+def test_value_comes_out_unchanged(kind: Any, values: st.SearchStrategy[Any], data: st.DataObject) -> None:
     value = data.draw(values)
     payload = Payload(kind)
     assert payload.read(payload.write(value)) == value
