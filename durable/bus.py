@@ -263,6 +263,8 @@ class Bus:
             options=methods,
             on_error=on_error,
         )
+        if (declared, at) not in self._application.called:
+            self._application.called.append((declared, at))
         service: A = remote.stub()
         return service
 

@@ -12,6 +12,7 @@ from durable.application.handlers import Handler
 from durable.application.middleware import MiddlewareStack
 from durable.application.retry import Policy, Retry, RetryAfter
 from durable.application.schedules import Schedule
+from durable.calls.contract import Contract
 from durable.calls.provider import CallProvider
 from durable.encryption.ring import KeyRing
 from durable.envelope import Envelope
@@ -56,6 +57,8 @@ class Application:
     """Keys that encrypt and decrypt bodies."""
     offers: CallProvider = field(default_factory=CallProvider)
     """Services that can be called here; they may change while the bus runs."""
+    called: list[tuple[Contract, str | None]] = field(default_factory=list)
+    """Contracts of callers, each with its address; None: this process."""
 
     def policy(self, handler: Handler) -> Policy:
         """Return the policy for failures of this handler: its own rules come before those of the service."""

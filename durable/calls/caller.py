@@ -91,6 +91,11 @@ class RemoteService:
         named = f"<caller of {self._contract.title} at {self._place.name}>"
         return type(self._contract.cls.__name__, (), {**methods, "__repr__": lambda _: named, "__slots__": ()})()
 
+    async def finish(self) -> None:
+        """Wait for the calls for whose results nobody waits."""
+        while self._forgotten:
+            await asyncio.wait(self._forgotten)
+
     def _function(self, method: Method) -> Callable[..., Awaitable[Any]]:
         options = self._options[method.name]
         timeout = self._timeout if options.timeout is None else options.timeout
@@ -144,7 +149,9 @@ class RemoteService:
         except InvalidMessage as error:
             raise InvalidCall(f"{call.service}.{call.method}: {error}") from error
         except TransportError as error:
-            raise ProviderGone(f"call of {call.service}.{call.method}: no answer, it may have been run: {error}") from error
+            raise ProviderGone(
+                f"call of {call.service}.{call.method}: no answer, it may have been run: {error}"
+            ) from error
 
     def _error(self, method: Method, fault: Fault) -> CallFailed:
         if fault.kind is FaultKind.RAISED:

@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from durable.arguments import checked, length_of_time
-from durable.calls.payload import Payload, arguments_of, binder, digest_of
+from durable.calls.payload import Payload, arguments_of, binder, digest_of, read_json
 from durable.duration import Duration
 from durable.errors import IncompatibleService, InvalidMessage, InvalidSetting, NoProvider, text_of
 from durable.redaction import shown
@@ -109,10 +109,18 @@ class Method:
     def described(self) -> Signature:
         """The method as the other end sees it."""
         parameters = [each.replace(annotation=self._hints[name]) for name, each in self.signature.parameters.items()]
-        signature = self.signature.replace(parameters=parameters, return_annotation=self._hints["return"])
+        result = self._hints["return"]
+        signature = self.signature.replace(
+            parameters=parameters, return_annotation=None if result is type(None) else result
+        )
         return Signature(
             self.name, digest_of(self.arguments, self.result), shown(f"{self.name}{signature}", _LONGEST_TEXT)
         )
+
+    def read_json(self, body: bytes) -> dict[str, Any]:
+        """Return the arguments in a JSON object, by their names. Raises InvalidMessage when they do not fit."""
+        named = arguments_of(self.signature, self._hints, by_name=True)
+        return msgspec.structs.asdict(read_json(body, named))
 
     def build(self) -> None:
         """Raise InvalidSetting for types that have no encoding, and NameError for a class that is yet to come."""
@@ -137,7 +145,7 @@ class Method:
         return function(*values[: len(values) - len(by_name)], **by_name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Contract:
     """A declared service."""
 

@@ -54,14 +54,18 @@ class Payload:
 
     def write(self, value: object) -> bytes:
         """Encode a value, which its reader compares with the type. Raises InvalidMessage when it has no encoding."""
-        return self._try("cannot be encoded", _encode, value)
+        return self.attempt("cannot be encoded", _encode, value)
 
     def read(self, body: bytes) -> Any:
         """Decode a value. Raises InvalidMessage for bytes that are none of this type."""
-        return self._try("do not fit", self._decode, body)
+        return self.attempt("do not fit", self._decode, body)
+
+    def plain(self, value: object) -> Any:
+        """Return a value as JSON has it: dicts, lists, texts, numbers."""
+        return msgspec.to_builtins(value, enc_hook=_plain)
 
     @staticmethod
-    def _try(fault: str, function: Callable[[Any], T], value: Any) -> T:
+    def attempt(fault: str, function: Callable[[Any], T], value: Any) -> T:
         try:
             return function(value)
         except KeyboardInterrupt:
@@ -70,14 +74,25 @@ class Payload:
             raise InvalidMessage(f"{fault}: {text_of(error)}") from error
 
 
-def arguments_of(signature: inspect.Signature, hints: Mapping[str, Any]) -> type[msgspec.Struct]:
-    """Return the class of the arguments of a method, with a field for each. Raises TypeError where there is none."""
+def read_json(body: bytes, cls: type[T]) -> T:
+    """Decode a value of this class from JSON. Raises InvalidMessage."""
+    decode = msgspec.json.Decoder(cls, dec_hook=_made).decode
+    return Payload.attempt("do not fit", decode, body)
+
+
+def arguments_of(
+    signature: inspect.Signature, hints: Mapping[str, Any], *, by_name: bool = False
+) -> type[msgspec.Struct]:
+    """Return the class of the arguments of a method, with a field for each. Raises TypeError where there is none.
+
+    They travel in their order, unless they are wanted `by_name`.
+    """
     fields: list[Any] = []
     for parameter in signature.parameters.values():
         default = () if parameter.default is parameter.empty else (parameter.default,)
         fields.append((parameter.name, hints[parameter.name], *default))
     return msgspec.defstruct(
-        "Arguments", fields, array_like=True, forbid_unknown_fields=True, kw_only=_has_names(signature)
+        "Arguments", fields, array_like=not by_name, forbid_unknown_fields=True, kw_only=_has_names(signature)
     )
 
 

@@ -74,6 +74,11 @@ class CallProvider:
             raise InvalidSetting(f"withdraw: {contract.name} is not offered")
         self._tell()
 
+    @property
+    def contracts(self) -> list[Contract]:
+        """Contracts of the offered services."""
+        return [contract for contract, _ in self._offered.values()]
+
     def offers(self) -> Offers:
         return Offers([contract.offer for contract, _ in self._offered.values()])
 

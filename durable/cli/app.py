@@ -10,7 +10,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from durable.cli import actions, console, demo, inspect, migrate, output, pauses, run, send, topology
+from durable.cli import actions, calls, console, demo, inspect, migrate, output, pauses, run, send, topology
 from durable.cli.dead_letters import commands as dead_letters
 from durable.cli.dead_letters.debug import debug_letter
 from durable.cli.doctor import commands as doctor
@@ -37,6 +37,8 @@ for command in (
     pauses.pause,
     pauses.resume,
     topology.topology,
+    calls.services,
+    calls.call,
     console.console,
     send.send,
     doctor.doctor,
