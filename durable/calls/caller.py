@@ -34,6 +34,7 @@ from durable.errors import (
     TransportError,
 )
 from durable.kinds import shown
+from durable.redaction import shown as tidied
 from durable.telemetry import log
 from durable.transports.base import Answer, Caller
 from durable.transports.frames import Call, Fault, FaultKind, Offers, Result
@@ -42,6 +43,9 @@ OnError = Callable[[CallFailed], None]
 
 _MOST_FORGOTTEN: Final = 10_000
 """Calls without a result that one caller may have under way."""
+
+_LONGEST_REASON: Final = 1_000
+_LONGEST_EXPIRY: Final = 10.0**9  # seconds
 
 _ERRORS: Final[Mapping[FaultKind, type[CallFailed]]] = {
     FaultKind.UNKNOWN: NoProvider,
@@ -99,7 +103,7 @@ class RemoteService:
     def _function(self, method: Method) -> Callable[..., Awaitable[Any]]:
         options = self._options[method.name]
         timeout = self._timeout if options.timeout is None else options.timeout
-        expiry = timeout if options.expiry is None else options.expiry
+        expiry = min(timeout if options.expiry is None else options.expiry, _LONGEST_EXPIRY)
         bind, arguments = method.bind, method.arguments
         service, name = self._contract.name, method.name
         awaited = not options.fire_and_forget
@@ -114,19 +118,26 @@ class RemoteService:
             call = Call(service, name, body, expiry, awaited)
             if awaited:
                 return await self._call(method, call, timeout)
-            self._forget(method, call, timeout)
+            self._forget(method, call)
             return None
 
         invoke.__name__, invoke.__qualname__ = name, method.full_name
         invoke.__doc__ = method.__doc__
         return invoke
 
-    async def _call(self, method: Method, call: Call, seconds: float) -> Any:
+    async def _call(self, method: Method, call: Call, seconds: float | None) -> Any:
+        """Call within so many seconds; None: for as long as the provider is there."""
+        caller: Caller | None = None
         try:
             async with asyncio.timeout(seconds):
-                answer = await self._send(call)
+                caller = await self._reach()
+                answer = await self._send(caller, call)
         except TimeoutError:
-            raise CallTimeout(f"{method.full_name}: no result of {self._place.name} within {seconds:g} s") from None
+            if caller is None:
+                raise NoProvider(
+                    f"service {call.service}: no answer at {self._place.name} within {seconds} s"
+                ) from None
+            raise CallTimeout(f"{method.full_name}: no result of {self._place.name} within {seconds} s") from None
         if isinstance(answer, Result):
             try:
                 return decoded_result(method, answer.body)
@@ -134,7 +145,8 @@ class RemoteService:
                 raise InvalidCall(str(error)) from error
         raise self._error(method, answer)
 
-    async def _send(self, call: Call) -> Answer:
+    async def _reach(self) -> Caller:
+        """Return what sends calls to a provider that fits the contract."""
         caller = await self._place.caller()
         try:
             offers = await caller.offers()
@@ -144,6 +156,9 @@ class RemoteService:
             offered = next((each for each in offers.offers if each.service == self._contract.name), None)
             self._contract.check(offered, self._place.name)
             self._checked = offers
+        return caller
+
+    async def _send(self, caller: Caller, call: Call) -> Answer:
         try:
             return await caller.call(call)
         except InvalidMessage as error:
@@ -155,19 +170,19 @@ class RemoteService:
 
     def _error(self, method: Method, fault: Fault) -> CallFailed:
         if fault.kind is FaultKind.RAISED:
-            return RemoteError(fault.error, fault.text, self._place.name)
+            return RemoteError(tidied(fault.error), tidied(fault.text, _LONGEST_REASON), self._place.name)
         return _ERRORS[fault.kind](f"{method.full_name}: {self._place.name}: {fault.text}")
 
-    def _forget(self, method: Method, call: Call, seconds: float) -> None:
+    def _forget(self, method: Method, call: Call) -> None:
         if len(self._forgotten) >= _MOST_FORGOTTEN:
             raise Overloaded(f"{method.full_name}: {_MOST_FORGOTTEN:,} calls are under way; wait before the next")
-        task = asyncio.create_task(self._tell_failure(method, call, seconds), name=f"call {method.full_name}")
+        task = asyncio.create_task(self._tell_failure(method, call), name=f"call {method.full_name}")
         self._forgotten.add(task)
         task.add_done_callback(self._forgotten.discard)
 
-    async def _tell_failure(self, method: Method, call: Call, seconds: float) -> None:
+    async def _tell_failure(self, method: Method, call: Call) -> None:
         try:
-            await self._call(method, call, seconds)
+            await self._call(method, call, None)
         except CallFailed as error:
             if self._on_error is None:
                 log.warning("call failed, for whose result nobody waits: %s", error)

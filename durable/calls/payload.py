@@ -123,4 +123,5 @@ def _without_words(schema: Any) -> Any:
             }
         case list():
             return [_without_words(each) for each in schema]
-    return schema
+        case _:
+            return schema

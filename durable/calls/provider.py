@@ -103,6 +103,11 @@ class CallProvider:
         """Calls that wait for their turn."""
         return len(self._queue)
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of the arguments of calls that run or wait."""
+        return self._bytes
+
     def begin(self, call: Call, peer: str | None, answer: Callable[[Answer], None]) -> Callable[[], None]:
         """See `durable.transports.base.Provider`. Call it in the event loop."""
         offered, functions = self._offered.get(call.service, (None, {}))

@@ -37,6 +37,10 @@ def _of(info: inspect.Type) -> st.SearchStrategy[Any]:
         case inspect.IntType(ge=least, le=most):
             first, last = -_MOST if least is None else least, _MOST if most is None else most
             return st.sampled_from([first, last]) | st.integers(first, last)
+        case inspect.FloatType(gt=below, le=most):
+            return st.floats(below, most, exclude_min=below is not None, allow_nan=False)
+        case inspect.EnumType(cls=cls):
+            return st.sampled_from(list(cls))
         case inspect.StrType(max_length=most):
             return texts if most is None else texts | st.just("x" * most)
         case inspect.BytesType(max_length=most):

@@ -12,30 +12,44 @@ from durable.transports.frames import (
     KINDS,
     TYPES,
     Batch,
+    Call,
+    Cancel,
     Content,
     Credit,
+    Fault,
+    FaultKind,
     Frame,
     FrameKind,
     Goodbye,
     Hello,
+    Lookup,
+    Offer,
+    Offers,
     Outcomes,
     PartlyReadable,
     Ping,
     Pong,
     Received,
     Refused,
+    Result,
+    Signature,
     Welcome,
 )
 from durable.transports.http.wire import decode_batch, decode_outcomes, encode_batch, encode_outcomes
+from durable.transports.tcp.calling import CallingSide, Ended
 from durable.transports.tcp.conversation import (
+    Abandon,
     Answered,
+    Begin,
     ClientSide,
+    ClientState,
     Deliver,
     Leave,
     Probe,
     Reply,
     Sendable,
     ServerSide,
+    Tell,
     TurnAway,
     Unsendable,
 )
@@ -141,6 +155,7 @@ def check_server(stream: bytes) -> str:
     """What a client says to a listener: every action is one that it knows, and credit and batches are counted."""
     side = ServerSide("billing", 2, LIMIT)
     under_way: dict[int, int] = {}
+    calls: set[int] = set()
     done: list[str] = []
     for item in _frames(stream):
         try:
@@ -155,8 +170,21 @@ def check_server(stream: bytes) -> str:
                 assert len(encode(frame)) <= LIMIT
             case Probe(channel):
                 side.pong(channel, ready=True)
+            case Begin(channel, _):
+                assert channel not in calls
+                calls.add(channel)
+            case Abandon(channel):
+                assert side.end(channel, Result(b"")) is None
+                calls.discard(channel)
+            case Tell():
+                pass
             case Leave():
                 break
+        assert side.calls_under_way == len(calls)
+        if len(calls) > 1:
+            data = side.end(calls.pop(), Result(b"x" * LIMIT))
+            assert data is not None
+            assert len(data) <= LIMIT
         assert side.under_way == sum(under_way.values())
         assert 0 <= side.unspent <= ROOM
         if len(under_way) > 2:
@@ -199,6 +227,31 @@ def check_client(stream: bytes) -> str:
     return " ".join(said)
 
 
+def check_caller(stream: bytes) -> str:
+    """What a provider answers to a caller: each call has one answer, or the connection ends."""
+    side = CallingSide("orders", 1, LIMIT)
+    sent: set[int] = set()
+    said: list[str] = []
+    for item in _frames(stream):
+        try:
+            heard = side.listen(item)
+        except (ProtocolViolation, ConnectionFailed) as error:
+            return " ".join([*said, type(error).__name__])
+        if isinstance(heard, Ended):
+            sent.remove(heard.channel)
+        if side.state is ClientState.OPEN:
+            sendable = side.call(Call("stock", "count", b""))
+            assert isinstance(sendable, Sendable)
+            sent.add(sendable.channel)
+        if len(sent) > 5:
+            channel = min(sent)
+            assert side.cancel(channel) == Frame(Cancel(), channel)
+            sent.remove(channel)
+        assert side.outstanding == len(sent)
+        said = sorted({*said, type(heard).__name__})
+    return " ".join(said)
+
+
 def _talk(greeting: Content, others: Sequence[FrameKind], good: Sequence[Content]) -> st.SearchStrategy[bytes]:
     """A greeting, which is mostly good, and what follows."""
     whole = st.builds(lambda content, channel: encode(Frame(content, channel)), st.sampled_from(good), _channels)
@@ -215,6 +268,10 @@ _GOOD_OF_CLIENTS: list[Content] = [
     Batch(0, []),
     Batch(2, _ENVELOPES),
     Ping(),
+    Lookup(),
+    Call("stock", "count", b""),
+    Call("stock", "count", b"x" * 100, 0.5, awaited=False),
+    Cancel(),
     Goodbye(),
 ]
 _GOOD_OF_SERVERS: list[Content] = [
@@ -225,7 +282,17 @@ _GOOD_OF_SERVERS: list[Content] = [
     Refused("no"),
     Goodbye(),
 ]
-_OF_CLIENTS = [FrameKind.BATCH, FrameKind.PING, FrameKind.GOODBYE, FrameKind.PROOF]
+_GOOD_OF_PROVIDERS: list[Content] = [
+    Result(b"\x01"),
+    Fault(FaultKind.OVERLOADED, "too many"),
+    Offers([Offer("stock", "1.0", [Signature("count", b"x", "count() -> int")])]),
+    Refused("no"),
+    Pong(True),
+    Goodbye(),
+]
+_OF_CLIENTS = [FrameKind.BATCH, FrameKind.PING, FrameKind.GOODBYE, FrameKind.PROOF, FrameKind.LOOKUP]
+_OF_CLIENTS += [FrameKind.CALL, FrameKind.CANCEL]
+_OF_PROVIDERS = [FrameKind.RESULT, FrameKind.FAULT, FrameKind.OFFERS, FrameKind.OUTCOMES, FrameKind.REFUSED]
 _OF_SERVERS = [FrameKind.OUTCOMES, FrameKind.CREDIT, FrameKind.PONG, FrameKind.REFUSED, FrameKind.GOODBYE]
 batches = st.builds(
     lambda version, some, more: values.encode([version, len(some) + more, some]),
@@ -246,6 +313,7 @@ TARGETS = [
     of_rules("wire", pieces(streams(frames())), check_stream),
     of_rules("tcp-server", of_clients, check_server),
     of_rules("tcp-client", _talk(_WELCOME, _OF_SERVERS, _GOOD_OF_SERVERS), check_client),
+    of_rules("tcp-caller", _talk(_WELCOME, _OF_PROVIDERS, _GOOD_OF_PROVIDERS), check_caller),
     of_rules("http-batches", damaged(batches), check_batch),
     of_rules("http-outcomes", st.tuples(damaged(_answers, most=2), st.integers(0, 4)), check_outcomes),
 ]

@@ -107,9 +107,7 @@ class Offering:
     listener: TcpListener | None = None
     receiver: MemoryReceiver = field(default_factory=MemoryReceiver)
 
-    def caller(
-        self, cls: Any = Inventory, on_error: OnError | None = None, **options: Mapping[str, Duration]
-    ) -> Any:
+    def caller(self, cls: Any = Inventory, on_error: OnError | None = None, **options: Mapping[str, Duration]) -> Any:
         """Return a caller that waits long, unless `options` say otherwise."""
         remote = RemoteService(contract_of(cls), self.place, timeout=SOON, options=options, on_error=on_error)
         return remote.stub()

@@ -104,7 +104,7 @@ class _Connection:
             await self._stream.close()
 
     async def call(self, call: Call) -> Answer:
-        """Send the call, and wait for its answer; a cancelled caller cancels the call."""
+        """Send the call, and wait for its answer; a cancelled caller cancels the call that it waits for."""
         if self._end is not None:
             raise self._end
         sendable = self._side.call(call)
@@ -119,7 +119,8 @@ class _Connection:
                 await self._stream.flush()
             return await answer
         except BaseException:
-            if (cancel := self._side.cancel(channel)) is not None and self._end is None:
+            cancel = self._side.cancel(channel)
+            if cancel is not None and call.awaited and self._end is None:
                 self._stream.post_soon(encode(cancel))
             raise
         finally:

@@ -301,7 +301,6 @@ class Begin:
 
     channel: int
     call: Call
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +353,7 @@ class ServerSide:
         """Return the actions for a frame. Raises ProtocolViolation for one that is not allowed, or not now."""
         match item:
             case Frame(Call() as call, channel) if not self.is_greeting:
-                return self._called(call, channel, item.size_bytes)
+                return self._called(call, channel)
             case Frame(Cancel(), channel) if not self.is_greeting:
                 self._calls.discard(channel)
                 return Abandon(channel)
@@ -461,13 +460,13 @@ class ServerSide:
         self._under_way[channel] = held
         return Deliver(channel, batch.envelopes, frame.size_bytes, rejected, batch.clock)
 
-    def _called(self, call: Call, channel: int, size_bytes: int) -> Reply | Begin:
+    def _called(self, call: Call, channel: int) -> Reply | Begin:
         if channel in self._calls:
             raise ProtocolViolation(f"malformed call: channel {channel} is used twice")
         if self.state is ServerState.LEAVING:
             return Reply(Frame(Fault(FaultKind.GONE, "the provider is ending"), channel))
         self._calls.add(channel)
-        return Begin(channel, call, size_bytes)
+        return Begin(channel, call)
 
     def _pinged(self, channel: int) -> Probe:
         if len(self._pings) >= MAX_PINGS:

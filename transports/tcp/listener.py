@@ -408,6 +408,7 @@ class _Calls:
         self._under_way: dict[int, tuple[Call, Callable[[], None]]] = {}  # by channel: the call, what cancels it
         self._unwatch: Callable[[], None] | None = None
         self._telling: asyncio.TimerHandle | None = None
+        self._has_told = False
 
     def begin(self, begun: Begin) -> None:
         """Give the call to the provider. What it answers is written, unless the connection has ended."""
@@ -426,11 +427,15 @@ class _Calls:
     def cancel(self, channel: int) -> None:
         _, cancel = self._under_way.pop(channel, (None, _nothing))
         cancel()
+        self._answered.set()
 
     def tell_offers(self) -> None:
         """Say what can be called here, now and after each change."""
-        provider = self._intake.provider
-        if provider is not None and self._unwatch is None:
+        if self._has_told:
+            self._tell_soon()  # offers are larger than the question for them
+            return
+        self._has_told = True
+        if (provider := self._intake.provider) is not None:
             self._unwatch = provider.watch(self._tell_soon)
         self._tell()
 

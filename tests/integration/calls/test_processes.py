@@ -65,9 +65,7 @@ async def test_caller_learns_at_once_of_a_killed_provider(uri: str, links: Links
     await links.close()
 
 
-async def test_caller_of_a_frozen_provider_waits_until_its_timeout(
-    uri: str, links: Links
-) -> None:
+async def test_caller_of_a_frozen_provider_waits_until_its_timeout(uri: str, links: Links) -> None:
     with provider(uri) as (process, at):
         inventory = caller(links, at, echo={"timeout": 0.5})
         assert await inventory.reserve("A-1") == Reservation("A-1", 1)

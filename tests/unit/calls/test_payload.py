@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import string
 from dataclasses import dataclass
@@ -103,10 +104,10 @@ def test_value_comes_out_unchanged(kind: Any, values: st.SearchStrategy[Any], da
 @given(body=st.binary(max_size=60))
 @pytest.mark.parametrize("kind", [kind for kind, _ in KINDS], ids=[str(kind) for kind, _ in KINDS])
 def test_bytes_of_anybody_are_a_value_or_refused(kind: Any, body: bytes) -> None:
-    try:
-        Payload(kind).read(body)
-    except InvalidMessage as error:
-        assert str(error).startswith("do not fit: ")
+    payload = Payload(kind)
+    with contextlib.suppress(InvalidMessage):
+        read = payload.read(body)
+        assert payload.read(payload.write(read)) == read or read != read
 
 
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1, object(), {object(): 1}, [[object()]]])
