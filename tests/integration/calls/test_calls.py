@@ -449,9 +449,15 @@ def test_address_of_another_transport_is_refused(at: str) -> None:
 
 def test_options_of_a_caller_are_checked() -> None:
     bus = Bus("orders")
-    for options in ({"reserv": {"timeout": 3}}, {"reserve": {"time": 3}}, {"reserve": {"timeout": 0}}, {"reserve": 3}):
+    wrong: list[dict[str, Any]] = [
+        {"reserv": {"timeout": 3}},
+        {"reserve": {"time": 3}},
+        {"reserve": {"timeout": 0}},
+        {"reserve": 3},
+    ]
+    for options in wrong:
         with pytest.raises(InvalidSetting, match="caller"):
-            bus.caller(Inventory, **options)  # type: ignore[arg-type]
+            bus.caller(Inventory, **options)
 
 
 async def test_bus_calls_no_address_before_its_start() -> None:
