@@ -32,7 +32,7 @@ from durable.version import __version__
 _FRESH: Final = 0.5  # seconds: the instruments of one collection share a look
 _PATIENCE: Final = 5.0  # seconds for the event loop, and the database behind it, to answer
 _ENDS: Final = [*map(str, BOUNDS), "+Inf"]
-_LISTENER_COUNTS: Final = ("connections", "dropped", "batches", "envelopes", "refused", "down")
+_LISTENER_COUNTS: Final = ("connections", "dropped", "batches", "envelopes", "calls", "refused", "down")
 
 Observed = Mapping[str, Sequence[Observation]]
 
