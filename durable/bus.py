@@ -140,7 +140,7 @@ class Bus:
         retry: Retry | None = None,
         on_error: ByError | None = None,
         concurrency: int | None = None,
-        max_batch: int = 1,
+        max_batch: int | None = None,
         timeout: Duration | None = None,
         circuit_breaker: CircuitBreaker | None = None,
         inherit_deliver_by: bool = False,
@@ -154,8 +154,9 @@ class Bus:
 
         `retry`: policy for failed messages (default: the settings retry_*). `on_error`: policies for single exception
         classes, `{TimeoutError: Retry(...)}`; the nearest class counts. `concurrency`: messages handled at once on each
-        node (default: the setting). `max_batch`: up to this many waiting messages share one transaction, which is much
-        faster for small handlers; when one of them fails, each is run alone. A handler whose message is annotated
+        node (default: the setting). `max_batch`: up to this many waiting messages share one transaction and its
+        session; when one of them fails, each is run alone. 1: each has its own. By default as many share one as take
+        `group_time` together, and handlers do not notice: see docs/guide.md. A handler whose message is annotated
         list[cls] is called once for the batch, and messages that it sends begin new conversations.
 
         `timeout`: longest attempt (seconds, "30s" or a timedelta; default: the setting handler_timeout).

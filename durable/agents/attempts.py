@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -26,6 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable.agents.context import AgentContext
+from durable.agents.fence import fence_of
 from durable.agents.pace import Standing
 from durable.agents.runner import Here, InLoop, InSteps, NoRoom, Run, finished, nothing
 from durable.agents.stuck_threads import StuckThreads
@@ -51,6 +53,34 @@ class Task(NamedTuple):
     lease: LeasedEnvelope
     message: object
     attempt: int
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """Messages that share a transaction, or a single one."""
+
+    tasks: Sequence[Task]
+    budget: float | None = None
+    """Seconds after which no other of them begins; None: all begin, whatever happens."""
+    begun: int = 0
+    """The number of those whose handler was called in this attempt."""
+    seconds: list[float] = field(default_factory=list)
+    """The time of each message whose handler came to its end."""
+    has_lasting_effect: bool = False
+    """True if the last of them changed the transaction itself: with a budget, no other begins then."""
+
+    @property
+    def may_leave(self) -> bool:
+        """Tell whether those that have not begun may go without the others, and none may notice another."""
+        return self.budget is not None
+
+    @property
+    def done(self) -> Sequence[Task]:
+        return self.tasks[: self.begun]
+
+    @property
+    def left(self) -> Sequence[Task]:
+        return self.tasks[self.begun :]
 
 
 class LateInGroup(Exception):
@@ -151,8 +181,8 @@ class Attempts:
             else Threads(2 * self._concurrency, name=f"durable {handler.message_type}")  # as many may be stuck
         )
 
-    async def run(self, tasks: Sequence[Task]) -> None:
-        """Handle these messages in one transaction, within the handler's timeout.
+    async def run(self, group: Group) -> None:
+        """Handle these messages in one transaction, within the handler's timeout; `begun` says how many.
 
         Raises what the handler raises, LeaseLost when another node has one of them by now, what the database says, and
         NoRoom when the handler was not entered.
@@ -166,11 +196,11 @@ class Attempts:
         entry = Entry(begin if self._runs_in_loop else lambda: _soon(loop, begin))
         try:
             async with asyncio.timeout(self._timeout) as timeout:
-                await self._run(tasks, entry)
+                await self._run(group, entry)
         except TimeoutError as error:
             if entry.give_up():
                 raise NoRoom(f"no connection or thread was free within {self._timeout:g} s") from error
-            self._note_stuck(entry.last_job(), tasks)
+            self._note_stuck(entry.last_job(), group.tasks)
             raise
         failpoint("C18")
 
@@ -241,15 +271,16 @@ class Attempts:
     def _runs_in_loop(self) -> bool:
         return self._threads is None or self._has_middleware
 
-    async def _run(self, tasks: Sequence[Task], entry: Entry) -> None:
+    async def _run(self, group: Group, entry: Entry) -> None:
         """An async handler in the loop; a sync one in a thread, but for its middleware, which stays in the loop."""
         attempt = Run(
             self._sessions,
-            partial(self._calls, tasks),
+            partial(self._calls, group),
             self._handle,
-            partial(self._complete, tasks),
+            lambda session, outbox: self._complete(group.done, session, outbox),
             prepare=self._prepare,
             entered=entry.enter,
+            separates=group.may_leave,
         )
         if self._threads is None:
             await attempt.at(InLoop(self._sessions.open(self._longest)))
@@ -270,12 +301,22 @@ class Attempts:
         assert isinstance(call.session, Session)
         return await run_in_thread(self._threads, call.session, self.handler.run_sync, call)
 
-    def _calls(self, tasks: Sequence[Task], session: Session | AsyncSession, outbox: Outbox) -> Iterator[Incoming]:
+    def _calls(self, group: Group, session: Session | AsyncSession, outbox: Outbox) -> Iterator[Incoming]:
         failpoint("C15")
-        for number, call in enumerate(calls(self.handler, tasks, self._asked, session, outbox)):
-            if number and tasks[number].lease.envelope.is_late(self._clock.now()):
+        began = before = time.perf_counter()
+        for number, call in enumerate(calls(self.handler, group.tasks, self._asked, session, outbox)):
+            if number and group.tasks[number].lease.envelope.is_late(self._clock.now()):
+                if group.may_leave:
+                    return
                 raise LateInGroup
+            group.begun = len(group.tasks) if self.handler.takes_list else number + 1
             yield call
+            now = time.perf_counter()
+            group.seconds.append(now - before)
+            before = now
+            group.has_lasting_effect = fence_of(session).has_lasting_effect
+            if group.budget is not None and (group.has_lasting_effect or now - began >= group.budget):
+                return
 
     def _complete(self, tasks: Sequence[Task], session: Session, outbox: Outbox) -> None:
         """The fence: the rows are finished in this transaction, or it does not commit."""

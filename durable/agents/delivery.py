@@ -6,7 +6,9 @@
                   +--> handed back, or expired
 
 With `max_batch=N` up to N messages share one transaction; when one of them fails it rolls back, and each is run alone,
-as long as nothing has stopped the handler meanwhile. Each attempt decodes its message anew.
+as long as nothing has stopped the handler meanwhile. Each attempt decodes its message anew. When nothing is said, the
+rule of durable.agents.group_size says how many, no message meets what another has left in session or transaction, and
+one that has failed before is alone.
 
 Any error of a handler is a failed attempt, also a BaseException. A failure of the infrastructure is none: without a
 connection or a thread a message goes back uncounted, and when the database goes away in an attempt it runs again.
@@ -23,8 +25,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from datetime import timedelta
 from typing import Final, NamedTuple
 
-from durable.agents.attempts import Attempts, Task
+from durable.agents.attempts import Attempts, Group, Task
 from durable.agents.context import AgentContext
+from durable.agents.group_size import GroupSize
 from durable.agents.handler_circuit import HandlerCircuit
 from durable.agents.pace import Pace
 from durable.agents.runner import NoRoom, Outage
@@ -52,6 +55,13 @@ class BlockedKeys(set[str]):
     def hold(self, lease: LeasedEnvelope) -> None:
         if lease.ordering_key is not None:
             self.add(lease.ordering_key)
+
+
+class Delivered(NamedTuple):
+    """Keys of which nothing more may be begun, and messages that were not begun."""
+
+    held: BlockedKeys
+    left: Sequence[LeasedEnvelope]
 
 
 class NoRoomSpell(NamedTuple):
@@ -96,27 +106,45 @@ class Delivery:
         self._suspects = suspects
         self._changed = changed
         self._end_if_cancelled = end_if_cancelled
+        self._workers = handler.concurrency or settings.concurrency
+        self._budget = settings.group_time.total_seconds()
+        self._size = GroupSize(self._budget)
         self._longest_attempt = (settings.step_timeout + (handler.timeout or settings.handler_timeout)).total_seconds()
 
-    async def handle(self, taken: Sequence[LeasedEnvelope]) -> BlockedKeys:
-        """Deliver messages. Returns the held keys: a message of theirs has not come to its end, so no later one may
-        follow.
-        """
+    def at_most(self, waiting: int) -> int:
+        """Return the number of messages that a worker may take, when so many wait."""
+        return self._handler.max_batch or self._size.at_most(waiting, self._workers)
+
+    async def handle(self, taken: Sequence[LeasedEnvelope]) -> Delivered:
+        """Deliver messages. A key is held when a message of it has not come to its end, so no later one may follow."""
         held = BlockedKeys()
         taken = await self._with_keys(taken, held)
         sound = [lease for lease in taken if not is_suspect(lease)]
         tasks = [task for lease in sound if (task := await self._prepare(lease, held)) is not None]
-        if len(tasks) == 1:
-            await self._handle_alone(tasks[0], held)
-        elif tasks:
-            for task in await self._handle_together(tasks, held):
+        group, alone = self._grouped(tasks)
+        if len(group.tasks) > 1:
+            again = await self._handle_together(group, held)
+            for task in again:
                 # What became of those before may have stopped it.
                 if await self._may_begin(task.lease, held, has_threads=self._attempts.has_last_threads):
                     await self._handle_alone(task, held)
+        for task in alone:
+            if len(tasks) == 1 or await self._may_begin(task.lease, held):
+                await self._handle_alone(task, held)
         for lease in taken:
             if is_suspect(lease):
                 await self._handle_suspect(lease, held)
-        return held
+        return Delivered(held, [task.lease for task in group.left] if group.may_leave else [])
+
+    def _grouped(self, tasks: Sequence[Task]) -> tuple[Group, Sequence[Task]]:
+        """The messages that share a transaction, and those that are alone."""
+        if len(tasks) < 2:
+            return Group([]), tasks
+        if self._handler.max_batch is not None:
+            return Group(tasks), []
+        fresh = [task for task in tasks if not (task.lease.attempts or task.lease.interruptions)]
+        alone = [task for task in tasks if task.lease.attempts or task.lease.interruptions]
+        return (Group(fresh, self._budget), alone) if len(fresh) > 1 else (Group([]), [*fresh, *alone])
 
     async def _with_keys(self, taken: Sequence[LeasedEnvelope], held: BlockedKeys) -> Sequence[LeasedEnvelope]:
         """Return the messages whose encryption keys are here, or that are readable; the others are parked."""
@@ -193,9 +221,9 @@ class Delivery:
 
     # ------------------------------------------------------------------ attempts, and what follows
 
-    async def _attempt(self, tasks: Sequence[Task]) -> BaseException | None:
+    async def _attempt(self, group: Group) -> BaseException | None:
         """Run these in one transaction; return why they were not handled, or None."""
-        error = await self._run_attempt(tasks)
+        error = await self._run_attempt(group)
         if not isinstance(error, NoRoom):
             self.no_room = None
         asked = self._attempts.take_asked()
@@ -203,27 +231,36 @@ class Delivery:
             self._stop_here()
         return error
 
-    async def _run_attempt(self, tasks: Sequence[Task]) -> BaseException | None:
+    async def _run_attempt(self, group: Group) -> BaseException | None:
         began = time.perf_counter()
         try:
             with self.pace.step("an attempt", self._longest_attempt):
-                await self._attempts.run(tasks)
+                await self._attempts.run(group)
         except BaseException as error:
             self._end_if_cancelled()
             return _as_failure(error)
         finally:
-            self._counters.durations.observe(time.perf_counter() - began)
+            elapsed = time.perf_counter() - began
+            self._counters.durations.observe(elapsed)
+            for seconds in group.seconds or [elapsed] * min(group.begun, 1):
+                self._size.took(seconds)
+            if group.has_lasting_effect:
+                self._size.stay_alone()
         return None
 
-    async def _handle_together(self, tasks: Sequence[Task], held: BlockedKeys) -> Sequence[Task]:
+    async def _handle_together(self, group: Group, held: BlockedKeys) -> Sequence[Task]:
         """Handle them in one transaction. Returns those that are to be run alone, decoded anew, because it failed."""
-        error = await self._attempt(tasks)
+        error = await self._attempt(group)
         if error is None:
-            await self._handled([task.lease for task in tasks])
+            self._size.committed()
+            await self._handled([task.lease for task in group.done])
             return []
         if isinstance(error, NoRoom):
-            await self._give_back(tasks, error, held)
+            await self._give_back(group.tasks, error, held)
+            group.begun = len(group.tasks)
             return []
+        self._size.rolled_back()
+        tasks = group.done if group.may_leave else group.tasks
         log.info("a group of %d rolled back, each is run alone: %s", len(tasks), said(error))
         if isinstance(error, Outage):
             await self._wait_for_database()
@@ -262,7 +299,7 @@ class Delivery:
         task: Task | None = first
         lease, failures, outages = first.lease, list[Failure](), 0
         while task is not None:
-            error, attempt = await self._attempt([task]), task.attempt
+            error, attempt = await self._attempt(Group([task])), task.attempt
             if error is None:
                 await self._handled([lease])
                 return

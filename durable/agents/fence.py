@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, Transaction, event
 from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, SessionTransaction
 
 from durable.errors import TransactionEnded, WiringError
@@ -36,6 +37,13 @@ _MAY_END: Final = re.compile(r"\b(?:commit|end|abort|rollback|prepare)\b", re.IG
 # Text in quotes, bodies in dollars and comments: what looks like a statement there is none.
 _NO_STATEMENT: Final = re.compile(
     r"""'(?:[^']|'')*' | "(?:[^"]|"")*" | \$(\w*)\$.*?\$\1\$ | --[^\n]* | /\*.*?\*/""", re.DOTALL | re.VERBOSE
+)
+
+# What works on until the end of the transaction, and so beyond the message whose handler did it.
+_LASTS: Final = re.compile(
+    r"\s*(?:SET|RESET|DISCARD|LOCK|DECLARE|PREPARE|LISTEN|UNLISTEN|CREATE\s+(?:(?:LOCAL|GLOBAL)\s+)?TEMP(?:ORARY)?)\b"
+    r"|.*\b(?:set_config\s*\(|pg_(?:try_)?advisory_xact_lock|INTO\s+(?:(?:LOCAL|GLOBAL)\s+)?TEMP)",
+    re.IGNORECASE | re.DOTALL,
 )
 
 _fences: WeakKeyDictionary[Connection, Fence] = WeakKeyDictionary()
@@ -75,6 +83,8 @@ class Fence:
         """True if the database has ended a connection of the session, or the way to it is lost."""
         self.is_complete = False
         """True if the next COMMIT is that of the runner."""
+        self.has_lasting_effect = False
+        """True if a statement has changed the transaction itself: its settings, locks, cursors, temporary tables."""
         session.info[_KEY] = self
 
     @property
@@ -126,6 +136,22 @@ def ends_transaction(sql: str) -> bool:
     return any(_ENDS.match(statement) for statement in _NO_STATEMENT.sub(" ", sql).split(";"))
 
 
+@lru_cache(maxsize=1_024)
+def lasts(sql: str) -> bool:
+    """Tell whether one of these statements changes the transaction itself, not only rows.
+
+    >>> [lasts(sql) for sql in ("SET LOCAL role = a", "UPDATE a SET b = 1", "SELECT set_config('a', 'b', true)")]
+    [True, False, True]
+    """
+    return any(_LASTS.match(statement) for statement in _NO_STATEMENT.sub(" ", sql).split(";"))
+
+
+def fence_of(session: Session | AsyncSession) -> Fence:
+    """Return the fence of a session whose attempt is under way."""
+    fence: Fence = session.info[_KEY]
+    return fence
+
+
 @event.listens_for(Session, "after_begin")
 def _after_begin(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
     fence = session.info.get(_KEY)
@@ -134,8 +160,13 @@ def _after_begin(session: Session, transaction: SessionTransaction, connection: 
 
 
 def _before_statement(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
-    if _is_guarded(connection) and ends_transaction(statement):
+    fence = _fences.get(connection)
+    if fence is None or fence.is_complete:
+        return
+    if ends_transaction(statement):
         raise WiringError(_REFUSED.format(told=f"it sent {statement.strip()[:40]!r}"))
+    if lasts(statement):
+        fence.has_lasting_effect = True
 
 
 def _before_commit(connection: Connection) -> None:

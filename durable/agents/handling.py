@@ -53,7 +53,7 @@ class HandlingAgent:
         self.buffer = FairQueue(
             settings.buffer_size,
             settings.buffer_bytes,
-            run=handler.max_batch,
+            run=handler.max_batch or 1,
             share_of=handler.share_of,
             weights=handler.weights,
             alone=is_suspect,
@@ -237,7 +237,7 @@ class HandlingAgent:
             await self._try(self._trials.pop())
         elif self.circuit.is_open:
             await self._stay_paused()
-        elif taken := self.buffer.take(self.handler.max_batch, self._settings.batch_bytes):
+        elif taken := self.buffer.take(self._delivery.at_most(len(self.buffer)), self._settings.batch_bytes):
             await self.handle(taken)
         else:
             self._changed.clear()
@@ -279,19 +279,22 @@ class HandlingAgent:
         failpoint("C14")
         self._working.update(lease.key for lease in taken)
         held = BlockedKeys(lease.ordering_key for lease in taken)
+        left: Sequence[LeasedEnvelope] = ()
         try:
             try:
-                held = await self._delivery.handle(taken)
+                held, left = await self._delivery.handle(taken)
             except Exception:
                 self._end_if_cancelled()
                 # Not the handler's failure, which the delivery settles, but ours. The rows stay owned, and are
                 # released as forgotten, so another attempt follows.
                 ids = [str(lease.envelope.id) for lease in taken]
                 log.exception("internal error while handling %s; will retry", ids)
+            self.buffer.put_back(left)
             await self._hand_back(self.buffer.withdraw(held))
         finally:
             self._working.difference_update(lease.key for lease in taken)
-            self.buffer.done(taken)
+            again = {lease.key for lease in left}
+            self.buffer.done([lease for lease in taken if lease.key not in again])
             for key in self.buffer.settled(taken) - held:
                 self._on_key_released(key)
             if self.claim_pending and self.buffer.room_for_claim(self._settings.batch_size):

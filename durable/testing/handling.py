@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
-from durable.agents.attempts import Attempts, Task, arrived, tell_left_out
+from durable.agents.attempts import Attempts, Group, Task, arrived, tell_left_out
 from durable.agents.context import AgentContext
 from durable.agents.handling import HandlingAgent
 from durable.agents.runner import nothing
@@ -43,14 +43,14 @@ class MemoryAttempts(Attempts):
         self._faults = faults
         self._fault: Fault | None = None
 
-    async def run(self, tasks: Sequence[Task]) -> None:
+    async def run(self, group: Group) -> None:
         self._fault = self._faults.next(self.handler.message_type)
         if self._fault is not None:
-            if len(tasks) == 1:  # a group that fails is run again, each message alone: the fault is that of one
+            if len(group.tasks) == 1:  # a group that fails is run again, each message alone: the fault is that of one
                 self._fault.use()
             if not self._fault.after_handling:
                 self._fault.happen()
-        await super().run(tasks)
+        await super().run(group)
 
     def _complete(self, tasks: Sequence[Task], session: Session, outbox: Outbox) -> None:
         session.flush()

@@ -1,7 +1,9 @@
 """Messages that share a transaction: whatever each of them does, the result is that of handling them one by one.
 
 Each message of a group does one thing to what it shares with its neighbours. The same messages are handled with
-`max_batch=1` and in a group; effects, messages that were sent, dead letters and history must be equal.
+`max_batch=1`, in a group, and in groups that durable makes by itself; effects, messages that were sent, dead letters
+and history must be equal. Nobody has asked for the last kind, so there what messages leave in the transaction and in
+the session is not to be met by the others either.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from durable import Context, Incoming, Middleware, message
 from durable.application.middleware import HandleNext, MiddlewareStack
@@ -30,6 +32,15 @@ from tests.support.tables import Tables
 
 HANGS = timedelta(milliseconds=300)
 _INSERT = text("INSERT INTO effects (number) VALUES (:number)")
+_STOCK = """
+DROP TABLE IF EXISTS stock; CREATE TABLE stock (sku integer PRIMARY KEY, count integer); INSERT INTO stock VALUES (1, 1)
+"""
+_MET = text("""
+SELECT coalesce(current_setting('durable_test.tenant', true), '') AS setting,
+    (SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory') AS locks,
+    (SELECT count(*) FROM pg_class WHERE relname = 'left_behind') AS tables,
+    (SELECT count(*) FROM pg_cursors WHERE name = 'left_behind') AS cursors
+""")
 _UNIQUE = text("INSERT INTO taken (number) VALUES (0)")
 
 
@@ -155,13 +166,20 @@ def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
         yield tables
 
 
+def learn(shop: Shop) -> None:
+    """Let the handler have run many short messages before."""
+    for _ in range(20):
+        shop.agent._delivery._size.took(0.0001)
+
+
 async def result(tables: Tables, actions: list[str], function: Callable[..., Any], **how: Any) -> dict[str, Any]:
     """What is left when each of these was handled."""
     tables.clear()
     tables.execute("TRUNCATE effects, once")
-    shop = Shop(tables, SystemClock())
+    shop = Shop(tables, SystemClock(), group_time=how.pop("group_time", 60))
     try:
         shop.handles(function, cls=Step, **how)
+        learn(shop)
         bodies = [msgspec.json.encode(Step(number, does)) for number, does in enumerate(actions)]
         changes = [{"body": body, "headers": {"tenant": "one"}} for body in bodies]
         async with shop.open():
@@ -201,9 +219,149 @@ async def compare(tables: Tables, kind: str, actions: list[str]) -> None:
 
     alone = await result(tables, actions, function, max_batch=1, onion=onion(), **how)
     together = await result(tables, actions, function, max_batch=len(actions), onion=onion(), **how)
+    by_itself = await result(tables, actions, function, max_batch=None, onion=onion(), **how)
     assert together == alone
+    assert by_itself == alone
     assert alone["inbox"] == 0
     assert len(alone["history"]) == len(actions)
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Stock(Base):
+    __tablename__ = "stock"
+    sku: Mapped[int] = mapped_column(primary_key=True)
+    count: Mapped[int]
+
+
+_kept: list[Stock] = []
+
+LEAVES = [
+    "a setting", "a setting by a function", "a lock", "a temporary table", "a cursor", "an object that it has read",
+    "an object that it has changed", "an object that it has added", "an object that cannot be written",
+    "another autoflush", "a note",
+]  # fmt: skip
+
+
+def leave(step: Step, session: Session, ctx: Context) -> None:
+    """Write what is met in transaction and session, and leave something there."""
+    seen = session.execute(_MET).one()
+    objects = len(session.identity_map) + len(session.new)
+    met = [
+        seen.setting != "",
+        seen.locks > 0,
+        seen.tables > 0,
+        seen.cursors > 0,
+        objects > 0,
+        not session.autoflush,
+        "tenant" in session.info,
+    ]
+    count = session.get_one(Stock, 1).count if step.does == "an object that it has changed" else 0
+    number = step.number * 100_000 + count * 100 + sum(2**n for n, is_met in enumerate(met) if is_met)
+    session.execute(_INSERT, {"number": number})
+    match step.does:
+        case "a setting":
+            session.execute(text("SET LOCAL durable_test.tenant = 'one'"))
+        case "a setting by a function":
+            session.execute(text("SELECT 1, set_config('durable_test.tenant', 'one', true)"))
+        case "a lock":
+            session.execute(text("SELECT pg_advisory_xact_lock(4711)"))
+        case "a temporary table":
+            session.execute(text("CREATE TEMPORARY TABLE left_behind (number integer) ON COMMIT DROP"))
+        case "a cursor":
+            session.execute(text("DECLARE left_behind CURSOR FOR SELECT 1"))
+        case "an object that it has read":
+            _kept.append(session.get_one(Stock, 1))  # what nobody refers to is not in the session either
+        case "an object that it has changed":
+            session.get_one(Stock, 1).count += 1
+        case "an object that it has added":
+            session.add(Stock(sku=100 + step.number, count=1))
+        case "an object that cannot be written":
+            session.add(Stock(sku=1, count=1))
+        case "another autoflush":
+            session.autoflush = False
+        case "a note":
+            session.info["tenant"] = "one"
+        case _:  # "nothing"
+            pass
+    if step.does == "send":
+        ctx.send(Billed(step.number))
+
+
+async def leave_async(step: Step, session: AsyncSession, ctx: Context) -> None:
+    await session.run_sync(lambda sync_session: leave(step, sync_session, ctx))
+
+
+@pytest.mark.parametrize("function", [leave_async, leave])
+@given(actions=st.lists(st.sampled_from([*LEAVES, "nothing", "send"]), min_size=2, max_size=7))
+@example(actions=["nothing", *LEAVES, "nothing"])
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+def test_message_meets_nothing_that_another_has_left(
+    database: Tables, function: Callable[..., Any], actions: list[str]
+) -> None:
+    async def compare_what_is_met() -> None:
+        for leaves in (actions, [*actions, *actions]):
+            database.execute(_STOCK)
+            alone = await result(database, leaves, function, max_batch=1)
+            database.execute(_STOCK)
+            assert await result(database, leaves, function, max_batch=None) == alone
+
+    asyncio.run(compare_what_is_met())
+
+
+async def test_messages_share_transactions_by_themselves_as_long_as_their_time_allows(database: Tables) -> None:
+    numbers = "SELECT count(DISTINCT xmin::text) FROM effects"
+    await result(database, ["succeed"] * 50, handle, max_batch=None)
+    assert database.rows(numbers) == [1]
+    await result(database, ["succeed"] * 50, handle, max_batch=None, group_time=0)
+    assert database.rows(numbers) == [50]
+
+
+async def test_group_ends_when_its_time_is_over(database: Tables) -> None:
+    async def linger(step: Step, session: AsyncSession) -> None:
+        await session.execute(_INSERT, {"number": step.number})
+        await asyncio.sleep(0.03)
+
+    await result(database, ["succeed"] * 4, linger, max_batch=None, group_time=0.02)
+    assert database.rows("SELECT count(DISTINCT xmin::text) FROM effects") == [4]
+
+
+async def test_message_that_failed_or_was_interrupted_before_is_alone(database: Tables) -> None:
+    database.clear()
+    database.execute("TRUNCATE effects")
+    shop = Shop(database, SystemClock(), group_time=60)
+
+    async def write(step: Step, session: AsyncSession) -> None:
+        await session.execute(_INSERT, {"number": step.number})
+
+    try:
+        shop.handles(write, cls=Step, max_batch=None)
+        learn(shop)
+        bodies = [msgspec.json.encode(Step(number, "succeed")) for number in range(6)]
+        waiting = [envelope(number, body=body) for number, body in enumerate(bodies)]
+        await shop.receive_all(waiting[:1], attempts=1)
+        await shop.receive_all(waiting[1:2], interruptions=1)
+        await shop.receive_all(waiting[2:])
+        async with shop.open():
+            await shop.settled()
+        assert database.rows("SELECT count(*) FROM effects GROUP BY xmin::text ORDER BY 1") == [1, 1, 4]
+    finally:
+        await shop.close()
+
+
+async def test_messages_that_have_not_begun_leave_a_group_that_is_rolled_back(database: Tables) -> None:
+    calls: list[int] = []
+
+    async def count(step: Step, session: AsyncSession, ctx: Context) -> None:
+        calls.append(step.number)
+        await handle(step, session, ctx)
+
+    await result(database, ["succeed", "succeed", "raise", "succeed", "succeed"], count, max_batch=None)
+    assert sorted(calls) == [0, 0, 1, 1, 2, 2, 3, 4]
 
 
 @pytest.mark.parametrize("kind", KINDS)
