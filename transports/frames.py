@@ -43,6 +43,8 @@ MAX_OFFERS: Final = 1_000
 """Services that can be called at one address, at most."""
 MAX_METHODS: Final = 1_000
 """Methods of a service, at most."""
+MAX_ADDRESSES: Final = 20
+"""Addresses of a provider, at most."""
 
 Name = Annotated[str, Meta(max_length=200)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -141,9 +143,25 @@ class Offers(Struct, array_like=True, frozen=True):
     offers: Annotated[list[Offer], Meta(max_length=MAX_OFFERS)]
 
 
+class Listing(Struct, array_like=True, frozen=True):
+    """A provider of a service: who offers it where. `load` are the calls that run and wait there.
+
+    A singleton has one holder at a time; `epoch` rises with each of them, and is 0 while there is none.
+    """
+
+    offer: Offer
+    application: Name
+    node: Count
+    addresses: Annotated[list[Name], Meta(max_length=MAX_ADDRESSES)]
+    since: Moment
+    load: Count = 0
+    is_singleton: bool = False
+    epoch: Count = 0
+
+
 class Call(Struct, array_like=True, frozen=True):
     """`expires_in` are the seconds after which the call is not to begin any more; None: none. One that is not
-    `awaited` goes on when its caller is gone.
+    `awaited` goes on when its caller is gone. `epoch` is that of the singleton which is meant; 0: any provider.
     """
 
     service: Name
@@ -151,6 +169,7 @@ class Call(Struct, array_like=True, frozen=True):
     body: bytes
     expires_in: Seconds | None = None
     awaited: bool = True
+    epoch: Count = 0
 
 
 class Cancel(Struct, array_like=True, frozen=True):
@@ -176,6 +195,8 @@ class FaultKind(Enum):
     """this peer may not call this method"""
     GONE = "gone"
     """the provider is ending"""
+    SUPERSEDED = "superseded"
+    """the provider does not hold the singleton in this epoch, and the call did not begin"""
 
 
 class Fault(Struct, array_like=True, frozen=True):

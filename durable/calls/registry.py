@@ -1,0 +1,87 @@
+"""Registry: who offers which service where, as far as this process knows.
+
+    own process     what this bus offers
+    own database    what the nodes of this service have written there
+    learned         what the connections to other services have told
+
+Each source has its own listings, and none overwrites another's. Of two listings of one provider that of the nearer
+source counts.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from durable.transports.frames import Listing
+
+Told = Callable[[], None]
+
+MAX_SOURCES: Final = 1_000
+MAX_LISTINGS: Final = 10_000
+"""Listings of one source, at most; of those beyond, nothing is known."""
+
+
+class Registry:
+    """Listings of all sources. Its methods may be called in any thread."""
+
+    def __init__(self, own: Callable[[], Sequence[Listing]] = tuple) -> None:
+        """`own` returns the listings of this process."""
+        self._own = own
+        self._stored: Sequence[Listing] = ()
+        self._learned: dict[str, Sequence[Listing]] = {}
+        self._watching: dict[object, Told] = {}
+        self._lock = threading.Lock()
+
+    def listings(self) -> Sequence[Listing]:
+        """Return the providers that are known now, those of this process first."""
+        found: dict[tuple[str, int, str], Listing] = {}
+        for listing in self._all():
+            found.setdefault((listing.application, listing.node, listing.offer.service), listing)
+        return list(found.values())
+
+    def watch(self, told: Told) -> Callable[[], None]:
+        """Call `told` after each change, in the thread that makes it. Returns what ends this."""
+        key = object()
+        with self._lock:
+            self._watching[key] = told
+        return lambda: self._watching.pop(key, None) and None
+
+    def store(self, listings: Sequence[Listing]) -> None:
+        """Take these as the listings of the own database."""
+        with self._lock:
+            changed, self._stored = self._stored != listings, list(listings[:MAX_LISTINGS])
+        if changed:
+            self.tell()
+
+    def learn(self, source: str, listings: Sequence[Listing]) -> None:
+        """Take these as all that this connection has told. A source beyond MAX_SOURCES is not heard."""
+        with self._lock:
+            if source not in self._learned and len(self._learned) >= MAX_SOURCES:
+                return
+            changed = self._learned.get(source) != listings
+            self._learned[source] = list(listings[:MAX_LISTINGS])
+        if changed:
+            self.tell()
+
+    def forget(self, source: str) -> None:
+        """Forget what this connection has told."""
+        with self._lock:
+            known = self._learned.pop(source, None)
+        if known:
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell those that watch: something has changed."""
+        with self._lock:
+            watching = list(self._watching.values())
+        for told in watching:
+            told()
+
+    def _all(self) -> Iterator[Listing]:
+        yield from self._own()
+        with self._lock:
+            others = [self._stored, *self._learned.values()]
+        for listings in others:
+            yield from listings
