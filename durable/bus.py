@@ -34,11 +34,13 @@ from durable.application.retry import ByError, Retry, RetryAfter
 from durable.application.schedules import Factory, declare
 from durable.application.signatures import dotted_name
 from durable.arguments import checked, checked_names, length_of_time, refuse_unknown
-from durable.calls.caller import OnError, RemoteService
-from durable.calls.contract import contract_of
+from durable.calls.caller import OnError, Place, RemoteService
+from durable.calls.choice import HERE
+from durable.calls.contract import Contract, contract_of
 from durable.calls.links import Links
 from durable.calls.places import Elsewhere, Here
 from durable.calls.provider import CallProvider
+from durable.calls.providers import Anywhere, Provider
 from durable.duration import Duration
 from durable.encryption.keys import Keys
 from durable.encryption.ring import KeyRing
@@ -220,15 +222,19 @@ class Bus:
         self._application.expect(message_type, at)
 
     @checked
-    def offer(self, contract: type, implementation: object) -> None:
+    def offer(self, contract: type, implementation: object, *, singleton: bool = False) -> None:
         """Let other services call the methods of this object, at the tcp:// and unix:// addresses of listen().
 
         `contract`: class declared with `durable.calls.service`. `implementation`: object with its methods, all of which
         are async. They run in the bus's event loop, up to `call_concurrency` at once; up to `call_backlog` wait. They
-        are in no unit of work. May be called while the bus runs. Raises InvalidSetting for a class that is no service,
-        an object that lacks a method, and a service that is offered already.
+        are in no unit of work. May be called while the bus runs. Callers find the provider by the registry in the
+        service's database.
+
+        `singleton`: of all nodes that offer the service, one runs its calls, and another takes over when that one is
+        gone. A node is needed for it: a "send-only" process never holds a singleton. Raises InvalidSetting for a class
+        that is no service, an object that lacks a method, and a service that is offered already.
         """
-        self._application.offers.offer(contract_of(contract), implementation)
+        self._application.offers.offer(contract_of(contract), implementation, singleton=singleton)
 
     @checked
     def withdraw(self, contract: type) -> None:
@@ -240,23 +246,23 @@ class Bus:
         self,
         contract: Callable[..., A],
         *,
-        at: str | None = None,
+        at: str | Provider | None = None,
         on_error: OnError | None = None,
         **methods: Mapping[str, Duration],
     ) -> A:
         """Return an object with the methods of a service, each of which calls its provider: see docs/calls.md.
 
-        `contract`: class declared with `durable.calls.service`. `at`: tcp:// or unix:// address of the provider;
-        without one, this bus itself. `on_error`: is given the errors of calls whose methods are declared with
-        fire_and_forget (default: they are logged). `methods`: options of single methods, `reserve={"timeout": 5}`.
+        `contract`: class declared with `durable.calls.service`. `at`: tcp:// or unix:// address of the provider, or one
+        of `providers()`; without it, each call goes to the best of all that are known: this bus itself, or else a Unix
+        socket of this machine, or else the least busy one. `on_error`: is given the errors of calls whose methods are
+        declared with fire_and_forget (default: they are logged). `methods`: options of single methods,
+        `reserve={"timeout": 5}`.
 
-        A call is not in the unit of work, and is never repeated. It returns the result, or raises a CallFailed.
+        A call is not in the unit of work, and runs once at most. It returns the result, or raises a CallFailed.
         Raises InvalidSetting for a class that is no service, and an address that cannot be called.
         """
         declared = contract_of(contract)
-        if at is not None:
-            self.runtime.links.check(at)
-        place = Here(lambda: self._application.offers) if at is None else Elsewhere(at, self._links)
+        place, address = self._place(declared, at)
         remote = RemoteService(
             declared,
             place,
@@ -264,10 +270,33 @@ class Bus:
             options=methods,
             on_error=on_error,
         )
-        if (declared, at) not in self._application.called:
-            self._application.called.append((declared, at))
+        if (declared, address) not in self._application.called:
+            self._application.called.append((declared, address))
         service: A = remote.stub()
         return service
+
+    def _place(self, contract: Contract, at: str | Provider | None) -> tuple[Place, str | None]:
+        """Return the place to call, and its address; None: whichever provider is best."""
+        if at is None:
+            return Anywhere(contract, lambda: self.runtime.providers), None
+        epoch = 0
+        if isinstance(at, Provider):
+            if at.service != contract.name or not at.address:
+                raise InvalidSetting(f"caller: at={at}: is no provider of {contract.name} that can be called from here")
+            epoch, at = at.epoch, at.address
+        if at == HERE:
+            return Here(lambda: self._application.offers, epoch), None
+        self.runtime.links.check(at)
+        return Elsewhere(at, self._links, epoch), at
+
+    @checked
+    async def providers(self, contract: type) -> list[Provider]:
+        """Return the providers of a service that this bus knows, by application and node.
+
+        They are read from the service's database; while that is away, they are those of before. A bus that does not run
+        knows only itself. Raises InvalidSetting for a class that is no service.
+        """
+        return await self.runtime.look_up(contract_of(contract).name)
 
     def _links(self) -> Links | None:
         return self.runtime.links if self.runtime.is_running else None

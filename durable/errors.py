@@ -23,6 +23,7 @@
     │   ├── CallTimeout            no result in time; the call may have been run
     │   ├── CallExpired            the call waited for its turn for too long, and was not run
     │   ├── Overloaded             too many calls wait already, and this one was not run
+    │   ├── ProviderSuperseded     the provider does not hold the singleton now; the call was not run
     │   └── ProviderGone           the provider ended before its answer; the call may have been run
     ├── StorageUnavailable         the database cannot be used now: try again later
     ├── UnknownMessage             no message of this id is known here
@@ -70,6 +71,7 @@ __all__ = [
     "PeerTimeout",
     "ProtocolViolation",
     "ProviderGone",
+    "ProviderSuperseded",
     "PutBack",
     "Reject",
     "Release",
@@ -197,6 +199,10 @@ class CallExpired(CallFailed):
 
 class Overloaded(CallFailed):
     """Too many calls wait at the provider already. This one was not run."""
+
+
+class ProviderSuperseded(CallFailed):
+    """The provider does not hold the singleton now, or is not sure that it does. The call was not run."""
 
 
 class ProviderGone(CallFailed):

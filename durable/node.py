@@ -1,8 +1,8 @@
 """A node: the agents of one membership, in which order they start, and how they end.
 
-start   join the nodes -> listeners -> receiving, handlers, senders -> recovery
-stop    listeners -> receiving, handlers -> senders: drain, each within drain_timeout; then release what is left,
-        and leave
+start   join the nodes -> listeners -> receiving, handlers, senders -> recovery, registry
+stop    offers are taken back -> listeners -> receiving, handlers -> senders: drain, each within drain_timeout; then
+        release what is left, and leave
 lost    the membership is gone: everything in memory is dropped, because others have the rows
 stands  an agent has stood still for too long: as if it were lost, and the lock is given up
 stuck   something does not end although it is cancelled again and again: see durable.process.life
@@ -28,6 +28,7 @@ from durable.recovery.idle_addresses import IdleAddresses
 from durable.recovery.membership import Membership
 from durable.recovery.ordered import OrderedClaims
 from durable.recovery.recurring import Recurring
+from durable.recovery.registering import Registering
 from durable.storage import leases, placements
 from durable.storage.database import answer
 from durable.storage.outbox import Sent
@@ -53,6 +54,7 @@ class Node:
         transports: Transports,
         envelope_factory: EnvelopeFactory,
         memberships: Memberships,
+        registering: Registering,
     ) -> None:
         self.agents = agents
         self.listeners: list[Listener] = []
@@ -63,6 +65,7 @@ class Node:
         self._transports = transports
         self._envelope_factory = envelope_factory
         self._memberships = memberships
+        self._registering = registering
         self._ending_seconds = min(_LONGEST_ENDING, context.settings.drain_timeout.total_seconds())
         self._recovery: RecoveryAgent | None = None
         self._loop = asyncio.get_running_loop()
@@ -79,8 +82,15 @@ class Node:
         agent.
         """
         application = self._application
+        singletons = application.offers.singletons
+        singletons.open()
         membership = Membership(
-            application.service, self._settings, message_types=list(application.by_type()), wake=self.agents.woken.set
+            application.service,
+            self._settings,
+            message_types=list(application.by_type()),
+            wake=self.agents.woken.set,
+            singletons=singletons,
+            registry_changed=self._registering.woken.set,
         )
         await self._answers()
         node_id = await membership.join()
@@ -123,6 +133,7 @@ class Node:
             errors.append(BrokeOff("an agent or a listener broke off"))
         # Closed already, unless the membership was lost: the next node binds them.
         left = [*left, *await self._close_listeners()]
+        await self._application.offers.close_singletons(self._ending_seconds)
         node_id = membership.node
         if left:
             self._memberships.died(node_id)
@@ -200,10 +211,13 @@ class Node:
             for destination in self._application.destinations():
                 agents.agent_for(destination)
             recovering = tasks.create_task(recovery.run(), name="recovery")
+            registering = tasks.create_task(self._registering.run(node_id), name="registry")
             if not started.done():
                 started.set_result(None)
             await stopping.wait()
             recovering.cancel()
+            registering.cancel()
+            await self._registering.leave()  # before its listeners close: callers go elsewhere
             closing = [tasks.create_task(_close(each), name=f"close {each.address}") for each in self.listeners]
             await self._drain("listeners", closing)
             receiving.stop()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,10 +19,14 @@ from durable.agents.receiving import ReceivingAgent
 from durable.agents.stuck_threads import StuckThreads
 from durable.agents.waking import Waker
 from durable.application.application import Application, Transports
+from durable.calls.choice import Origin
 from durable.calls.links import Links
+from durable.calls.places import reachable, this_machine
+from durable.calls.providers import CALLED, Provider, Providers
+from durable.calls.registry import Registry
 from durable.clock import Clock, SystemClock
 from durable.envelope import ANY_NODE, Envelope, NodeId
-from durable.errors import InvalidSetting
+from durable.errors import InvalidSetting, StorageUnavailable
 from durable.node import Node
 from durable.observability.loop_watch import LoopWatch
 from durable.observability.monitor import Monitor
@@ -32,6 +37,7 @@ from durable.outbox.unit_of_work import Scope
 from durable.process.life import Life
 from durable.process.starting import once_it_answers
 from durable.recovery.former import Memberships
+from durable.recovery.registering import Registering
 from durable.requests.outcomes import Outcomes
 from durable.requests.watch import Watch
 from durable.settings import Settings
@@ -42,6 +48,7 @@ from durable.storage.outbox import Sent
 from durable.tasks.crew import contained, end, in_time
 from durable.telemetry import Counters, Subject, log
 from durable.transports.base import Receiver, Transport
+from durable.transports.frames import MAX_ADDRESSES, Listing
 from durable.transports.tcp.transport import TcpTransport
 
 if TYPE_CHECKING:
@@ -78,10 +85,20 @@ class Runtime:
         self.sessions = Sessions(settings, self.envelope_factory, self, scope, **engines)
         self._stuck = StuckThreads()
         self.links = Links(lambda uri: self.transports().of(uri))
+        self.registry = Registry(self._listings)
+        self.providers = Providers(
+            self.registry,
+            self._origin,
+            links=lambda: self.links if self.is_running else None,
+            provider=lambda: application.offers,
+        )
+        self._registering = Registering(lambda: self.database, self.registry, self._listings, settings)
+        self._end_watching: Callable[[], None] | None = None
         self.life = Life(settings, self._make_node, self._empty_pools)
         self.watch = Watch(lambda: self.database, settings)
         self._storing: ReceivingAgent | None = None
         self._storing_task: asyncio.Task[None] | None = None
+        self._reading_task: asyncio.Task[None] | None = None
         self._database: Database | None = None
         self._waker = Waker(settings)
         self._loop_watch = LoopWatch(self.life.alive)
@@ -182,6 +199,39 @@ class Runtime:
     def node_id(self) -> NodeId:
         return self.node.node_id if self.node is not None else ANY_NODE
 
+    def _origin(self) -> Origin:
+        return Origin(self.application.service, self.node_id, this_machine())
+
+    def _listings(self) -> Sequence[Listing]:
+        """Return what this process offers, as others see it."""
+        offers, node = self.application.offers, self.node
+        listeners = node.listeners if node is not None else ()
+        addresses = [reachable(each.address) for each in listeners if each.address.startswith(CALLED)]
+        return [
+            Listing(
+                each.contract.offer,
+                self.application.service,
+                self.node_id,
+                addresses[:MAX_ADDRESSES],
+                each.since,
+                offers.load,
+                each.is_singleton,
+                offers.singletons.known_epoch(each.contract.name) if each.is_singleton else 0,
+                this_machine(),
+            )
+            for each in offers.offered
+        ]
+
+    async def look_up(self, service: str) -> list[Provider]:
+        """Return the providers of a service: as the database knows them, or as they were known before its outage."""
+        self.registry.use()
+        if self.is_running:
+            try:
+                await self._registering.read()
+            except StorageUnavailable as error:
+                log.warning("providers of %s are those that were known before: %s", service, error)
+        return self.providers.of(service)
+
     def statistics(self) -> Statistics:
         """Return the counters of this process since it started. Call it in the event loop."""
         node, receiver = self.node, self.receiver
@@ -239,6 +289,7 @@ class Runtime:
         )
         self._storing = self._make_storing()
         self._storing_task = asyncio.create_task(self._store(), name=f"durable {self.application.service}")
+        self._reading_task = asyncio.create_task(self._registering.run(), name="registry")
 
     async def _store(self) -> None:
         """Keep a receiving agent running: start another one whenever an agent fails."""
@@ -267,6 +318,8 @@ class Runtime:
                 self._storing.stop()
                 await asyncio.wait([self._storing_task], timeout=self.settings.drain_timeout.total_seconds())
                 await end([self._storing_task], within=_CLOSING_SECONDS)
+            if self._reading_task is not None:
+                await end([self._reading_task], within=_CLOSING_SECONDS)
         finally:
             await in_time(self.links.close(), _CLOSING_SECONDS)
             await in_time(self.application.offers.stop(_CLOSING_SECONDS), _CLOSING_SECONDS + 1)
@@ -283,7 +336,25 @@ class Runtime:
             await in_time(self._database.close(), _CLOSING_SECONDS)
         await in_time(self.sessions.close(), _CLOSING_SECONDS)
 
+    def _watch_offers(self) -> None:
+        """Let changes of what is offered here, and held, reach the registry; the latter come from another thread."""
+        offers, loop = self.application.offers, asyncio.get_running_loop()
+
+        def changed() -> None:
+            self.registry.tell()
+            self._registering.woken.set()
+
+        def changed_elsewhere() -> None:
+            with suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(changed)
+
+        self.registry.ask = self._registering.woken.set
+        offers.singletons.on_change = changed_elsewhere
+        self._end_watching = offers.watch(changed)
+
     async def _start_watching(self) -> None:
+        if self._end_watching is None:
+            self._watch_offers()
         if self._watching is None:
             self._watching = asyncio.create_task(self._loop_watch.run(), name="measure the event loop")
         if self.settings.metrics_port is not None and self._metrics is None:
@@ -295,6 +366,9 @@ class Runtime:
             await self._metrics.close()
         if self._watching is not None:
             await end([self._watching], within=_CLOSING_SECONDS)
+        if self._end_watching is not None:
+            self._end_watching()
+            self._end_watching = None
 
     def _make_node(self, memberships: Memberships) -> Node:
         transports, context = self.transports(), self._context
@@ -305,6 +379,7 @@ class Runtime:
             transports=transports,
             envelope_factory=self.envelope_factory,
             memberships=memberships,
+            registering=self._registering,
         )
 
     @property

@@ -1,6 +1,6 @@
-"""A node's place among the nodes: its id, its lock, its heartbeat, and the wake-ups that others send.
+"""A node's place among the nodes: its id, its locks, its heartbeat, and the wake-ups that others send.
 
-All four live on one connection in one thread of their own, so that a blocked event loop does not look dead. A loop
+All live on one connection in one thread of their own, so that a blocked event loop does not look dead. A loop
 that stays blocked for longer than any handler may take does: then the heartbeats stop, and others take over.
 """
 
@@ -19,12 +19,15 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, create_engine, pool
 from sqlalchemy.exc import DBAPIError
 
+from durable.calls.singletons import Singletons
 from durable.envelope import NodeId
 from durable.errors import InvalidSetting, LeaseLost, StorageUnavailable
+from durable.recovery.singleton_locks import SingletonLocks
 from durable.settings import Settings
 from durable.storage.database import channel, lock_url
 from durable.storage.engines import OWN_PATH
 from durable.storage.locks import nodes_class
+from durable.storage.registry import CHANGED
 from durable.storage.sql import housekeeping
 from durable.storage.sql.statement import Statement
 from durable.telemetry import log
@@ -45,7 +48,14 @@ class Membership:
     """
 
     def __init__(
-        self, service: str, settings: Settings, *, message_types: Sequence[str], wake: Callable[[], None]
+        self,
+        service: str,
+        settings: Settings,
+        *,
+        message_types: Sequence[str],
+        wake: Callable[[], None],
+        singletons: Singletons,
+        registry_changed: Callable[[], None],
     ) -> None:
         self.lost = asyncio.Event()
         self.node = NodeId(0)
@@ -53,6 +63,8 @@ class Membership:
         self._settings = settings
         self._message_types = message_types
         self._wake = wake
+        self._registry_changed = registry_changed
+        self._singletons = SingletonLocks(singletons, settings)
         self._loop = asyncio.get_running_loop()
         self._joined: asyncio.Future[NodeId] = self._loop.create_future()
         self._leaving = threading.Event()
@@ -98,6 +110,7 @@ class Membership:
         node = self._register(conn)
         self._tell(self._report_joined, node)
         self._stay(conn, node)
+        self._singletons.leave(conn)
         conn.execute(self._sql(housekeeping.REMOVE_NODE), {"node": node})
 
     def _connect(self) -> PsycopgConnection:
@@ -147,8 +160,17 @@ class Membership:
             if time.monotonic() >= due and self._loop_is_alive():
                 self._beat(conn, node)
                 due = time.monotonic() + interval
-            for _ in _driver(conn).notifies(timeout=_LISTEN_SECONDS, stop_after=1):
-                self._tell(self._wake)
+            if self._loop_is_alive():
+                self._singletons.look(conn, node)
+            for notified in _driver(conn).notifies(timeout=_LISTEN_SECONDS, stop_after=1):
+                self._hear(notified.payload)
+
+    def _hear(self, payload: str) -> None:
+        if payload == CHANGED:
+            self._singletons.hasten()
+            self._tell(self._registry_changed)
+        else:
+            self._tell(self._wake)
 
     def _beat(self, conn: Connection, node: NodeId) -> None:
         """Write the heartbeat, and see on this very session that the lock is still held."""

@@ -146,7 +146,8 @@ class Offers(Struct, array_like=True, frozen=True):
 class Listing(Struct, array_like=True, frozen=True):
     """A provider of a service: who offers it where. `load` are the calls that run and wait there.
 
-    A singleton has one holder at a time; `epoch` rises with each of them, and is 0 while there is none.
+    A singleton has one holder at a time; `epoch` rises with each of them, and is 0 for all that do not hold it.
+    Unix addresses work on the `machine` alone.
     """
 
     offer: Offer
@@ -157,6 +158,7 @@ class Listing(Struct, array_like=True, frozen=True):
     load: Count = 0
     is_singleton: bool = False
     epoch: Count = 0
+    machine: Name = ""
 
 
 class Call(Struct, array_like=True, frozen=True):

@@ -3,33 +3,39 @@
 What a caller is told, by what became of its call:
 
     not sent            NoProvider, IncompatibleService, InvalidCall (too large, or without an encoding)
-    sent, not run       Overloaded, CallExpired, InvalidCall (the arguments)
+    sent, not run       Overloaded, ProviderSuperseded, CallExpired, InvalidCall (the arguments)
     run                 the result, RemoteError, InvalidCall (the result)
     nobody can tell     CallTimeout, ProviderGone
 
-A call is sent once: to call again is the caller's decision.
+A call that may have been run is not sent again: to call again is the caller's decision. One that was surely not run, in
+a place of several providers, goes to the next one. For the holder of a singleton it waits, within its timeout.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
+
+from msgspec.structs import replace as replaced
 
 from durable.arguments import length_of_time, refuse_unknown
 from durable.calls.contract import Contract, Method, Options, decoded_result
+from durable.calls.places import Target
 from durable.duration import Duration
 from durable.errors import (
     CallExpired,
     CallFailed,
     CallTimeout,
+    IncompatibleService,
     InvalidCall,
     InvalidMessage,
     InvalidSetting,
     NoProvider,
     Overloaded,
     ProviderGone,
+    ProviderSuperseded,
     RemoteError,
     TransportError,
 )
@@ -54,17 +60,55 @@ _ERRORS: Final[Mapping[FaultKind, type[CallFailed]]] = {
     FaultKind.OVERLOADED: Overloaded,
     FaultKind.FORBIDDEN: NoProvider,
     FaultKind.GONE: ProviderGone,
+    FaultKind.SUPERSEDED: ProviderSuperseded,
 }
+_FOR_THE_NEXT: Final = (FaultKind.UNKNOWN, FaultKind.OVERLOADED, FaultKind.SUPERSEDED)
+"""Another provider may run the call: this one surely has not."""
+
+_SHORTEST_PAUSE: Final = 0.02  # seconds until the holder of a singleton is looked for again
+_LONGEST_PAUSE: Final = 0.2
+_MOST_CHECKED: Final = 1_000
 
 
 class Place(Protocol):
-    """The place that is called: an address, or this process."""
+    """The place that is called: an address, this process, or one of several providers."""
 
     name: str
+    is_choice: bool
+    """True when there may be another target after one that has not run a call."""
 
-    async def caller(self) -> Caller:
-        """Return what sends the calls. Raises WiringError when the bus does not run."""
+    @property
+    def is_singleton(self) -> bool:
+        """True when a target may come soon."""
         ...
+
+    def choose(self, tried: Collection[str]) -> Target | None:
+        """Return what to call; None when there is no target but those that were tried."""
+        ...
+
+    def nobody(self) -> CallFailed:
+        """Return why there is no target."""
+        ...
+
+    def begun(self, target: Target) -> None: ...
+
+    def ended(self, target: Target) -> None: ...
+
+    def failed(self, target: Target) -> None:
+        """Hear that this target did not answer."""
+        ...
+
+    def look_again(self) -> None:
+        """Hear that what is known of the targets is out of date."""
+        ...
+
+
+@dataclass(slots=True)
+class _Course:
+    """What has become of a call so far: where it is now, and why it was not run before."""
+
+    sent_to: Target | None = None
+    refusal: CallFailed | None = None
 
 
 class RemoteService:
@@ -85,7 +129,7 @@ class RemoteService:
         self._timeout = timeout
         self._on_error = on_error
         self._options = {name: _options(each, options.get(name, {})) for name, each in contract.methods.items()}
-        self._checked: Offers | None = None
+        self._checked: dict[str, Offers] = {}
         self._forgotten: set[asyncio.Task[None]] = set()
         _ = contract.offer
 
@@ -127,35 +171,90 @@ class RemoteService:
 
     async def _call(self, method: Method, call: Call, seconds: float | None) -> Any:
         """Call within so many seconds; None: for as long as the provider is there."""
-        caller: Caller | None = None
+        course = _Course()
         try:
             async with asyncio.timeout(seconds):
-                caller = await self._reach()
-                answer = await self._send(caller, call)
+                answer = await self._answer(method, call, course)
         except TimeoutError:
-            if caller is None:
-                raise NoProvider(
-                    f"service {call.service}: no answer at {self._place.name} within {seconds} s"
+            if course.sent_to is not None:
+                self._place.failed(course.sent_to)
+                raise CallTimeout(
+                    f"{method.full_name}: no result of {course.sent_to.name} within {seconds} s"
                 ) from None
-            raise CallTimeout(f"{method.full_name}: no result of {self._place.name} within {seconds} s") from None
+            raise course.refusal or NoProvider(
+                f"service {call.service}: no answer at {self._place.name} within {seconds} s"
+            ) from None
         if isinstance(answer, Result):
             try:
                 return decoded_result(method, answer.body)
             except InvalidMessage as error:
                 raise InvalidCall(str(error)) from error
-        raise self._error(method, answer)
+        assert course.sent_to is not None
+        raise self._error(method, answer, course.sent_to)
 
-    async def _reach(self) -> Caller:
+    async def _answer(self, method: Method, call: Call, course: _Course) -> Answer:
+        """Return the answer of the first target that may have run the call."""
+        tried: set[str] = set()
+        pause, give_up_at = _SHORTEST_PAUSE, asyncio.get_running_loop().time() + self._timeout
+        while True:
+            target = self._place.choose(tried)
+            if target is None:
+                refusal = course.refusal or self._place.nobody()
+                is_late = not call.awaited and asyncio.get_running_loop().time() > give_up_at
+                may_change = isinstance(refusal, NoProvider | ProviderSuperseded)
+                if is_late or not (self._place.is_singleton and may_change):
+                    raise refusal
+                course.refusal = refusal
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                tried.clear()
+                self._place.look_again()
+                continue
+            self._place.begun(target)
+            try:
+                answer = await self._answer_of(target, method, call, course)
+            except ProviderGone:
+                self._place.failed(target)
+                raise
+            finally:
+                self._place.ended(target)
+            if answer is not None:
+                return answer
+            assert course.refusal is not None
+            if not self._place.is_choice:
+                raise course.refusal
+            tried.add(target.name)
+
+    async def _answer_of(self, target: Target, method: Method, call: Call, course: _Course) -> Answer | None:
+        """Return the answer of this target; None when it has surely not run the call, and another one may."""
+        try:
+            caller = await self._reach(target)
+        except (NoProvider, IncompatibleService) as error:
+            self._place.failed(target)
+            course.refusal = error
+            return None
+        course.sent_to = target
+        answer = await self._send(caller, call if call.epoch == target.epoch else replaced(call, epoch=target.epoch))
+        if not isinstance(answer, Fault) or answer.kind not in _FOR_THE_NEXT:
+            return answer
+        course.sent_to, course.refusal = None, self._error(method, answer, target)
+        if answer.kind is not FaultKind.OVERLOADED:
+            self._place.look_again()
+        return None
+
+    async def _reach(self, target: Target) -> Caller:
         """Return what sends calls to a provider that fits the contract."""
-        caller = await self._place.caller()
+        caller = await target.caller()
         try:
             offers = await caller.offers()
         except TransportError as error:
-            raise NoProvider(f"service {self._contract.name}: no answer at {self._place.name}: {error}") from error
-        if offers is not self._checked:
+            raise NoProvider(f"service {self._contract.name}: no answer at {target.name}: {error}") from error
+        if offers is not self._checked.get(target.name):
             offered = next((each for each in offers.offers if each.service == self._contract.name), None)
-            self._contract.check(offered, self._place.name)
-            self._checked = offers
+            self._contract.check(offered, target.name)
+            if len(self._checked) >= _MOST_CHECKED:
+                self._checked.clear()
+            self._checked[target.name] = offers
         return caller
 
     async def _send(self, caller: Caller, call: Call) -> Answer:
@@ -168,10 +267,10 @@ class RemoteService:
                 f"call of {call.service}.{call.method}: no answer, it may have been run: {error}"
             ) from error
 
-    def _error(self, method: Method, fault: Fault) -> CallFailed:
+    def _error(self, method: Method, fault: Fault, target: Target) -> CallFailed:
         if fault.kind is FaultKind.RAISED:
-            return RemoteError(tidied(fault.error), tidied(fault.text, _LONGEST_REASON), self._place.name)
-        return _ERRORS[fault.kind](f"{method.full_name}: {self._place.name}: {fault.text}")
+            return RemoteError(tidied(fault.error), tidied(fault.text, _LONGEST_REASON), target.name)
+        return _ERRORS[fault.kind](f"{method.full_name}: {target.name}: {fault.text}")
 
     def _forget(self, method: Method, call: Call) -> None:
         if len(self._forgotten) >= _MOST_FORGOTTEN:

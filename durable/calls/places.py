@@ -1,43 +1,120 @@
-"""Places that are called: an address, or this process itself."""
+"""Places that are called: an address, this process itself, or whichever provider is the best choice."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import hashlib
+import socket
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
+from durable.calls.choice import HERE
 from durable.calls.links import Links
 from durable.calls.provider import CallProvider
-from durable.errors import WiringError
+from durable.errors import CallFailed, NoProvider, WiringError
 from durable.transports.base import Answer, Caller
 from durable.transports.frames import Call, Offers
 
+_EVERYWHERE: Final = ("tcp://0.0.0.0:", "tcp://[::]:")
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
-class Elsewhere:
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One provider to call: its address, the epoch of a singleton, and what sends the calls."""
+
+    name: str
+    caller: Callable[[], Awaitable[Caller]]
+    epoch: int = 0
+    provider: tuple[str, int] | None = None
+
+
+class Pinned:
+    """A place with one target, which is called whatever becomes of it."""
+
+    is_choice = False
+    is_singleton = False
+
+    def __init__(self, target: Target) -> None:
+        self.name = target.name
+        self._target = target
+
+    def choose(self, tried: Collection[str]) -> Target:
+        return self._target
+
+    def nobody(self) -> CallFailed:
+        return NoProvider(f"no answer at {self.name}")
+
+    def begun(self, target: Target) -> None:
+        pass
+
+    def ended(self, target: Target) -> None:
+        pass
+
+    def failed(self, target: Target) -> None:
+        pass
+
+    def look_again(self) -> None:
+        pass
+
+
+class Elsewhere(Pinned):
     """An address. `links` returns the connections of the running bus, or None."""
 
-    def __init__(self, at: str, links: Callable[[], Links | None]) -> None:
-        self.name = at
-        self._links = links
-
-    async def caller(self) -> Caller:
-        links = self._links()
-        if links is None:
-            raise WiringError(f"the bus does not run: call {self.name} within `async with bus`")
-        return await links.to(self.name)
+    def __init__(self, at: str, links: Callable[[], Links | None], epoch: int = 0) -> None:
+        super().__init__(elsewhere(at, links, epoch))
 
 
-class Here:
+class Here(Pinned):
     """Offers of this process: a call has the same checks, limits and encoding as from elsewhere, and no connection."""
 
-    name = "this process"
+    def __init__(self, provider: Callable[[], CallProvider], epoch: int = 0) -> None:
+        super().__init__(here(provider, epoch))
 
-    def __init__(self, provider: Callable[[], CallProvider]) -> None:
-        self._provider = provider
 
-    async def caller(self) -> Caller:
-        return _LocalCaller(self._provider())
+def elsewhere(
+    at: str, links: Callable[[], Links | None], epoch: int = 0, provider: tuple[str, int] | None = None
+) -> Target:
+    """Return the target at an address."""
+
+    async def caller() -> Caller:
+        found = links()
+        if found is None:
+            raise WiringError(f"the bus does not run: call {at} within `async with bus`")
+        return await found.to(at)
+
+    return Target(at, caller, epoch, provider)
+
+
+def here(provider: Callable[[], CallProvider], epoch: int = 0) -> Target:
+    """Return the target in this process."""
+
+    async def caller() -> Caller:
+        return _LocalCaller(provider())
+
+    return Target(HERE, caller, epoch)
+
+
+@cache
+def this_machine() -> str:
+    """Return a name of this machine, or container, since its start: Unix addresses of others with this name work."""
+    boot = ""
+    with suppress(OSError):
+        boot = _BOOT.read_text()
+    return hashlib.sha256(f"{socket.gethostname()} {boot}".encode()).hexdigest()[:16]
+
+
+def reachable(address: str) -> str:
+    """Return the address of a listener as others call it: one that listens everywhere is called by the host's name."""
+    for everywhere in _EVERYWHERE:
+        if address.startswith(everywhere):
+            return f"tcp://{socket.gethostname()}:{address.removeprefix(everywhere)}"
+    return address
 
 
 class _LocalCaller:

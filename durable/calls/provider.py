@@ -6,17 +6,23 @@
 
 A call that waits is not run once it has expired or was cancelled. Calls have nothing to do with the database: what a
 method does there is its own business.
+
+A call of a singleton begins only while this process is sure that it holds it (durable.calls.singletons), in the epoch
+that the caller means. That is looked at when the call comes, and again when it begins.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from durable.calls.contract import Contract, Method, refuse_misfit
+from durable.calls.singletons import Singletons
+from durable.clock import Clock, SystemClock
 from durable.errors import InvalidMessage, InvalidSetting, text_of
 from durable.redaction import shown
 from durable.settings import Settings
@@ -31,13 +37,24 @@ _OVERLOADED: Final = "too many calls wait for their turn"
 _GONE: Final = Fault(FaultKind.GONE, "the provider is ending")
 
 
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A service that is offered here."""
+
+    contract: Contract
+    functions: Mapping[str, Callable[..., Any]]
+    since: datetime
+    is_singleton: bool
+
+
 @dataclass(eq=False, slots=True)
 class _Waiting:
     """A call that was accepted, until it is answered or cancelled."""
 
+    call: Call
+    is_fenced: bool
     method: Method
     function: Callable[..., Any]
-    body: bytes
     answer: Callable[[Answer], None]
     expires_at: float | None
     is_cancelled: bool = False
@@ -48,16 +65,20 @@ class CallProvider:
     """A `durable.transports.base.Provider`: calls by listeners, and by this process itself."""
 
     def __init__(self, settings: Callable[[], Settings] = Settings) -> None:
+        self.singletons = Singletons()
+        self.clock: Clock = SystemClock()
         self._settings = settings
-        self._offered: dict[str, tuple[Contract, dict[str, Callable[..., Any]]]] = {}
+        self._offered: dict[str, Offered] = {}
         self._watching: dict[object, Callable[[], None]] = {}
         self._running: set[_Waiting] = set()
         self._queue: deque[_Waiting] = deque()
+        self._fenced: Counter[str] = Counter()  # calls of singletons that run or wait, by service
+        self._withdrawn: dict[str, str] = {}  # singletons that some of these calls still use, and their versions
         self._bytes = 0
 
     # ------------------------------------------------------------------ what is offered
 
-    def offer(self, contract: Contract, implementation: object) -> None:
+    def offer(self, contract: Contract, implementation: object, *, singleton: bool = False) -> None:
         """Offer a service. Raises InvalidSetting when its name is offered already, or the object lacks a method."""
         if contract.name in self._offered:
             raise InvalidSetting(f"offer: {contract.name} is offered already; withdraw it first")
@@ -65,22 +86,39 @@ class CallProvider:
             raise InvalidSetting(f"offer: {MAX_OFFERS:,} services are offered already; withdraw one first")
         refuse_misfit(contract, implementation)
         _ = contract.offer
-        self._offered[contract.name] = contract, {name: getattr(implementation, name) for name in contract.methods}
+        functions = {name: getattr(implementation, name) for name in contract.methods}
+        self._offered[contract.name] = Offered(contract, functions, self.clock.now(), singleton)
+        self._withdrawn.pop(contract.name, None)
+        self._want_singletons()
         self._tell()
 
     def withdraw(self, contract: Contract) -> None:
         """Take an offer back; calls under way are finished. Raises InvalidSetting when it is not offered."""
-        if self._offered.pop(contract.name, None) is None:
+        offered = self._offered.pop(contract.name, None)
+        if offered is None:
             raise InvalidSetting(f"withdraw: {contract.name} is not offered")
+        if offered.is_singleton and self._fenced[contract.name]:
+            self._withdrawn[contract.name] = contract.version
+        self._want_singletons()
         self._tell()
+
+    def _want_singletons(self) -> None:
+        """Those that are offered, and those of which calls still run: no other holder may begin before their end."""
+        offered = {name: each.contract.version for name, each in self._offered.items() if each.is_singleton}
+        self.singletons.want({**self._withdrawn, **offered})
 
     @property
     def contracts(self) -> list[Contract]:
         """Contracts of the offered services."""
-        return [contract for contract, _ in self._offered.values()]
+        return [offered.contract for offered in self._offered.values()]
+
+    @property
+    def offered(self) -> Sequence[Offered]:
+        """Services that are offered."""
+        return list(self._offered.values())
 
     def offers(self) -> Offers:
-        return Offers([contract.offer for contract, _ in self._offered.values()])
+        return Offers([offered.contract.offer for offered in self._offered.values()])
 
     def watch(self, told: Callable[[], None]) -> Callable[[], None]:
         key = object()
@@ -104,28 +142,60 @@ class CallProvider:
         return len(self._queue)
 
     @property
+    def load(self) -> int:
+        """Calls that run or wait."""
+        return len(self._running) + len(self._queue)
+
+    @property
     def bytes(self) -> int:
         """Bytes of the arguments of calls that run or wait."""
         return self._bytes
 
     def begin(self, call: Call, peer: str | None, answer: Callable[[Answer], None]) -> Callable[[], None]:
         """See `durable.transports.base.Provider`. Call it in the event loop."""
-        offered, functions = self._offered.get(call.service, (None, {}))
-        function = functions.get(call.method)
+        offered = self._offered.get(call.service)
+        function = offered.functions.get(call.method) if offered is not None else None
         if offered is None or function is None:
             answer(Fault(FaultKind.UNKNOWN, f"no {shown(call.service)}.{shown(call.method)} is offered here"))
             return _nothing
-        entry = _Waiting(offered.methods[call.method], function, call.body, answer, _expiry(call))
+        is_fenced = offered.is_singleton or call.epoch > 0
+        if is_fenced and (refusal := self._superseded(call)) is not None:
+            answer(refusal)
+            return _nothing
+        entry = _Waiting(call, is_fenced, offered.contract.methods[call.method], function, answer, _expiry(call))
         runs_now = len(self._running) < self._settings().call_concurrency
         if not (runs_now or self._has_room(len(call.body))):
             answer(Fault(FaultKind.OVERLOADED, _OVERLOADED))
             return _nothing
         self._bytes += len(call.body)
+        if is_fenced:
+            self._fenced[call.service] += 1
         if runs_now:
             self._start(entry)
         else:
             self._queue.append(entry)
         return lambda: self._cancel(entry)
+
+    def _superseded(self, call: Call) -> Fault | None:
+        """Return why a call of a singleton must not begin now."""
+        epoch = self.singletons.epoch_of(call.service)
+        if not epoch:
+            return Fault(FaultKind.SUPERSEDED, f"{call.service} is not held here, or not for sure")
+        if call.epoch not in (0, epoch):
+            return Fault(FaultKind.SUPERSEDED, f"{call.service} is held in epoch {epoch} here, not in {call.epoch}")
+        return None
+
+    def _leave(self, entry: _Waiting) -> None:
+        """Count a call no longer."""
+        self._bytes -= len(entry.call.body)
+        service = entry.call.service
+        if not entry.is_fenced:
+            return
+        self._fenced[service] -= 1
+        if not self._fenced[service]:
+            del self._fenced[service]
+            if self._withdrawn.pop(service, None) is not None:
+                self._want_singletons()
 
     def _has_room(self, size_bytes: int) -> bool:
         return (
@@ -135,12 +205,12 @@ class CallProvider:
 
     def _start(self, entry: _Waiting) -> None:
         self._running.add(entry)
-        entry.task = asyncio.create_task(_run(entry), name=f"call {entry.method.full_name}")
+        entry.task = asyncio.create_task(self._run(entry), name=f"call {entry.method.full_name}")
         entry.task.add_done_callback(lambda task: self._ended(entry, task))
 
     def _ended(self, entry: _Waiting, task: asyncio.Task[Answer]) -> None:
         self._running.discard(entry)
-        self._bytes -= len(entry.body)
+        self._leave(entry)
         if not entry.is_cancelled:
             entry.answer(_GONE if task.cancelled() else task.result())
         while self._queue and len(self._running) < self._settings().call_concurrency:
@@ -150,8 +220,28 @@ class CallProvider:
         if entry.expires_at is None or asyncio.get_running_loop().time() < entry.expires_at:
             self._start(entry)
             return
-        self._bytes -= len(entry.body)
+        self._leave(entry)
         entry.answer(Fault(FaultKind.EXPIRED, "the call waited for its turn for too long"))
+
+    async def _run(self, entry: _Waiting) -> Answer:
+        """Run the call, and return what becomes of it."""
+        if entry.is_fenced and (refusal := self._superseded(entry.call)) is not None:
+            return refusal
+        method = entry.method
+        try:
+            calling = method.call(entry.function, entry.call.body)
+        except InvalidMessage as error:
+            return _fault(FaultKind.INVALID, f"{method.full_name}: the arguments {error}")
+        except Exception as error:
+            return _raised(error)
+        try:
+            result = await contained(calling)
+        except Exception as error:
+            return _raised(error)
+        try:
+            return Result(method.result.write(result))
+        except InvalidMessage as error:
+            return _fault(FaultKind.INVALID, f"{method.full_name}: the result {error}")
 
     def _cancel(self, entry: _Waiting) -> None:
         if entry.is_cancelled:
@@ -161,13 +251,23 @@ class CallProvider:
             entry.task.cancel()
         elif entry in self._queue:
             self._queue.remove(entry)
-            self._bytes -= len(entry.body)
+            self._leave(entry)
+
+    async def close_singletons(self, within: float) -> None:
+        """Begin no call of a singleton any more, and cancel those that run, for so many seconds."""
+        self.singletons.close()
+        for entry in [entry for entry in self._queue if entry.is_fenced]:
+            self._queue.remove(entry)
+            self._leave(entry)
+            entry.answer(Fault(FaultKind.SUPERSEDED, f"{entry.call.service} is given up here"))
+        running = [entry.task for entry in self._running if entry.is_fenced and entry.task is not None]
+        self.singletons.is_idle = not await end(running, within=within)
 
     async def stop(self, within: float) -> None:
         """Answer what waits, and cancel what runs, for so many seconds."""
         while self._queue:
             entry = self._queue.popleft()
-            self._bytes -= len(entry.body)
+            self._leave(entry)
             entry.answer(_GONE)
         left = await end([entry.task for entry in self._running if entry.task is not None], within=within)
         for task in left:
@@ -176,25 +276,6 @@ class CallProvider:
 
 def _expiry(call: Call) -> float | None:
     return None if call.expires_in is None else asyncio.get_running_loop().time() + call.expires_in
-
-
-async def _run(entry: _Waiting) -> Answer:
-    """Run the call, and return what becomes of it."""
-    method = entry.method
-    try:
-        calling = method.call(entry.function, entry.body)
-    except InvalidMessage as error:
-        return _fault(FaultKind.INVALID, f"{method.full_name}: the arguments {error}")
-    except Exception as error:
-        return _raised(error)
-    try:
-        result = await contained(calling)
-    except Exception as error:
-        return _raised(error)
-    try:
-        return Result(method.result.write(result))
-    except InvalidMessage as error:
-        return _fault(FaultKind.INVALID, f"{method.full_name}: the result {error}")
 
 
 def _raised(error: Exception) -> Fault:

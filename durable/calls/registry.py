@@ -28,6 +28,12 @@ class Registry:
 
     def __init__(self, own: Callable[[], Sequence[Listing]] = tuple) -> None:
         """`own` returns the listings of this process."""
+        self.generation = 0
+        """Rises with each change."""
+        self.is_used = False
+        """True when somebody wants to know the providers: then they are read again and again."""
+        self.ask: Told = _nothing
+        """Has the own database read soon."""
         self._own = own
         self._stored: Sequence[Listing] = ()
         self._learned: dict[str, Sequence[Listing]] = {}
@@ -46,7 +52,14 @@ class Registry:
         key = object()
         with self._lock:
             self._watching[key] = told
+        self.use()
         return lambda: self._watching.pop(key, None) and None
+
+    def use(self) -> None:
+        """Keep what is known of the own database up to date from now on."""
+        if not self.is_used:
+            self.is_used = True
+            self.ask()
 
     def store(self, listings: Sequence[Listing]) -> None:
         """Take these as the listings of the own database."""
@@ -75,6 +88,7 @@ class Registry:
     def tell(self) -> None:
         """Tell those that watch: something has changed."""
         with self._lock:
+            self.generation += 1
             watching = list(self._watching.values())
         for told in watching:
             told()
@@ -85,3 +99,7 @@ class Registry:
             others = [self._stored, *self._learned.values()]
         for listings in others:
             yield from listings
+
+
+def _nothing() -> None:
+    pass

@@ -3,6 +3,9 @@
 nodes_class(schema), node id    held by a node's own connection for as long as the node lives
 jobs_class(schema), Job         held by one transaction, so that one node at a time does that job; that of ARCHIVE by
                                 a session, because an archiver's work is many transactions
+singletons_class(schema), number
+                                of a service of which there is one: held by the own connection of its node, for as long
+                                as that is the provider
 keys_class(schema), hash        of an ordering key: held by one transaction, so that one node at a time claims its rows
 """
 
@@ -30,6 +33,10 @@ def nodes_class(schema: str) -> int:
 
 def jobs_class(schema: str) -> int:
     return _signed_crc(f"durable:{schema}:jobs")
+
+
+def singletons_class(schema: str) -> int:
+    return _signed_crc(f"durable:{schema}:singletons")
 
 
 def keys_class(schema: str) -> int:

@@ -24,7 +24,7 @@ from sqlalchemy import (
     Text,
     Uuid,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.types import TypeEngine
 
 
@@ -242,6 +242,34 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             _defaulted("started_at", _TIME),
             _defaulted("heartbeat_at", _TIME),
             _defaulted("capabilities", JSONB()),
+            schema=schema,
+        ),
+        Table(
+            "offers",
+            metadata,
+            *(Column(name, Text, primary_key=True) for name in ("service", "source")),
+            Column("node_id", Integer),
+            Column("application", Text, nullable=False),
+            Column("node", BigInteger, nullable=False),
+            *(Column(name, Text, nullable=False) for name in ("machine", "version")),
+            Column("digest", LargeBinary, nullable=False),
+            Column("signatures", JSONB, nullable=False),
+            Column("addresses", ARRAY(Text), nullable=False),
+            Column("since", _TIME, nullable=False),
+            *(_defaulted(name, BigInteger()) for name in ("load", "epoch")),
+            _defaulted("is_singleton", Boolean()),
+            Column("leased_until", _TIME, nullable=False),
+            schema=schema,
+        ),
+        Table(
+            "services",
+            metadata,
+            Column("name", Text, primary_key=True),
+            Column("number", Integer, Identity(always=True), nullable=False, unique=True),
+            Column("version", Text, nullable=False),
+            _defaulted("epoch", BigInteger()),
+            Column("holder", Integer),
+            Column("held_since", _TIME),
             schema=schema,
         ),
         Table(

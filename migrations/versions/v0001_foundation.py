@@ -316,6 +316,39 @@ CREATE TABLE "{schema}".nodes (
 );
 ALTER SEQUENCE "{schema}".node_ids OWNED BY "{schema}".nodes.node_id;
 
+-- Providers of services that can be called, each for as long as its lease: of own nodes, and of announced peers.
+CREATE TABLE "{schema}".offers (
+    service text NOT NULL,
+    source text NOT NULL,
+    node_id integer,
+    application text NOT NULL,
+    node bigint NOT NULL,
+    machine text NOT NULL,
+    version text NOT NULL,
+    digest bytea NOT NULL,
+    signatures jsonb NOT NULL,
+    addresses text[] NOT NULL,
+    since timestamptz NOT NULL,
+    load bigint NOT NULL DEFAULT 0,
+    is_singleton boolean NOT NULL DEFAULT false,
+    epoch bigint NOT NULL DEFAULT 0,
+    leased_until timestamptz NOT NULL,
+    PRIMARY KEY (service, source)
+);
+CREATE INDEX offers_by_source ON "{schema}".offers (source);
+CREATE INDEX offers_by_node ON "{schema}".offers (node_id) WHERE node_id IS NOT NULL;
+CREATE INDEX offers_by_lease ON "{schema}".offers (leased_until);
+
+-- Singletons: the number of each is the key of its lock. `holder` is empty when its last holder has given it up.
+CREATE TABLE "{schema}".services (
+    name text PRIMARY KEY,
+    number integer NOT NULL GENERATED ALWAYS AS IDENTITY UNIQUE,
+    version text NOT NULL,
+    epoch bigint NOT NULL DEFAULT 0,
+    holder integer,
+    held_since timestamptz
+);
+
 CREATE TABLE "{schema}".circuits (
     kind text NOT NULL CHECK (kind IN ('destination', 'handler', 'listener', 'schedule', 'key')),
     key text NOT NULL,

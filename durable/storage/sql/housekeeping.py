@@ -16,7 +16,10 @@ VALUES (:service, :description, :version, CAST(:capabilities AS jsonb)) RETURNIN
 HEARTBEAT = Statement(
     "UPDATE {schema}.nodes SET heartbeat_at = clock_timestamp() WHERE node_id = :node RETURNING node_id"
 )
-REMOVE_NODE = Statement("DELETE FROM {schema}.nodes WHERE node_id = :node")
+REMOVE_NODE = Statement("""
+WITH withdrawn AS (DELETE FROM {schema}.offers WHERE node_id = :node)
+DELETE FROM {schema}.nodes WHERE node_id = :node
+""")
 LOCK_NODE = Statement("SELECT pg_try_advisory_lock(:class_id, :node)")
 HOLDS_NODE_LOCK = Statement("""
 SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()

@@ -1,0 +1,131 @@
+"""The registry of a process: writes what its node offers, and reads what the others do.
+
+    an offer or a singleton changes  --> write, then notify the nodes       at most ten times a second
+    a notification, or heartbeat     --> read                               as often
+    heartbeat                        --> lengthen the leases, and tell how busy the services are: one statement
+
+While the database is away, what is known stays known. A process that offers nothing, and never calls a provider by
+choice, asks the database for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from durable.calls.registry import Registry
+from durable.envelope import ANY_NODE, NodeId
+from durable.errors import StorageUnavailable
+from durable.recovery.troubles import Troubles
+from durable.settings import Settings
+from durable.storage import registry as storage
+from durable.storage.database import Database
+from durable.tasks.crew import raise_if_cancelled
+from durable.telemetry import log
+from durable.transports.frames import Listing, Signature
+
+_GATHERING: Final = 0.1  # seconds in which changes gather
+_LONGEST_LEAVING: Final = 2.0  # seconds; after that the rows go with the node
+_SWEEP_EVERY: Final = 10  # heartbeats
+_MOST_SWEPT: Final = 1_000
+
+
+class Registering:
+    """Keeps the registry and the database alike. `own` returns the listings of this process."""
+
+    def __init__(
+        self,
+        database: Callable[[], Database],
+        registry: Registry,
+        own: Callable[[], Sequence[Listing]],
+        settings: Settings,
+    ) -> None:
+        self.woken = asyncio.Event()
+        self._database = database
+        self._registry = registry
+        self._own = own
+        self._interval = settings.heartbeat_interval.total_seconds()
+        self._lease = settings.heartbeat_stale
+        self._node = ANY_NODE
+        self._written: Sequence[Listing] = ()
+        self._signatures: dict[bytes, list[Signature]] = {}
+        self._renewed_at = 0.0
+        self._rounds = 0
+        self._troubles = Troubles(often=["the registry"])
+
+    async def run(self, node: NodeId = ANY_NODE) -> None:
+        """Work until cancelled. `node`: the one that this process is; without one, nothing is written."""
+        self._node, self._written = node, ()
+        self._registry.tell()  # the process has another node id
+        while True:
+            self.woken.clear()
+            await self._surviving(self._look)
+            await asyncio.sleep(_GATHERING)
+            try:
+                async with asyncio.timeout(self._interval):
+                    await self.woken.wait()
+            except TimeoutError:
+                pass
+
+    async def leave(self) -> None:
+        """Remove what the node offers, before it stops to answer."""
+        if not self._written:
+            return
+        try:
+            async with asyncio.timeout(_LONGEST_LEAVING):
+                await self._database().transaction(storage.remove, storage.source_of(self._node))
+                await self._database().transaction(storage.tell)
+        except (StorageUnavailable, TimeoutError) as error:
+            raise_if_cancelled(error)
+            log.warning("offers of node %d stay until they are swept: %s", self._node, error)
+        self._written = ()
+
+    async def read(self) -> None:
+        """Read the registry of the database. Raises StorageUnavailable."""
+        offers = await self._database().transaction(storage.read, self._signatures)
+        self._signatures = {each.digest: each.listing.offer.signatures for each in offers}
+        self._registry.store([each.listing for each in offers])
+
+    async def _look(self) -> None:
+        own = self._own() if self._node != ANY_NODE else ()
+        if own or self._written:
+            await self._write(own)
+        if own or self._registry.is_used:
+            await self.read()
+            await self._sweep()
+
+    async def _write(self, own: Sequence[Listing]) -> None:
+        source, now = storage.source_of(self._node), time.monotonic()
+        still = [replace(listing, load=0) for listing in own]
+        if still == self._written:
+            if now - self._renewed_at < self._interval:
+                return
+            loads = {each.offer.service: each.load for each in own}
+            renewed = await self._database().transaction(storage.renew, source, loads, lease=self._lease)
+            self._renewed_at = now
+            if renewed == len(own):
+                return
+        await self._database().transaction(storage.write, source, own, lease=self._lease, node=self._node)
+        self._written, self._renewed_at = still, now
+        await self._database().transaction(storage.tell)
+
+    async def _sweep(self) -> None:
+        self._rounds += 1
+        if self._rounds % _SWEEP_EVERY:
+            return
+        if swept := await self._database().transaction(storage.sweep, _MOST_SWEPT):
+            log.info("offers are swept, because nobody has lengthened their leases: %d", len(swept))
+            await self._database().transaction(storage.tell)
+
+    async def _surviving(self, story: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await story()
+        except BaseException as error:
+            raise_if_cancelled(error)
+            self._troubles.meet("the registry", error)
+        else:
+            self._troubles.overcome("the registry")
