@@ -211,7 +211,8 @@ class Node:
             for destination in self._application.destinations():
                 agents.agent_for(destination)
             recovering = tasks.create_task(recovery.run(), name="recovery")
-            registering = tasks.create_task(self._registering.run(node_id), name="registry")
+            await self._registering.join(node_id)
+            registering = tasks.create_task(self._registering.run(), name="registry")
             if not started.done():
                 started.set_result(None)
             await stopping.wait()

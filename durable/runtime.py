@@ -368,7 +368,7 @@ class Runtime:
             await end([self._watching], within=_CLOSING_SECONDS)
         if self._end_watching is not None:
             self._end_watching()
-            self._end_watching = None
+            self._end_watching = self.registry.ask = None
 
     def _make_node(self, memberships: Memberships) -> Node:
         transports, context = self.transports(), self._context

@@ -57,10 +57,14 @@ class Registering:
         self._rounds = 0
         self._troubles = Troubles(often=["the registry"])
 
-    async def run(self, node: NodeId = ANY_NODE) -> None:
-        """Work until cancelled. `node`: the one that this process is; without one, nothing is written."""
+    async def join(self, node: NodeId) -> None:
+        """Write what this node offers; when that fails, run() does it later."""
         self._node, self._written = node, ()
         self._registry.tell()  # the process has another node id
+        await self._surviving(self._look)
+
+    async def run(self) -> None:
+        """Work until cancelled. Without join() before, nothing is written."""
         while True:
             self.woken.clear()
             await self._surviving(self._look)
@@ -129,3 +133,4 @@ class Registering:
             self._troubles.meet("the registry", error)
         else:
             self._troubles.overcome("the registry")
+        self._registry.looks += 1

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from msgspec.structs import replace as replaced
@@ -79,7 +79,12 @@ class Place(Protocol):
 
     @property
     def is_singleton(self) -> bool:
-        """True when a target may come soon."""
+        """True when there is one target at a time: the next one comes when that has gone."""
+        ...
+
+    @property
+    def looks(self) -> int | None:
+        """Number of times that it was looked up what the targets are; None where it never is."""
         ...
 
     def choose(self, tried: Collection[str]) -> Target | None:
@@ -109,6 +114,10 @@ class _Course:
 
     sent_to: Target | None = None
     refusal: CallFailed | None = None
+    tried: set[str] = field(default_factory=set)
+    looks: int | None = None
+    pause: float = _SHORTEST_PAUSE
+    began_at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
 
 class RemoteService:
@@ -194,21 +203,10 @@ class RemoteService:
 
     async def _answer(self, method: Method, call: Call, course: _Course) -> Answer:
         """Return the answer of the first target that may have run the call."""
-        tried: set[str] = set()
-        pause, give_up_at = _SHORTEST_PAUSE, asyncio.get_running_loop().time() + self._timeout
         while True:
-            target = self._place.choose(tried)
+            target = self._place.choose(course.tried)
             if target is None:
-                refusal = course.refusal or self._place.nobody()
-                is_late = not call.awaited and asyncio.get_running_loop().time() > give_up_at
-                may_change = isinstance(refusal, NoProvider | ProviderSuperseded)
-                if is_late or not (self._place.is_singleton and may_change):
-                    raise refusal
-                course.refusal = refusal
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-                tried.clear()
-                self._place.look_again()
+                await self._wait_for_target(call, course)
                 continue
             self._place.begun(target)
             try:
@@ -223,7 +221,28 @@ class RemoteService:
             assert course.refusal is not None
             if not self._place.is_choice:
                 raise course.refusal
-            tried.add(target.name)
+            course.tried.add(target.name)
+
+    async def _wait_for_target(self, call: Call, course: _Course) -> None:
+        """Wait a little: for a look at the registry, and longer for the next holder of a singleton. Raises CallFailed
+        when there is no sense in it.
+        """
+        refusal = course.refusal if course.tried and course.refusal is not None else self._place.nobody()
+        course.refusal = refusal
+        if course.looks is None:
+            course.looks = self._place.looks
+        may_be_new = self._place.looks is not None and self._place.looks == course.looks and not course.tried
+        may_move = self._place.is_singleton and isinstance(refusal, NoProvider | ProviderSuperseded)
+        if not (may_be_new or (may_move and not self._is_late(call, course))):
+            raise refusal
+        self._place.look_again()
+        await asyncio.sleep(course.pause)
+        course.pause = min(2 * course.pause, _LONGEST_PAUSE)
+        course.tried.clear()
+
+    def _is_late(self, call: Call, course: _Course) -> bool:
+        """Tell whether a call that has no timeout has waited for as long as others do."""
+        return not call.awaited and asyncio.get_running_loop().time() - course.began_at > self._timeout
 
     async def _answer_of(self, target: Target, method: Method, call: Call, course: _Course) -> Answer | None:
         """Return the answer of this target; None when it has surely not run the call, and another one may."""

@@ -112,6 +112,11 @@ class Anywhere:
     def is_singleton(self) -> bool:
         return self._field.is_singleton
 
+    @property
+    def looks(self) -> int | None:
+        registry = self._of().registry
+        return None if registry.ask is None else registry.looks
+
     def choose(self, tried: Collection[str]) -> Target | None:
         providers = self._of()
         self._look(providers)
@@ -164,7 +169,7 @@ class Anywhere:
 
     def look_again(self) -> None:
         self._seen = None
-        self._of().registry.ask()
+        self._of().registry.look_again()
 
     def _look(self, providers: Providers) -> None:
         seen = providers, providers.registry.generation

@@ -32,8 +32,10 @@ class Registry:
         """Rises with each change."""
         self.is_used = False
         """True when somebody wants to know the providers: then they are read again and again."""
-        self.ask: Told = _nothing
-        """Has the own database read soon."""
+        self.looks = 0
+        """Number of times that the own database was read, or could not be."""
+        self.ask: Told | None = None
+        """Has the own database read soon; None while nobody reads it."""
         self._own = own
         self._stored: Sequence[Listing] = ()
         self._learned: dict[str, Sequence[Listing]] = {}
@@ -59,6 +61,11 @@ class Registry:
         """Keep what is known of the own database up to date from now on."""
         if not self.is_used:
             self.is_used = True
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Have the own database read soon."""
+        if self.ask is not None:
             self.ask()
 
     def store(self, listings: Sequence[Listing]) -> None:
@@ -99,7 +106,3 @@ class Registry:
             others = [self._stored, *self._learned.values()]
         for listings in others:
             yield from listings
-
-
-def _nothing() -> None:
-    pass

@@ -1,0 +1,148 @@
+"""Providers that are killed, paused and stopped: who is called then, and that no two hold a singleton."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from durable import Bus
+from durable.errors import CallFailed, NoProvider, ProviderGone, ProviderSuperseded
+from durable.testing import eventually
+from tests.failure.workbench import QUICK
+from tests.support.providing import Providing, Who, providing
+
+LEASE = 3 * QUICK["heartbeat_interval"].total_seconds()
+
+
+@pytest.fixture
+async def caller(database_url: str) -> AsyncIterator[Bus]:
+    async with Bus("shop", database_url, **QUICK, call_timeout=20) as bus:
+        yield bus
+
+
+def listed(bus: Bus) -> list[str]:
+    return [address for listing in bus.runtime.registry.listings() for address in listing.addresses]
+
+
+async def sees(bus: Bus, *providers: Providing) -> None:
+    await bus.providers(Who)
+    wanted = sorted(each.address for each in providers)
+    await eventually(lambda: sorted(listed(bus)) == wanted, what="these providers")
+
+
+def rows(database_url: str, sql: str) -> list[Any]:
+    with psycopg.connect(database_url) as conn:
+        return conn.execute(sql).fetchall()  # type: ignore[arg-type]
+
+
+async def test_calls_go_on_when_one_of_two_providers_is_killed(database_url: str, caller: Bus) -> None:
+    who = caller.caller(Who)
+    with providing(database_url, "one") as one, providing(database_url, "other") as other:
+        await sees(caller, one, other)
+        assert {await who.name() for _ in range(4)} == {"one", "other"}
+        waiting = [asyncio.create_task(who.wait()) for _ in range(10)]
+        await asyncio.sleep(0.1)
+        one.kill()
+        gone = await asyncio.gather(*waiting[:1], return_exceptions=True)
+        assert {await who.name() for _ in range(20)} == {"other"}
+        await sees(caller, other)
+        assert len(rows(database_url, "SELECT 1 FROM durable.offers")) == 1
+        for each in waiting:
+            each.cancel()
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+        assert sum(isinstance(each, ProviderGone) for each in [*gone, *ended]) >= 5
+
+
+async def test_singleton_moves_when_its_node_is_killed(database_url: str, caller: Bus) -> None:
+    who = caller.caller(Who)
+    with providing(database_url, "first", "singleton") as first:
+        assert await who.name() == "first"
+        with providing(database_url, "second", "singleton"):
+            assert await who.name() == "first"
+            first.kill()
+            began = time.monotonic()
+            assert await who.name() == "second"
+            assert time.monotonic() - began > LEASE / 2  # the first one could have been paused
+            assert rows(database_url, "SELECT epoch FROM durable.services") == [(2,)]
+
+
+async def test_singleton_moves_at_once_when_its_node_stops_in_good_order(database_url: str, caller: Bus) -> None:
+    who = caller.caller(Who)
+    with providing(database_url, "first", "singleton", "heartbeat_interval=4", "heartbeat_stale=60") as first:
+        assert await who.name() == "first"
+        with providing(database_url, "second", "singleton", "heartbeat_interval=4", "heartbeat_stale=60"):
+            assert first.process.stdin is not None
+            first.process.stdin.close()
+            first.process.wait(20)
+            began = time.monotonic()
+            assert await who.name() == "second"
+            assert time.monotonic() - began < 2.5  # and the lease is 3 s
+
+
+async def test_paused_holder_runs_no_call_when_another_one_has_taken_over(database_url: str, caller: Bus) -> None:
+    who = caller.caller(Who)
+    with providing(database_url, "first", "singleton") as first:
+        pinned = caller.caller(Who, at=first.address)
+        assert await who.name() == await pinned.name() == "first"
+        with providing(database_url, "second", "singleton") as second:
+            first.pause()
+            late = [asyncio.create_task(pinned.name()) for _ in range(20)]  # in its socket when it wakes
+            await sees(caller, second)
+            assert await who.name() == "second"
+            first.go_on()
+            answers = await asyncio.gather(*late, return_exceptions=True)
+            assert {type(each) for each in answers} <= {ProviderSuperseded, ProviderGone, NoProvider}, answers
+            assert any(isinstance(each, ProviderSuperseded) for each in answers)
+            assert {await who.name() for _ in range(10)} == {"second"}
+            assert rows(database_url, "SELECT epoch FROM durable.services") == [(2,)]
+
+
+async def test_paused_holder_refuses_until_it_has_seen_its_lock_again(database_url: str, caller: Bus) -> None:
+    with providing(database_url, "first", "singleton", "heartbeat_stale=60") as first:
+        pinned = caller.caller(Who, at=first.address)
+        who = caller.caller(Who)
+        assert await who.name() == await pinned.name() == "first"
+        first.pause()
+        late = [asyncio.create_task(pinned.name()) for _ in range(20)]
+        await asyncio.sleep(LEASE + 0.3)
+        first.go_on()
+        answers = await asyncio.gather(*late, return_exceptions=True)
+        assert any(isinstance(each, ProviderSuperseded) for each in answers), answers
+        assert await who.name() == "first"
+        assert rows(database_url, "SELECT epoch FROM durable.services") == [(1,)]
+
+
+async def test_no_two_hold_a_singleton_while_connections_are_cut(database_url: str, caller: Bus) -> None:
+    who = caller.caller(Who)
+    with providing(database_url, "a", "singleton") as a, providing(database_url, "b", "singleton") as b:
+        pinned = [caller.caller(Who, at=each.address, name={"timeout": 1}) for each in (a, b)]
+        assert await who.name() in "ab"
+        stop = asyncio.Event()
+        both: list[list[Any]] = []
+
+        async def watch() -> None:
+            """Ask both at once: two that answer would hold it together."""
+            while not stop.is_set():
+                answers = await asyncio.gather(*(each.name() for each in pinned), return_exceptions=True)
+                assert all(isinstance(each, str | CallFailed) for each in answers), answers
+                if all(isinstance(each, str) for each in answers):
+                    both.append(answers)
+
+        watching = asyncio.create_task(watch())
+        for _ in range(4):
+            await asyncio.to_thread(
+                rows,
+                database_url,
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'durable node' "
+                "AND datname = current_database()",
+            )
+            assert await who.name() in "ab"
+        stop.set()
+        await watching
+        assert both == []
+        assert rows(database_url, "SELECT epoch > 3 FROM durable.services") == [(True,)]

@@ -1,0 +1,295 @@
+"""Providers in the registry of one database: who is listed, and who is called, by nodes on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import psycopg
+import pytest
+
+from durable import Bus
+from durable.calls import service
+from durable.errors import IncompatibleService, InvalidSetting, NoProvider, Overloaded, ProviderSuperseded
+from durable.testing import eventually
+from tests.failure.workbench import QUICK
+from tests.support.calling import Inventory, Reservation, Stock
+from tests.support.providing import Named, Who
+
+SOON: dict[str, Any] = {**QUICK, "call_timeout": 5}
+
+
+@service("inventory", version="2.0")
+class Later(Protocol):
+    async def reserve(self, sku: str) -> str: ...
+
+
+Start = Callable[..., Awaitable[Bus]]
+
+
+@pytest.fixture
+async def start(database_url: str) -> AsyncIterator[Start]:
+    """`await start("stock", unix="path")` returns a bus that runs on the test's database."""
+    async with AsyncExitStack() as stack:
+
+        async def start(name: str = "shop", *listen: str, offer: Callable[[Bus], object] = repr, **own: Any) -> Bus:
+            bus = Bus(name, database_url, **{**SOON, **own})
+            for uri in listen:
+                bus.listen(uri)
+            offer(bus)
+            await stack.enter_async_context(bus)
+            return bus
+
+        yield start
+
+
+def named(name: str, **options: Any) -> Callable[[Bus], object]:
+    return lambda bus: bus.offer(Who, Named(name), **options)
+
+
+TCP = "tcp://127.0.0.1:0"
+
+
+async def nodes_of(bus: Bus, cls: Any) -> list[int]:
+    return [each.node for each in await bus.providers(cls)]
+
+
+async def sees(bus: Bus, cls: Any, count: int) -> None:
+    """Wait until so many providers are known to the bus."""
+
+    async def does() -> bool:
+        return len(await bus.providers(cls)) == count
+
+    await eventually(does, what=f"{count} providers")
+
+
+def rows(database_url: str, sql: str) -> list[Any]:
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        cursor = conn.execute(sql)  # type: ignore[arg-type]
+        return cursor.fetchall() if cursor.description else []
+
+
+# ---------------------------------------------------------------- who is listed
+
+
+async def test_provider_is_listed_with_its_node_address_and_version(start: Start) -> None:
+    stock = await start("shop", TCP, offer=lambda bus: bus.offer(Inventory, Stock()))
+    caller = await start("shop")
+    await sees(caller, Inventory, 1)
+    (provider,) = await caller.providers(Inventory)
+    assert (provider.application, provider.node) == ("shop", stock.runtime.node_id)
+    assert (provider.version, provider.load, provider.epoch, provider.is_singleton) == ("1.2", 0, 0, False)
+    assert stock.runtime.node is not None
+    assert provider.address == stock.runtime.node.listeners[0].address
+    pinned = caller.caller(Inventory, at=provider)
+    assert await pinned.reserve("A-1") == Reservation("A-1", 1)
+
+
+async def test_offers_while_the_bus_runs_are_told_to_other_nodes(start: Start) -> None:
+    stock, caller = await start("shop", TCP), await start("shop")
+    inventory = caller.caller(Inventory)
+    with pytest.raises(NoProvider, match="not offered by any provider"):
+        await inventory.reserve("A-1")
+    stock.offer(Inventory, Stock())
+    await eventually(lambda: caller.runtime.registry.listings())
+    assert await inventory.reserve("A-1") == Reservation("A-1", 1)
+    stock.withdraw(Inventory)
+    await eventually(lambda: not caller.runtime.registry.listings())
+    with pytest.raises(NoProvider):
+        await inventory.reserve("A-1")
+
+
+async def test_node_that_stops_takes_its_offers_along(start: Start, database_url: str) -> None:
+    caller = await start("shop")
+    stock = Bus("shop", database_url, **SOON)
+    stock.listen(TCP)
+    stock.offer(Inventory, Stock())
+    async with stock:
+        await sees(caller, Inventory, 1)
+    assert rows(database_url, "SELECT * FROM durable.offers") == []
+    await eventually(lambda: not caller.runtime.registry.listings())
+
+
+async def test_changes_gather_when_an_offer_comes_and_goes_all_the_time(start: Start, database_url: str) -> None:
+    stock, caller = await start("shop", TCP), await start("shop")
+    await caller.providers(Inventory)
+    told: list[int] = []
+    caller.runtime.registry.watch(lambda: told.append(1))
+    count = "SELECT n_tup_ins + n_tup_upd + n_tup_del FROM pg_stat_user_tables WHERE relname = 'offers'"
+    for _ in range(100):
+        stock.offer(Inventory, Stock())
+        await asyncio.sleep(0.01)
+        stock.withdraw(Inventory)
+    stock.offer(Inventory, Stock())
+    await sees(caller, Inventory, 1)
+    assert len(told) < 60
+    await eventually(lambda: rows(database_url, count)[0][0] > 0)
+    assert rows(database_url, count)[0][0] < 100
+
+
+async def test_offers_of_elapsed_leases_are_not_listed_and_are_swept(start: Start, database_url: str) -> None:
+    stock = await start("shop", TCP, offer=named("one"))
+    caller = await start("shop")
+    await sees(caller, Who, 1)
+    copied = (
+        "service, 'elsewhere', NULL, application, node + 100, machine, version, digest, signatures, addresses, since"
+    )
+    rows(
+        database_url,
+        f"INSERT INTO durable.offers SELECT {copied}, load, is_singleton, epoch, now() - interval '1 s' "
+        "FROM durable.offers",
+    )
+    assert await nodes_of(caller, Who) == [stock.runtime.node_id]
+    await eventually(lambda: len(rows(database_url, "SELECT 1 FROM durable.offers")) == 1)
+
+
+async def test_load_is_told_with_the_heartbeat(start: Start) -> None:
+    one = Named("one")
+    stock = await start("shop", TCP, offer=lambda bus: bus.offer(Who, one))
+    caller = await start("shop")
+    await sees(caller, Who, 1)
+    (provider,) = await caller.providers(Who)
+    busy = [asyncio.create_task(caller.caller(Who, at=provider).wait()) for _ in range(7)]
+
+    async def is_told() -> bool:
+        return (await caller.providers(Who))[0].load == 7
+
+    await eventually(is_told)
+    one.go.set()
+    assert await asyncio.gather(*busy) == ["one"] * 7
+    assert stock.runtime.application.offers.load == 0
+
+
+# ---------------------------------------------------------------- who is called
+
+
+async def test_nearest_provider_is_called(start: Start, tmp_path: Path) -> None:
+    await start("shop", TCP, offer=named("far"))
+    caller = await start("shop")
+    who = caller.caller(Who)
+    await sees(caller, Who, 1)
+    assert await who.name() == "far"
+    await start("shop", f"unix://{tmp_path}/near", offer=named("near"))
+    await sees(caller, Who, 2)
+    assert {await who.name() for _ in range(5)} == {"near"}
+    caller.offer(Who, Named("here"))
+    assert {await who.name() for _ in range(5)} == {"here"}
+    caller.withdraw(Who)
+    assert {await who.name() for _ in range(5)} == {"near"}
+
+
+async def test_least_busy_provider_is_called(start: Start) -> None:
+    one, other = Named("one"), Named("other")
+    await start("shop", TCP, offer=lambda bus: bus.offer(Who, one))
+    await start("shop", TCP, offer=lambda bus: bus.offer(Who, other))
+    caller = await start("shop")
+    await sees(caller, Who, 2)
+    who = caller.caller(Who)
+    waiting = [asyncio.create_task(who.wait()) for _ in range(20)]
+    await eventually(lambda: one.began + other.began == 20)
+    assert (one.began, other.began) == (10, 10)
+    one.go.set()
+    other.go.set()
+    await asyncio.gather(*waiting)
+
+
+async def test_overloaded_provider_is_passed_over(start: Start) -> None:
+    one, other = Named("one"), Named("other")
+    small = {"call_concurrency": 1, "call_backlog": 0}
+    await start("shop", TCP, offer=lambda bus: bus.offer(Who, one), **small)
+    await start("shop", TCP, offer=lambda bus: bus.offer(Who, other), **small)
+    caller = await start("shop")
+    await sees(caller, Who, 2)
+    pinned = [caller.caller(Who, at=each) for each in await caller.providers(Who)]
+    busy = asyncio.create_task(pinned[0].wait())
+    await eventually(lambda: one.began + other.began == 1)
+    who = caller.caller(Who)
+    free = "other" if one.began else "one"
+    assert {await who.name() for _ in range(6)} == {free}
+    second = asyncio.create_task(pinned[1].wait())
+    await eventually(lambda: one.began + other.began == 2)
+    with pytest.raises(Overloaded):
+        await who.name()
+    one.go.set()
+    other.go.set()
+    assert {await busy, await second} == {"one", "other"}
+
+
+async def test_compatible_provider_is_called_beside_one_of_another_version(start: Start) -> None:
+    class Newer:
+        async def reserve(self, sku: str) -> str:
+            return sku
+
+    await start("shop", TCP, offer=lambda bus: bus.offer(Later, Newer()))
+    caller = await start("shop")
+    inventory = caller.caller(Inventory)
+    await sees(caller, Inventory, 1)
+    with pytest.raises(IncompatibleService, match=r"1\.2: node \d+ of shop offers 2\.0: another first number"):
+        await inventory.reserve("A-1")
+    await start("shop", TCP, offer=lambda bus: bus.offer(Inventory, Stock()))
+    await sees(caller, Inventory, 2)
+    assert {(await inventory.reserve("A-1")).sku for _ in range(4)} == {"A-1"}
+    assert await caller.caller(Later).reserve("A-2") == "A-2"
+
+
+async def test_provider_of_another_service_cannot_be_pinned(start: Start) -> None:
+    bus = await start("shop", TCP, offer=named("one"))
+    (provider,) = await bus.providers(Who)
+    with pytest.raises(InvalidSetting, match="is no provider of inventory"):
+        bus.caller(Inventory, at=provider)
+
+
+# ---------------------------------------------------------------- singletons
+
+
+async def test_singleton_runs_on_one_node_and_moves_when_that_one_stops(start: Start, database_url: str) -> None:
+    first = Bus("shop", database_url, **SOON)
+    first.listen(TCP)
+    first.offer(Who, Named("first"), singleton=True)
+    caller = await start("shop")
+    who = caller.caller(Who)
+    async with first:
+        assert await who.name() == "first"
+        await start("shop", TCP, offer=named("second", singleton=True))
+        await sees(caller, Who, 2)
+        providers = await caller.providers(Who)
+        assert [each.epoch for each in providers] == [1, 0]
+        assert {await who.name() for _ in range(5)} == {"first"}
+        with pytest.raises(ProviderSuperseded, match="not held here"):
+            await caller.caller(Who, at=providers[1]).name()
+    assert await who.name() == "second"
+    assert [each.epoch for each in await caller.providers(Who)] == [2]
+    assert rows(database_url, "SELECT name, epoch FROM durable.services") == [("who", 2)]
+
+
+async def test_call_of_an_older_epoch_is_refused(start: Start) -> None:
+    stock = await start("shop", TCP, offer=named("one", singleton=True))
+    caller = await start("shop")
+    assert await caller.caller(Who).name() == "one"
+    (old,) = await caller.providers(Who)
+    stock.withdraw(Who)
+    await eventually(lambda: not caller.runtime.registry.listings())
+    stock.offer(Who, Named("again"), singleton=True)
+    assert await caller.caller(Who).name() == "again"
+    with pytest.raises(ProviderSuperseded, match="is held in epoch 2 here, not in 1"):
+        await caller.caller(Who, at=old).name()
+
+
+async def test_withdrawn_singleton_is_kept_until_its_calls_are_finished(start: Start) -> None:
+    one = Named("one")
+    first = await start("shop", TCP, offer=lambda bus: bus.offer(Who, one, singleton=True))
+    caller = await start("shop")
+    who = caller.caller(Who)
+    running = asyncio.create_task(who.wait())
+    await eventually(lambda: one.began == 1)
+    await start("shop", TCP, offer=named("other", singleton=True))
+    first.withdraw(Who)
+    await sees(caller, Who, 1)
+    with pytest.raises((ProviderSuperseded, NoProvider)):
+        await caller.caller(Who, name={"timeout": 0.5}).name()
+    one.go.set()
+    assert await running == "one"
+    assert await who.name() == "other"
