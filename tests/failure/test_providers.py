@@ -40,6 +40,15 @@ def rows(database_url: str, sql: str) -> list[Any]:
         return conn.execute(sql).fetchall()  # type: ignore[arg-type]
 
 
+async def name_of(who: Who) -> str:
+    """Call, and again when the connection ends meanwhile: what may have been run is never repeated by itself."""
+    while True:
+        try:
+            return await who.name()
+        except ProviderGone:
+            continue
+
+
 async def test_calls_go_on_when_one_of_two_providers_is_killed(database_url: str, caller: Bus) -> None:
     who = caller.caller(Who)
     with providing(database_url, "one") as one, providing(database_url, "other") as other:
@@ -48,14 +57,14 @@ async def test_calls_go_on_when_one_of_two_providers_is_killed(database_url: str
         waiting = [asyncio.create_task(who.wait()) for _ in range(10)]
         await asyncio.sleep(0.1)
         one.kill()
-        gone = await asyncio.gather(*waiting[:1], return_exceptions=True)
-        assert {await who.name() for _ in range(20)} == {"other"}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert {await name_of(who) for _ in range(20)} == {"other"}
         await sees(caller, other)
         assert len(rows(database_url, "SELECT 1 FROM durable.offers")) == 1
         for each in waiting:
             each.cancel()
         ended = await asyncio.gather(*waiting, return_exceptions=True)
-        assert sum(isinstance(each, ProviderGone) for each in [*gone, *ended]) >= 5
+        assert sum(isinstance(each, ProviderGone) for each in ended) == 5
 
 
 async def test_singleton_moves_when_its_node_is_killed(database_url: str, caller: Bus) -> None:
@@ -66,21 +75,22 @@ async def test_singleton_moves_when_its_node_is_killed(database_url: str, caller
             assert await who.name() == "first"
             first.kill()
             began = time.monotonic()
-            assert await who.name() == "second"
+            assert await name_of(who) == "second"
             assert time.monotonic() - began > LEASE / 2  # the first one could have been paused
             assert rows(database_url, "SELECT epoch FROM durable.services") == [(2,)]
 
 
-async def test_singleton_moves_at_once_when_its_node_stops_in_good_order(database_url: str, caller: Bus) -> None:
-    who = caller.caller(Who)
-    with providing(database_url, "first", "singleton", "heartbeat_interval=4", "heartbeat_stale=60") as first:
-        assert await who.name() == "first"
-        with providing(database_url, "second", "singleton", "heartbeat_interval=4", "heartbeat_stale=60"):
+async def test_singleton_moves_at_once_when_its_node_stops_in_good_order(database_url: str) -> None:
+    slow = ("singleton", "heartbeat_interval=4", "heartbeat_stale=60")
+    async with Bus("shop", database_url, **{**QUICK, "heartbeat_stale": 60}, call_timeout=20) as caller:
+        who = caller.caller(Who)
+        with providing(database_url, "first", *slow) as first, providing(database_url, "second", *slow):
+            assert await who.name() == "first"
             assert first.process.stdin is not None
             first.process.stdin.close()
-            first.process.wait(20)
+            await asyncio.to_thread(first.process.wait, 20)
             began = time.monotonic()
-            assert await who.name() == "second"
+            assert await name_of(who) == "second"
             assert time.monotonic() - began < 2.5  # and the lease is 3 s
 
 
@@ -141,7 +151,7 @@ async def test_no_two_hold_a_singleton_while_connections_are_cut(database_url: s
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'durable node' "
                 "AND datname = current_database()",
             )
-            assert await who.name() in "ab"
+            assert await name_of(who) in "ab"
         stop.set()
         await watching
         assert both == []

@@ -1,6 +1,6 @@
 """A node's place among the nodes, without its thread. The real one, durable.recovery.membership, is in tests/failure.
 
-The id, the lock, the heartbeat and the wake-ups are those of the simulated server.
+The id, the lock, the heartbeat and the wake-ups are those of the simulated server; nothing is offered there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from durable.calls.singletons import Singletons
 from durable.envelope import NodeId
 from durable.errors import StorageUnavailable
 from durable.settings import Settings
@@ -26,7 +27,14 @@ class SimulatedMembership:
     """Joins the nodes of a service, stays one, and leaves."""
 
     def __init__(
-        self, service: str, settings: Settings, *, message_types: Sequence[str], wake: Callable[[], None]
+        self,
+        service: str,
+        settings: Settings,
+        *,
+        message_types: Sequence[str],
+        wake: Callable[[], None],
+        singletons: Singletons,
+        registry_changed: Callable[[], None],
     ) -> None:
         self.lost = asyncio.Event()
         self.node = NodeId(0)

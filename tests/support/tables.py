@@ -23,6 +23,8 @@ _TABLES = (
     "failed_attempts",
     "dead_letters",
     "nodes",
+    "offers",
+    "services",
     "circuits",
     "actions",
     "handler_counts",

@@ -15,6 +15,7 @@ from psycopg import sql
 from durable import Bus
 from durable.clock import SystemClock
 from durable.embedded.ports import free_port
+from durable.calls.singletons import Singletons
 from durable.envelope import ANY_NODE, NodeId
 from durable.recovery.dormant_nodes import DormantNodes
 from durable.recovery.forgotten import Forgotten
@@ -93,7 +94,14 @@ def cut_membership(database: str) -> None:
 @asynccontextmanager
 async def member(database: str, **options: Any) -> AsyncIterator[Membership]:
     settings = load_settings(database_url=database, **{**QUICK, **options})
-    membership = Membership("billing", settings, message_types=["a.b"], wake=lambda: None)
+    membership = Membership(
+        "billing",
+        settings,
+        message_types=["a.b"],
+        wake=lambda: None,
+        singletons=Singletons(),
+        registry_changed=lambda: None,
+    )
     await membership.join()
     ticking = asyncio.create_task(membership.tick())
     try:
