@@ -3,7 +3,8 @@
 start   join the nodes -> listeners -> receiving, handlers, senders -> recovery, registry
 stop    offers are taken back -> listeners -> receiving, handlers -> senders: drain, each within drain_timeout; then
         release what is left, and leave
-lost    the membership is gone: everything in memory is dropped, because others have the rows
+lost    the membership is gone: everything in memory is dropped, because others have the rows; services that are
+        offered can still be called
 stands  an agent has stood still for too long: as if it were lost, and the lock is given up
 stuck   something does not end although it is cancelled again and again: see durable.process.life
 """
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from durable.agents.context import AgentContext
+from durable.agents.doors import Doors, Relay
 from durable.agents.node_agents import NodeAgents
 from durable.agents.pace import Standing
 from durable.agents.receiving import ReceivingAgent
@@ -55,6 +57,7 @@ class Node:
         envelope_factory: EnvelopeFactory,
         memberships: Memberships,
         registering: Registering,
+        doors: Doors,
     ) -> None:
         self.agents = agents
         self.listeners: list[Listener] = []
@@ -66,6 +69,9 @@ class Node:
         self._envelope_factory = envelope_factory
         self._memberships = memberships
         self._registering = registering
+        self._doors = doors
+        self._has_worked = False
+        self._relays: dict[str, tuple[Listener, Relay]] = {}  # by the address that was declared
         self._ending_seconds = min(_LONGEST_ENDING, context.settings.drain_timeout.total_seconds())
         self._recovery: RecoveryAgent | None = None
         self._loop = asyncio.get_running_loop()
@@ -106,7 +112,7 @@ class Node:
             await asyncio.wait([working, *watches], return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.agents.node_id = ANY_NODE  # from here on rows are left to any node
-            await self._end(membership, working, watches)
+            await self._end(membership, working, watches, stopping)
         log.info("node %d of %s left", node_id, application.service)
 
     async def _answers(self) -> None:
@@ -120,7 +126,11 @@ class Node:
             raise StorageUnavailable(f"cannot join the nodes: {error}") from error
 
     async def _end(
-        self, membership: Membership, working: asyncio.Task[None], watches: Sequence[asyncio.Task[Any]]
+        self,
+        membership: Membership,
+        working: asyncio.Task[None],
+        watches: Sequence[asyncio.Task[Any]],
+        stopping: asyncio.Event,
     ) -> None:
         """See that nothing of this membership goes on, give its rows back, and leave.
 
@@ -131,7 +141,9 @@ class Node:
         left = await end([working, *watches], within=self._ending_seconds)
         if working.cancelled() and not asked:
             errors.append(BrokeOff("an agent or a listener broke off"))
-        # Closed already, unless the membership was lost: the next node binds them.
+        if self._has_worked and not left and not stopping.is_set():
+            self._keep_doors()
+        # Closed already, unless the node was lost: the next one binds them.
         left = [*left, *await self._close_listeners()]
         await self._application.offers.close_singletons(self._ending_seconds)
         node_id = membership.node
@@ -149,6 +161,13 @@ class Node:
         for error in errors:
             if error is not None and not (membership.lost.is_set() and isinstance(error, StorageUnavailable)):
                 raise error
+
+    def _keep_doors(self) -> None:
+        """Leave the listeners to the next node, if services are offered at them: calls need no database."""
+        if self._application.offers.contracts:
+            for uri, (listener, relay) in self._relays.items():
+                if listener in self.listeners and self._doors.keep(uri, listener, relay):
+                    self.listeners.remove(listener)
 
     async def _close_listeners(self) -> Sequence[asyncio.Task[None]]:
         """Close all listeners, also after a failure of one. Returns those that do not end."""
@@ -207,7 +226,7 @@ class Node:
                 tasks.create_task(agent.run(), name=f"handling {agent.handler.message_type}")
                 for agent in agents.handlers.values()
             ]
-            agents.node_id = node_id
+            agents.node_id, self._has_worked = node_id, True
             for destination in self._application.destinations():
                 agents.agent_for(destination)
             recovering = tasks.create_task(recovery.run(), name="recovery")
@@ -231,8 +250,13 @@ class Node:
 
     async def _listen(self, receiving: ReceivingAgent) -> None:
         for uri, endpoint in self._application.listeners:
-            listener = self._transports.of(uri).listener(uri, endpoint)
-            await listener.serve(receiving)
+            if (kept := self._doors.take(uri)) is not None:
+                listener, relay = kept
+            else:
+                listener, relay = self._transports.of(uri).listener(uri, endpoint), Relay()
+                await listener.serve(relay)
+            relay.lead_to(receiving)
+            self._relays[uri] = listener, relay
             self.listeners.append(listener)
             log.info("listening on %s", listener.address)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from durable.agents import startup_check as in_flight
 from durable.agents.context import AgentContext
+from durable.agents.doors import Doors
 from durable.agents.intake import LeftToOthers
 from durable.agents.node_agents import NodeAgents
 from durable.agents.receiving import ReceivingAgent
@@ -93,6 +94,7 @@ class Runtime:
             provider=lambda: application.offers,
         )
         self._registering = Registering(lambda: self.database, self.registry, self._listings, settings)
+        self._doors = Doors()
         self._end_watching: Callable[[], None] | None = None
         self.life = Life(settings, self._make_node, self._empty_pools)
         self.watch = Watch(lambda: self.database, settings)
@@ -321,6 +323,7 @@ class Runtime:
             if self._reading_task is not None:
                 await end([self._reading_task], within=_CLOSING_SECONDS)
         finally:
+            await in_time(self._doors.close(), _CLOSING_SECONDS + self.settings.drain_timeout.total_seconds())
             await in_time(self.links.close(), _CLOSING_SECONDS)
             await in_time(self.application.offers.stop(_CLOSING_SECONDS), _CLOSING_SECONDS + 1)
             await in_time(self.watch.stop(), _CLOSING_SECONDS)
@@ -380,6 +383,7 @@ class Runtime:
             envelope_factory=self.envelope_factory,
             memberships=memberships,
             registering=self._registering,
+            doors=self._doors,
         )
 
     @property

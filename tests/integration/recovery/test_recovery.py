@@ -13,9 +13,9 @@ import pytest
 from psycopg import sql
 
 from durable import Bus
+from durable.calls.singletons import Singletons
 from durable.clock import SystemClock
 from durable.embedded.ports import free_port
-from durable.calls.singletons import Singletons
 from durable.envelope import ANY_NODE, NodeId
 from durable.recovery.dormant_nodes import DormantNodes
 from durable.recovery.forgotten import Forgotten

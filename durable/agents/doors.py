@@ -1,0 +1,68 @@
+"""Doors: the listeners of a process, which may outlive a node.
+
+A process whose database is away is no node. What it offers can still be called at its tcp:// and unix:// addresses, so
+these stay open until the next node takes them over; meanwhile messages are told to come later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from durable.envelope import Envelope
+from durable.errors import StorageUnavailable
+from durable.outcomes import BUSY, Outcome
+from durable.transports.base import Listener, Receiver
+
+_CALLED: Final = ("tcp://", "unix://")
+
+
+class Relay:
+    """A `durable.transports.base.Receiver`: that of the node of the moment."""
+
+    def __init__(self) -> None:
+        self._receiver: Receiver | None = None
+
+    def lead_to(self, receiver: Receiver | None) -> None:
+        """Hand on to this receiver from now on; None: store nothing."""
+        self._receiver = receiver
+
+    async def receive(self, endpoint: str, batch: Sequence[Envelope]) -> list[Outcome]:
+        receiver = self._receiver
+        return [BUSY] * len(batch) if receiver is None else await receiver.receive(endpoint, batch)
+
+    async def reject(self, endpoint: str, raw: bytes, reason: str, headers: Mapping[str, str] | None = None) -> None:
+        if self._receiver is None:
+            raise StorageUnavailable("this process is no node now")
+        await self._receiver.reject(endpoint, raw, reason, headers)
+
+    async def ready(self) -> bool:
+        return self._receiver is not None and await self._receiver.ready()
+
+    def credit(self) -> int:
+        return 0 if self._receiver is None else self._receiver.credit()
+
+
+class Doors:
+    """Listeners that were kept, by the addresses that they were declared with."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[Listener, Relay]] = {}
+
+    def take(self, uri: str) -> tuple[Listener, Relay] | None:
+        """Return the listener that was kept for this address."""
+        return self._kept.pop(uri, None)
+
+    def keep(self, uri: str, listener: Listener, relay: Relay) -> bool:
+        """Keep a listener open for the next node. False when nothing can be called there."""
+        if not uri.startswith(_CALLED):
+            return False
+        relay.lead_to(None)
+        self._kept[uri] = listener, relay
+        return True
+
+    async def close(self) -> None:
+        """Close those that no node has taken over."""
+        while self._kept:
+            _, (listener, _) = self._kept.popitem()
+            await listener.close()
