@@ -299,7 +299,7 @@ class Bus:
         return await self.runtime.look_up(contract_of(contract).name)
 
     def _links(self) -> Links | None:
-        return self.runtime.links if self.runtime.is_running else None
+        return self.runtime.open_links
 
     @checked
     def on_error(self, *errors: type[Exception], retry: Retry | RetryAfter) -> None:

@@ -86,14 +86,14 @@ class Runtime:
         self.sessions = Sessions(settings, self.envelope_factory, self, scope, **engines)
         self._stuck = StuckThreads()
         self.links = Links(lambda uri: self.transports().of(uri))
-        self.registry = Registry(self._listings)
+        self.registry = Registry(self.listings)
         self.providers = Providers(
             self.registry,
             self._origin,
-            links=lambda: self.links if self.is_running else None,
+            links=lambda: self.open_links,
             provider=lambda: application.offers,
         )
-        self._registering = Registering(lambda: self.database, self.registry, self._listings, settings)
+        self._registering = Registering(lambda: self.database, self.registry, self.listings, settings)
         self._doors = Doors()
         self._end_watching: Callable[[], None] | None = None
         self.life = Life(settings, self._make_node, self._empty_pools)
@@ -201,10 +201,15 @@ class Runtime:
     def node_id(self) -> NodeId:
         return self.node.node_id if self.node is not None else ANY_NODE
 
+    @property
+    def open_links(self) -> Links | None:
+        """Return the connections for calls; None while the bus does not run."""
+        return self.links if self.is_running else None
+
     def _origin(self) -> Origin:
         return Origin(self.application.service, self.node_id, this_machine())
 
-    def _listings(self) -> Sequence[Listing]:
+    def listings(self) -> Sequence[Listing]:
         """Return what this process offers, as others see it."""
         offers, node = self.application.offers, self.node
         listeners = node.listeners if node is not None else ()

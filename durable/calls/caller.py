@@ -263,8 +263,8 @@ class RemoteService:
 
     async def _reach(self, target: Target) -> Caller:
         """Return what sends calls to a provider that fits the contract."""
-        caller = await target.caller()
         try:
+            caller = await target.caller()
             offers = await caller.offers()
         except TransportError as error:
             raise NoProvider(f"service {self._contract.name}: no answer at {target.name}: {error}") from error

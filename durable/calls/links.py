@@ -20,7 +20,7 @@ class Links:
     """Callers by address. `transport_of` returns the transport of an address, or raises InvalidSetting."""
 
     def __init__(self, transport_of: Callable[[str], Transport]) -> None:
-        self._transport_of = transport_of
+        self.transport_of = transport_of
         self._callers: dict[str, Caller] = {}
         self._entering = asyncio.Lock()
 
@@ -45,7 +45,7 @@ class Links:
             await caller.__aexit__(None, None, None)
 
     def _make(self, at: str) -> Caller:
-        transport = self._transport_of(at)
+        transport = self.transport_of(at)
         make = getattr(transport, "caller", None)
         if make is None:
             raise InvalidSetting(f"{at}: cannot be called; give a tcp:// or unix:// address")

@@ -96,7 +96,7 @@ def here(provider: Callable[[], CallProvider], epoch: int = 0) -> Target:
     """Return the target in this process."""
 
     async def caller() -> Caller:
-        return _LocalCaller(provider())
+        return LocalCaller(provider())
 
     return Target(HERE, caller, epoch)
 
@@ -118,7 +118,7 @@ def reachable(address: str) -> str:
     return address
 
 
-class _LocalCaller:
+class LocalCaller:
     """A `durable.transports.base.Caller` of this process."""
 
     def __init__(self, provider: CallProvider) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -100,6 +100,12 @@ class CallProvider:
         if offered.is_singleton and self._fenced[contract.name]:
             self._withdrawn[contract.name] = contract.version
         self._want_singletons()
+        self._tell()
+
+    def use(self, clock: Clock) -> None:
+        """Tell the time by this clock, as if all were offered now."""
+        self.clock = clock
+        self._offered = {name: replace(each, since=clock.now()) for name, each in self._offered.items()}
         self._tell()
 
     def _want_singletons(self) -> None:

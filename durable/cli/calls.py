@@ -17,6 +17,7 @@ from durable.calls.links import Links
 from durable.calls.places import Elsewhere
 from durable.cli.arguments import parse_duration
 from durable.cli.output import Table, emit
+from durable.cli.providers import Registered, registered
 from durable.cli.send import read_body
 from durable.cli.target import on_bus
 from durable.errors import CallFailed, InvalidMessage, InvalidSetting, TransportError
@@ -47,11 +48,13 @@ class Seen:
 
 @on_bus()
 def services(bus: Bus) -> None:
-    """Show the services that the application offers and calls, as their addresses offer them now.
+    """Show the services that the application offers and calls, as their addresses offer them now, and all providers
+    in the registry of its database.
 
-    Ends with 1 when one of them cannot be called there.
+    Ends with 1 when one of the services cannot be called there, or has no provider that fits.
     """
-    seen = asyncio.run(_seen(bus))
+    known = registered(bus)
+    seen = [*asyncio.run(_seen(bus)), *_sought(bus, known)]
     problems = [f"{each.service} at {each.address}: {each.problem}" for each in seen if each.problem is not None]
     table = Table.of(
         "Services",
@@ -66,7 +69,8 @@ def services(bus: Bus) -> None:
         },
     )
     document = {"healthy": not problems, "problems": problems, "services": [asdict(each) for each in seen]}
-    emit(document, *([table, *problems] if seen else ["no service is offered or called"]))
+    shown = [table, *problems] if seen else ["no service is offered or called"]
+    emit({**document, **known.document()}, *shown, *known.blocks())
     if problems:
         raise typer.Exit(1)
 
@@ -121,6 +125,19 @@ async def _seen(bus: Bus) -> list[Seen]:
         )
     finally:
         await links.close()
+
+
+def _sought(bus: Bus, known: Registered) -> list[Seen]:
+    """The contracts that are called at whichever provider is best, and not offered by the application itself."""
+    seen: list[Seen] = []
+    for contract, role, at in _contracts(bus):
+        if at == _HERE and contract.name not in {each.name for each in bus.application.offers.contracts}:
+            methods = [each.text for each in contract.offer.signatures]
+            versions = {each.version for each in known.providers if each.service == contract.name}
+            problem = known.problem(contract)
+            offered = ", ".join(sorted(versions)) or None
+            seen.append(Seen(contract.name, contract.version, role, "any provider", offered, methods, problem))
+    return seen
 
 
 async def _look(links: Links, contract: Contract, role: str, at: str) -> Seen:

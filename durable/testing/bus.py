@@ -66,6 +66,7 @@ class InMemoryBus:
         self._faults = Faults()
         self._sent: list[Envelope] = []
         self._peers: dict[str, InMemoryBus] = {}
+        self._called: dict[str, Bus] = {}
         self._agents: dict[str, MemoryHandling] = {}
         self._schedules: MemorySchedules
         self._runtime: MemoryRuntime
@@ -86,6 +87,9 @@ class InMemoryBus:
         )
         await self._runtime.start()
         self._entered.enter_context(self.bus.running_on(self._runtime))
+        self._entered.callback(self._runtime.offer_no_longer)
+        for uri, other in self._called.items():
+            self._runtime.connect(uri, other)
         return self
 
     async def __aexit__(
@@ -217,11 +221,19 @@ class InMemoryBus:
         self._faults.duplicate(name_of(cls), times)
 
     def connect(self, uri: str, other: InMemoryBus) -> None:
-        """Deliver messages for this destination to another bus in memory, also those that wait for it already."""
+        """Deliver messages for this destination to another bus in memory, also those that wait for it already, and call
+        the services that it offers.
+        """
+        self._called[uri] = other.bus
+        if isinstance(runtime := self.bus.runtime, MemoryRuntime):
+            runtime.connect(uri, other.bus)
         self._peers |= dict.fromkeys(self.bus.runtime.envelope_factory.destinations_of(uri), other)
 
     def disconnect(self, uri: str) -> None:
-        """Make messages for this destination wait, as when it is down."""
+        """Make messages for this destination wait, as when it is down; its services cannot be called."""
+        self._called.pop(uri, None)
+        if isinstance(runtime := self.bus.runtime, MemoryRuntime):
+            runtime.disconnect(uri)
         for destination in self.bus.runtime.envelope_factory.destinations_of(uri):
             self._peers.pop(destination, None)
 

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from durable.bus import Bus
+from durable.calls.links import Links
+from durable.calls.places import LocalCaller
+from durable.clock import SystemClock
 from durable.envelope import ANY_NODE, Envelope, NodeId
+from durable.errors import ConnectionFailed
 from durable.outbox.transactions import Ending
 from durable.outcomes import Outcome
 from durable.runtime import Runtime
@@ -15,7 +21,7 @@ from durable.testing.database import MemoryDatabase
 from durable.testing.mailbox import Mailbox
 from durable.testing.schedules import MemorySchedules
 from durable.testing.sessions import MemorySessions, SessionFactory
-from durable.transports.base import Receiver
+from durable.transports.base import Caller, Receiver
 
 
 class MemoryReceiver:
@@ -37,6 +43,19 @@ class MemoryReceiver:
 
     def credit(self) -> int:
         return self._room
+
+
+class MemoryLinks(Links):
+    """Connections to the buses in memory that are connected, by their addresses; `peers` may change."""
+
+    def __init__(self, links: Links, peers: Mapping[str, Bus]) -> None:
+        super().__init__(links.transport_of)
+        self._peers = peers
+
+    async def to(self, at: str) -> Caller:
+        if at not in self._peers:
+            raise ConnectionFailed(f"{at}: no bus in memory is connected there: see InMemoryBus.connect()")
+        return LocalCaller(self._peers[at].application.offers)
 
 
 class MemoryRuntime(Runtime):
@@ -65,6 +84,9 @@ class MemoryRuntime(Runtime):
         self._when_committed = when_committed
         self._endings: list[tuple[Ending, Sequence[Sent]]] = []
         self._receiver = MemoryReceiver(bus.settings.buffer_size, mailbox, receive)
+        self._peers: dict[str, Bus] = {}
+        self._unlearn: dict[str, Callable[[], None]] = {}
+        self.links = MemoryLinks(self.links, self._peers)
 
     @property
     def receiver(self) -> Receiver:
@@ -74,6 +96,10 @@ class MemoryRuntime(Runtime):
     def database(self) -> Database:
         return self._in_memory
 
+    @property
+    def open_links(self) -> Links:
+        return self.links
+
     async def check(self) -> None:
         """Check the bus as before a start, but without the database."""
         self.application.check(self.envelope_factory)
@@ -82,6 +108,41 @@ class MemoryRuntime(Runtime):
     async def start(self) -> None:
         await self.check()
         self.application.warn()
+        self.offer_in_memory()
+
+    def offer_in_memory(self) -> None:
+        """Hold every singleton, and tell of changes: there is one process."""
+        offers = self.application.offers
+        offers.singletons.everything_is_held = True
+        if self._end_watching is None:
+            offers.use(self.clock)
+            self._end_watching = offers.watch(self.registry.tell)
+
+    def offer_no_longer(self) -> None:
+        """Leave what is offered as it was."""
+        offers = self.application.offers
+        offers.singletons.everything_is_held = False
+        if self._end_watching is not None:
+            self._end_watching()
+            self._end_watching = None
+            offers.use(SystemClock())
+        for uri in list(self._peers):
+            self.disconnect(uri)
+
+    def connect(self, uri: str, other: Bus) -> None:
+        """Call what the other bus offers at this address."""
+        self.disconnect(uri)
+        self._peers[uri] = other
+        self._unlearn[uri] = other.application.offers.watch(lambda: self._learn(uri, other))
+        self._learn(uri, other)
+
+    def disconnect(self, uri: str) -> None:
+        if self._peers.pop(uri, None) is not None:
+            self._unlearn.pop(uri)()
+            self.registry.forget(uri)
+
+    def _learn(self, uri: str, other: Bus) -> None:
+        self.registry.learn(uri, [replace(listing, addresses=[uri]) for listing in other.runtime.listings()])
 
     async def start_storing(self) -> None:
         await self.check()

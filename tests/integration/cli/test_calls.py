@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import ROOT, Agent
+from tests.support.providing import providing
 
 CALLING = """
 from dataclasses import dataclass
@@ -118,3 +119,40 @@ def test_failed_call_ends_with_one_line(agent: Agent, address: str, given: list[
     assert ended.code == code
     assert text in ended.err
     assert ended.err.count("\n") == 1
+
+
+SEEKING = """
+from durable.calls import service
+
+@service("who", version="VERSION")
+class Who:
+    async def name(self) -> str: ...
+    async def wait(self) -> str: ...
+
+who = bus.caller(Who)
+"""
+
+
+def test_services_lists_the_providers_in_the_registry(
+    agent: Agent, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DURABLE_DATABASE_URL", database_url)
+
+    def seeking(version: str) -> str:
+        return agent.application(SEEKING.replace("VERSION", version)) + ":bus"
+
+    ended = agent("services", seeking("1.0"))
+    assert (ended.code, "no provider is in the registry" in ended.out) == (1, True)
+    with providing(database_url, "one", "singleton") as one:
+        ended = agent("services", seeking("1.0"), "--json")
+        document = json.loads(ended.out)
+        (provider,) = document["providers"]
+        assert (ended.code, document["problems"]) == (0, [])
+        assert (provider["service"], provider["application"], provider["version"]) == ("who", "shop", "1.0")
+        assert (provider["addresses"], provider["load"], provider["epoch"]) == ([one.address], 0, 1)
+        assert 0 < provider["lease"] <= 2
+        shown = agent("services", seeking("1.0")).out
+        assert one.address in shown
+        assert "held" in shown
+        ended = agent("services", seeking("2.0"))
+        assert (ended.code, "another first number" in ended.out) == (1, True)

@@ -1,0 +1,97 @@
+"""Providers of services, as the registry in the application's database lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from durable.bus import Bus
+from durable.calls.contract import Contract
+from durable.cli.output import Table
+from durable.cli.target import schema_connection
+from durable.errors import InvalidSetting, StorageUnavailable
+from durable.storage import registry
+from durable.transports.frames import Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A provider in the registry. `lease`: seconds until it is forgotten, unless it says that it is still there."""
+
+    service: str
+    application: str
+    node: int
+    version: str
+    addresses: list[str]
+    since: datetime
+    load: int
+    singleton: str
+    epoch: int
+    lease: float
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The providers in the registry, or why it could not be read."""
+
+    providers: Sequence[Listed]
+    offers: Sequence[Offer]
+    unread: str | None = None
+
+    def problem(self, contract: Contract) -> str | None:
+        """Return why no provider serves this contract."""
+        if self.unread is not None:
+            return None
+        found = [offer for offer in self.offers if offer.service == contract.name]
+        differences = [f"{offer.version} is offered: {contract.difference(offer)}" for offer in found]
+        if any(not contract.difference(offer) for offer in found):
+            return None
+        return "; ".join(dict.fromkeys(differences)) or "no provider is in the registry"
+
+    def document(self) -> dict[str, Any]:
+        return {"providers": [asdict(each) for each in self.providers], "registry_unread": self.unread}
+
+    def blocks(self) -> list[str | Table]:
+        if self.unread is not None:
+            return [f"the registry was not read: {self.unread}"]
+        if not self.providers:
+            return []
+        columns: dict[str, Any] = {
+            "SERVICE": "service",
+            "APPLICATION": "application",
+            "NODE": "node",
+            "VERSION": "version",
+            "ADDRESS": lambda each: " ".join(each.addresses) or "none",
+            "SINCE": "since",
+            "LOAD": "load",
+            "SINGLETON": "singleton",
+            "LEASE": lambda each: f"{each.lease:.0f} s",
+        }
+        return [Table.of("Providers", self.providers, columns)]
+
+
+def registered(bus: Bus) -> Registered:
+    """Read the registry of the application's database; without a database, there is none."""
+    try:
+        with schema_connection(bus.settings) as conn:
+            rows = registry.read(conn, bus.settings.db_schema, {})
+    except (StorageUnavailable, InvalidSetting) as error:
+        return Registered([], [], str(error))
+    listed = [
+        Listed(
+            listing.offer.service,
+            listing.application,
+            listing.node,
+            listing.offer.version,
+            list(listing.addresses),
+            listing.since,
+            listing.load,
+            ("held" if listing.epoch else "waits") if listing.is_singleton else "",
+            listing.epoch,
+            lease.total_seconds(),
+        )
+        for _, _, listing, _, lease in rows
+    ]
+    return Registered(listed, [row.listing.offer for row in rows])
