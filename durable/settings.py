@@ -95,7 +95,7 @@ class Peer(BaseModel):
     `secrets` are by ids of your choice: all are accepted, the first signs. `certificates` are names, one of which is in
     the certificate of each of its nodes. `at` are the addresses below which it receives. `types` are the message types
     that it may send (`billing.*` those that begin so; default: any), and `endpoints` the listeners that it may send to
-    (default: any).
+    (default: any). `offers` are the services that it may announce (default: any, or none where it has `types`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -105,6 +105,7 @@ class Peer(BaseModel):
     at: tuple[Address, ...] = ()
     types: tuple[str, ...] | None = None
     endpoints: tuple[str, ...] | None = None
+    offers: tuple[str, ...] | None = None
 
 
 Peers = Annotated[dict[Name, Annotated[Peer, BeforeValidator(_whole_peer)]], NoDecode, BeforeValidator(_by_name)]
@@ -189,9 +190,9 @@ class Settings(BaseSettings):
     busy_pause_longest: Duration = timedelta(seconds=1)
     """longest pause between batches to a peer, or into an inbox, that stays busy"""
     reconnect_pause: Duration = timedelta(milliseconds=200)
-    """pause before a lost connection of a RabbitMQ listener is opened again; it doubles each time"""
+    """pause before a lost connection of a RabbitMQ listener, or of connect(), is opened again; it doubles each time"""
     reconnect_pause_longest: Duration = timedelta(seconds=5)
-    """longest pause between attempts to open a connection of a RabbitMQ listener again"""
+    """longest pause between attempts to open such a connection again"""
     tcp_connections: Count = 100
     """peers connected to one TCP listener; each needs one"""
     http_connections: Count = 500
@@ -209,6 +210,18 @@ class Settings(BaseSettings):
     """calls of this process's services that run at once"""
     call_backlog: Annotated[int, Field(ge=0, le=1_000_000)] = 1_000
     """calls that wait for their turn before more are refused"""
+    call_lease: Duration = timedelta(seconds=30)
+    """silence of this process after which those that it is connected to forget what it offers; within their bounds"""
+    call_lease_shortest: Duration = timedelta(seconds=15)
+    """shortest lease that a connected process may choose"""
+    call_lease_longest: Duration = timedelta(minutes=2)
+    """longest lease that a connected process may choose, and the first one of each connection"""
+    common_name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        description="name of this process for people, told to those it is connected to; default: host and service",
+    )
 
     concurrency: Count = 8
     """messages that one handler runs at once, unless it says otherwise"""
@@ -289,7 +302,7 @@ class Settings(BaseSettings):
     peers: Peers = Field(
         default={},
         description="services with secrets or certificates of their own: a JSON object by name, of their secrets, "
-        "names in certificates, addresses (at), and what they may send (types, endpoints)",
+        "names in certificates, addresses (at), and what they may send (types, endpoints) and offer (offers)",
     )
     http_auth: Literal["hmac", "bearer"] = "hmac"
     """form in which the secret is shown to peers: a signature, or itself; both are accepted"""
@@ -436,7 +449,11 @@ class Settings(BaseSettings):
                 f"max_message_bytes ({self.max_message_bytes:,}) must be at least {ENVELOPE_BYTES:,} below "
                 f"max_frame_bytes ({self.max_frame_bytes:,}): a frame holds a message with its headers"
             )
-        for first, longest in (("busy_pause", "busy_pause_longest"), ("reconnect_pause", "reconnect_pause_longest")):
+        for first, longest in (
+            ("busy_pause", "busy_pause_longest"),
+            ("reconnect_pause", "reconnect_pause_longest"),
+            ("call_lease_shortest", "call_lease_longest"),
+        ):
             if getattr(self, first) > getattr(self, longest):
                 raise ValueError(f"{first} must not be above {longest}")
         if self.heartbeat_stale < 3 * self.heartbeat_interval:

@@ -5,6 +5,8 @@ Receiver    what a listener hands batches to: the receiving agent
 Listener    one bound address
 Provider    what a listener hands calls to: the services that this process offers
 Caller      one address whose services are called
+Directory   what a listener tells connected peers of: the providers that this service knows, and those they announce
+Spoke       what a connection to the directory of another service is made for
 Transport   makes senders and listeners for the URIs of one or more schemes
 """
 
@@ -16,7 +18,9 @@ from typing import Protocol, Self
 
 from durable.envelope import Envelope
 from durable.outcomes import Outcome
-from durable.transports.frames import Call, Fault, Offers, Result
+from durable.transports.announcements import Announcer
+from durable.transports.frames import Call, Fault, Listing, Offers, Result
+from durable.transports.watchdog import Bounds
 
 __all__ = ["Listener", "Receiver", "Sender", "Transport"]
 
@@ -144,6 +148,56 @@ class Caller(Protocol):
         Raises ConnectionFailed when the call was not sent, or the connection ended before the answer: then the call may
         have been run. Raises InvalidMessage for a call that is larger than the peer takes.
         """
+        ...
+
+
+class Directory(Protocol):
+    """Directory of this service, as a listener sees it. Nothing here waits. `name` is that of the process, for people.
+
+    `watch` may tell of a change in any thread; everything else belongs to the event loop.
+    """
+
+    name: str
+
+    @property
+    def bounds(self) -> Bounds:
+        """Bounds of the leases of connected peers."""
+        ...
+
+    def listings(self, peer: str | None) -> Sequence[Listing]:
+        """Return the providers that this peer may call, whose name was proved unless it is None."""
+        ...
+
+    def watch(self, told: Callable[[], None]) -> Callable[[], None]:
+        """Call `told` after each change of the listings, until the returned function is called."""
+        ...
+
+    def announce(self, connection: object, announcer: Announcer, listings: Sequence[Listing], size_bytes: int) -> None:
+        """Know these as all that this connection offers. Raises InvalidMessage, and changes nothing then."""
+        ...
+
+    def end(self, connection: object) -> None:
+        """Forget what this connection has announced."""
+        ...
+
+
+class Spoke(Protocol):
+    """Process that connects to the directory of another service. `name` is its own, for people."""
+
+    name: str
+    lease: float
+    """Seconds of the lease that it chooses; the nearest one within the bounds of the server counts."""
+
+    def listings(self) -> Sequence[Listing]:
+        """Return the services that it offers itself."""
+        ...
+
+    def watch(self, told: Callable[[], None]) -> Callable[[], None]:
+        """Call `told` after each change of them, in any thread, until the returned function is called."""
+        ...
+
+    def learn(self, listings: Sequence[Listing]) -> None:
+        """Take these as all that the peer knows."""
         ...
 
 

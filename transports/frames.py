@@ -18,6 +18,10 @@
     CANCEL       client   nobody waits for the call on this channel any more
     RESULT       server   the result of the call on this channel
     FAULT        server   why there is none
+    CONNECT      client   who it is; from now on the server tells which services it knows, and watches over the client
+    ANNOUNCE     client   the services that the client offers itself, instead of those that it has announced before
+    RESET        client   the lease that begins now; one out of the server's bounds is refused, and changes nothing
+    DIRECTORY    server   the services that it knows, now and after each change, in one frame or in several
 
 Each frame is an array on the wire: later versions add fields at the end, which earlier ones skip.
 durable.transports.tcp.conversation defines the order of frames, durable.transports.wire their bytes.
@@ -43,6 +47,8 @@ MAX_OFFERS: Final = 1_000
 """Services that can be called at one address, at most."""
 MAX_METHODS: Final = 1_000
 """Methods of a service, at most."""
+MAX_LISTINGS: Final = 10_000
+"""Providers in a directory, at most."""
 MAX_ADDRESSES: Final = 20
 """Addresses of a provider, at most."""
 
@@ -75,12 +81,20 @@ class Proof(Struct, array_like=True, frozen=True):
 
 
 class Welcome(Struct, array_like=True, frozen=True):
+    """The leases are the bounds of RESET, in seconds; 0 where the server has no directory. `name` is the name of the
+    process for people, and `program` the version of durable.
+    """
+
     version: int
     service: Name
     node: Count
     max_frame_bytes: Count
     max_envelopes: Count
     credit: Count
+    shortest_lease: float = 0.0
+    longest_lease: float = 0.0
+    name: Name = ""
+    program: Name = ""
 
 
 class Refused(Struct, array_like=True, frozen=True):
@@ -221,6 +235,31 @@ class PartlyReadable(Struct, frozen=True):
     clock: datetime | None = None
 
 
+class Connect(Struct, array_like=True, frozen=True):
+    """`name` is the name of the process for people, and `program` the version of durable."""
+
+    name: Name = ""
+    program: Name = ""
+
+
+class Announce(Struct, array_like=True, frozen=True):
+    listings: Annotated[list[Listing], Meta(max_length=MAX_OFFERS)]
+
+
+class Reset(Struct, array_like=True, frozen=True):
+    """`lease` are the seconds after which the connection ends, unless it is reset again before."""
+
+    lease: Seconds
+
+
+class Directory(Struct, array_like=True, frozen=True):
+    """Part of a directory; there are `more` of it. `left_out` listings of it are told in no part."""
+
+    listings: Annotated[list[Listing], Meta(max_length=MAX_LISTINGS)]
+    more: bool = False
+    left_out: Count = 0
+
+
 class FrameKind(IntEnum):
     HELLO = 1
     WELCOME = 2
@@ -239,12 +278,17 @@ class FrameKind(IntEnum):
     CANCEL = 15
     RESULT = 16
     FAULT = 17
+    CONNECT = 18
+    ANNOUNCE = 19
+    RESET = 20
+    DIRECTORY = 21
 
 
 Greeting = Hello | Challenge | Proof | Welcome
 OfBatches = Refused | Batch | Outcomes | Credit | Ping | Pong | Goodbye
 OfCalls = Lookup | Offers | Call | Cancel | Result | Fault
-Content = Greeting | OfBatches | OfCalls
+OfDirectories = Connect | Announce | Reset | Directory
+Content = Greeting | OfBatches | OfCalls | OfDirectories
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,5 +328,9 @@ TYPES: Final[dict[FrameKind, type[Content]]] = {
     FrameKind.CANCEL: Cancel,
     FrameKind.RESULT: Result,
     FrameKind.FAULT: Fault,
+    FrameKind.CONNECT: Connect,
+    FrameKind.ANNOUNCE: Announce,
+    FrameKind.RESET: Reset,
+    FrameKind.DIRECTORY: Directory,
 }
 KINDS: Final[dict[type[Any], FrameKind]] = {content: kind for kind, content in TYPES.items()}

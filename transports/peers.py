@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from durable.errors import InvalidSetting
 from durable.settings import Peer, Settings
+from durable.transports.frames import Offer
 
 _ANY: Final = "*"
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -144,6 +145,26 @@ def may_send(settings: Settings, peer: str | None, message_type: str) -> bool:
     """Tell whether a peer may send messages of this type."""
     known = _known(settings, peer)
     return known is None or known.types is None or any(_fits(each, message_type) for each in known.types)
+
+
+def may_offer(settings: Settings, peer: str | None, service: str) -> bool:
+    """Tell whether a peer may announce that it offers this service. One that may send some types only is no provider,
+    unless its offers say so.
+    """
+    known = _known(settings, peer)
+    if known is None:
+        return True
+    if known.offers is None:
+        return known.types is None
+    return any(_fits(each, service) for each in known.offers)
+
+
+def may_see(settings: Settings, peer: str | None, offer: Offer) -> bool:
+    """Tell whether a peer may call a method of this service."""
+    known = _known(settings, peer)
+    if known is None or known.types is None:
+        return True
+    return any(may_send(settings, peer, f"{offer.service}.{each.method}") for each in offer.signatures)
 
 
 def is_ours(settings: Settings, destination: str, schemes: Collection[str], service: str) -> bool:

@@ -1,7 +1,8 @@
 """Registry: who offers which service where, as far as this process knows.
 
     own process     what this bus offers
-    own database    what the nodes of this service have written there
+    announced       what connected peers offer, in their own words
+    own database    what the nodes of this service have written there, and the announcements at other nodes
     learned         what the connections to other services have told
 
 Each source has its own listings, and none overwrites another's. Of two listings of one provider that of the nearer
@@ -11,7 +12,7 @@ source counts.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from durable.transports.frames import Listing
@@ -38,16 +39,20 @@ class Registry:
         """Has the own database read soon; None while nobody reads it."""
         self._own = own
         self._stored: Sequence[Listing] = ()
+        self._announced: dict[str, Sequence[Listing]] = {}
         self._learned: dict[str, Sequence[Listing]] = {}
         self._watching: dict[object, Told] = {}
         self._lock = threading.Lock()
 
     def listings(self) -> Sequence[Listing]:
         """Return the providers that are known now, those of this process first."""
-        found: dict[tuple[str, int, str], Listing] = {}
-        for listing in self._all():
-            found.setdefault((listing.application, listing.node, listing.offer.service), listing)
-        return list(found.values())
+        with self._lock:
+            learned = list(self._learned.values())
+        return _without_repeats([*self._local(), *learned])
+
+    def local(self) -> Sequence[Listing]:
+        """Return those of them that other services are told of: all but what was learned from other services."""
+        return _without_repeats(self._local())
 
     def watch(self, told: Told) -> Callable[[], None]:
         """Call `told` after each change, in the thread that makes it. Returns what ends this."""
@@ -85,11 +90,19 @@ class Registry:
         if changed:
             self.tell()
 
+    def announce(self, source: str, listings: Sequence[Listing]) -> None:
+        """Take these as all that this connected peer offers."""
+        with self._lock:
+            changed = self._announced.pop(source, None) != listings
+            self._announced[source] = list(listings)
+        if changed:
+            self.tell()
+
     def forget(self, source: str) -> None:
         """Forget what this connection has told."""
         with self._lock:
-            known = self._learned.pop(source, None)
-        if known:
+            known = [self._learned.pop(source, None), self._announced.pop(source, None)]
+        if any(known):
             self.tell()
 
     def tell(self) -> None:
@@ -100,9 +113,16 @@ class Registry:
         for told in watching:
             told()
 
-    def _all(self) -> Iterator[Listing]:
-        yield from self._own()
+    def _local(self) -> list[Sequence[Listing]]:
         with self._lock:
-            others = [self._stored, *self._learned.values()]
-        for listings in others:
-            yield from listings
+            newest_first = [*reversed(self._announced.values()), self._stored]
+        return [self._own(), *newest_first]
+
+
+def _without_repeats(sources: Sequence[Sequence[Listing]]) -> list[Listing]:
+    """Return the listings, each provider as the first source has it."""
+    found: dict[tuple[str, int, str], Listing] = {}
+    for listings in sources:
+        for listing in listings:
+            found.setdefault((listing.application, listing.node, listing.offer.service), listing)
+    return list(found.values())

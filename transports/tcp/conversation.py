@@ -43,10 +43,12 @@ from durable.transports.deadlines import departure
 from durable.transports.frames import (
     MAX_ENVELOPES,
     VERSIONS,
+    Announce,
     Batch,
     Call,
     Cancel,
     Challenge,
+    Connect,
     Credit,
     Damaged,
     Fault,
@@ -62,11 +64,14 @@ from durable.transports.frames import (
     Proof,
     Received,
     Refused,
+    Reset,
     Result,
     Welcome,
 )
 from durable.transports.tcp.proofs import WRONG_PROOF, ClientProof, ServerProof
+from durable.transports.watchdog import Bounds
 from durable.transports.wire import encode
+from durable.version import __version__
 
 MAX_PINGS: Final = 16
 """Pings that one client may have unanswered."""
@@ -132,6 +137,10 @@ class ClientSide:
     def __init__(self, service: str, node: int, max_frame_bytes: int, proof: ClientProof | None = None) -> None:
         self.state = ClientState.GREETING
         self.credit = 0
+        self.bounds: Bounds | None = None
+        """Bounds of the leases of connected peers; None where the server has no directory."""
+        self.server = ("", 0)
+        """Service and node of the server, in its own words."""
         shown = (proof.nonce, proof.key) if proof is not None else (b"", "")
         self._hello = Hello(list(VERSIONS), service, node, max_frame_bytes, *shown)
         self._proof = proof
@@ -208,6 +217,9 @@ class ClientSide:
                 f"malformed welcome: version {welcome.version} was not offered, or no envelopes are allowed"
             )
         self.state = ClientState.OPEN
+        self.server = welcome.service, welcome.node
+        if 0 < welcome.shortest_lease <= welcome.longest_lease:
+            self.bounds = Bounds(welcome.shortest_lease, welcome.longest_lease)
         self.credit = welcome.credit
         self._max_frame_bytes = welcome.max_frame_bytes
         self._max_envelopes = min(welcome.max_envelopes, MAX_ENVELOPES)
@@ -311,15 +323,37 @@ class Abandon:
 
 
 @dataclass(frozen=True, slots=True)
+class Register:
+    """Command of the client for its place in the directory. A refusal is the answer on this channel."""
+
+    channel: int
+    content: Connect | Announce | Reset
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """End of the client: finish the batches under way and close."""
+
+
+Action = Reply | TurnAway | Deliver | Probe | Tell | Begin | Abandon | Register | Leave
 
 
 class ServerSide:
     """State of the receiving end of one connection. `room` is the number of envelopes that could be taken now."""
 
-    def __init__(self, service: str, node: int, max_frame_bytes: int, proof: ServerProof | None = None) -> None:
+    def __init__(
+        self,
+        service: str,
+        node: int,
+        max_frame_bytes: int,
+        proof: ServerProof | None = None,
+        leases: Bounds | None = None,
+        name: str = "",
+    ) -> None:
         self.state = ServerState.AWAITING_HELLO
+        self.hello: Hello | None = None
+        """The words of a client that is known by now."""
         self.unspent = 0
         self.peer = "a stranger"
         self.proven: str | None = None
@@ -329,7 +363,9 @@ class ServerSide:
         self._service = service
         self._node = node
         self._max_frame_bytes = max_frame_bytes
-        self._peer_max_frame_bytes = 0
+        self._leases = leases
+        self._name = name
+        self.peer_max_frame_bytes = 0
         self._under_way: dict[int, int] = {}  # channel -> envelopes
         self._pings: set[int] = set()
         self._calls: set[int] = set()  # channels
@@ -349,7 +385,7 @@ class ServerSide:
         """Envelopes received and not yet answered."""
         return sum(self._under_way.values())
 
-    def hear(self, item: Received, room: int) -> Reply | TurnAway | Deliver | Probe | Tell | Begin | Abandon | Leave:
+    def hear(self, item: Received, room: int) -> Action:
         """Return the actions for a frame. Raises ProtocolViolation for one that is not allowed, or not now."""
         match item:
             case Frame(Call() as call, channel) if not self.is_greeting:
@@ -359,6 +395,8 @@ class ServerSide:
                 return Abandon(channel)
             case Frame(Lookup()) if not self.is_greeting:
                 return Tell()
+            case Frame(Connect() | Announce() | Reset() as content, channel, size_bytes) if not self.is_greeting:
+                return Register(channel, content, size_bytes)
             case Damaged(channel, reason):
                 return _refuse(channel, reason)
             case Frame(Hello() as hello) if self.state is ServerState.AWAITING_HELLO:
@@ -396,7 +434,7 @@ class ServerSide:
             return None
         self._calls.discard(channel)
         try:
-            return encode(Frame(answer, channel), self._peer_max_frame_bytes)
+            return encode(Frame(answer, channel), self.peer_max_frame_bytes)
         except InvalidMessage as error:
             return encode(Frame(Fault(FaultKind.INVALID, f"the result does not fit into a frame: {error}"), channel))
 
@@ -437,13 +475,16 @@ class ServerSide:
 
     def _welcome(self, hello: Hello, room: int) -> Reply:
         self.state = ServerState.OPEN
+        self.hello = hello
         self.peer = f"{hello.service} node {hello.node}"
         if self.proven not in (None, hello.service):
             self.peer += f", certified as {self.proven}"
         self.unspent = room
-        self._peer_max_frame_bytes = hello.max_frame_bytes
+        self.peer_max_frame_bytes = hello.max_frame_bytes
         version = max(set(hello.versions) & set(VERSIONS))
-        return Reply(Frame(Welcome(version, self._service, self._node, self._max_frame_bytes, MAX_ENVELOPES, room)))
+        leases = (0.0, 0.0) if self._leases is None else (self._leases.shortest, self._leases.longest)
+        limits = (self._max_frame_bytes, MAX_ENVELOPES, room)
+        return Reply(Frame(Welcome(version, self._service, self._node, *limits, *leases, self._name, __version__)))
 
     def _batch(self, frame: Frame, room: int) -> Reply | Deliver:
         batch, channel = frame.content, frame.channel
@@ -478,7 +519,7 @@ class ServerSide:
         credit = self._credit_for(room)
         self.unspent += credit
         # A character takes at most 4 bytes: with this many for each reason the frame is within the client's limit.
-        fitting = self._peer_max_frame_bytes // (8 * len(outcomes))
+        fitting = self.peer_max_frame_bytes // (8 * len(outcomes))
         return Frame(Outcomes(tidy(outcomes, min(fitting, LONGEST_REASON)), credit), channel)
 
     def _credit_for(self, room: int) -> int:

@@ -114,15 +114,22 @@ class Dialer(Generic[C, S]):
     async def _connect(self) -> C:
         with translated(f"connecting to {self._address}"):
             async with asyncio.timeout(self._settings.connect_timeout.total_seconds()):
-                context = self._entrance.for_sender()
-                streams = await self._address.connect(context.tls if context is not None else None)
-                stream = FrameStream(streams, self._settings)
-                if refusal := self._entrance.refusal_of_user(stream):
-                    stream.abort()
-                    raise ConnectionFailed(refusal)
+                stream = await open_stream(self._address, self._entrance, self._settings)
                 connection = self._connection(stream, self._side(self._entrance.proof_of_sender(stream)))
                 await connection.greet()
         return connection
+
+
+async def open_stream(address: Address, entrance: Entrance, settings: Settings) -> FrameStream:
+    """Connect to an address, whose certificate or user is checked. The caller sets the deadline, and translates errors
+    of the network. Raises ConnectionFailed for another user.
+    """
+    context = entrance.for_sender()
+    stream = FrameStream(await address.connect(context.tls if context is not None else None), settings)
+    if refusal := entrance.refusal_of_user(stream):
+        stream.abort()
+        raise ConnectionFailed(refusal)
+    return stream
 
 
 def _is_usable(opened: asyncio.Future[C]) -> bool:

@@ -23,26 +23,29 @@ from datetime import UTC, datetime
 from typing import Final, NoReturn
 
 from durable.envelope import Envelope
-from durable.errors import ConnectionFailed, TransportError
+from durable.errors import ConnectionFailed, PeerTimeout, TransportError
 from durable.failpoints import failpoint
 from durable.outcomes import Outcome
 from durable.settings import Settings
 from durable.tasks.crew import raise_if_cancelled
 from durable.telemetry import log
 from durable.transports import peers
-from durable.transports.base import Answer, Provider, Receiver
+from durable.transports.base import Directory, Provider, Receiver
 from durable.transports.deadlines import counted_anew
 from durable.transports.doorkeeper import Doorkeeper
-from durable.transports.frames import Call, Fault, FaultKind, Frame, Offers, Refused
+from durable.transports.frames import Frame, Refused
 from durable.transports.gate import Gate
 from durable.transports.tcp.address import SCHEMES, Address
+from durable.transports.tcp.answering import Calls
 from durable.transports.tcp.budget import Budget
+from durable.transports.tcp.connected import Connected
 from durable.transports.tcp.conversation import (
     Abandon,
     Begin,
     Deliver,
     Leave,
     Probe,
+    Register,
     Reply,
     ServerSide,
     ServerState,
@@ -58,7 +61,6 @@ from durable.transports.visits import Visit
 from durable.transports.wire import encode
 
 CREDIT_SECONDS: Final = 0.05
-_TELL_SECONDS: Final = 0.05  # in which changes of the offers gather
 _READ_AHEAD_BYTES: Final = READ_BYTES // 4  # of each connection, besides the frames that have room
 
 
@@ -75,8 +77,10 @@ class TcpListener:
         node: Callable[[], int],
         *,
         provider: Provider | None = None,
+        directory: Directory | None = None,
     ) -> None:
         self._provider = provider
+        self._directory = directory
         self._uri = str(address)
         self._address = address
         self._entrance = entrance
@@ -110,7 +114,7 @@ class TcpListener:
         self._bound, self._uri = bound, bound.uri
         self._tasks = tasks = await asyncio.TaskGroup().__aenter__()
         gate = Gate(receiver, self._endpoint, self._service, self._settings, SCHEMES)
-        intake = _Intake(gate, self._settings, self._counts, self._provider)
+        intake = _Intake(gate, self._settings, self._counts, self._provider, self._directory)
         keeper = Doorkeeper(self._uri, self._settings, self._counts, known=self._settings.tcp_connections)
 
         def greet(visit: Visit) -> asyncio.StreamReaderProtocol:
@@ -154,7 +158,9 @@ class TcpListener:
         stream.pause()
         context = self._entrance.for_listener()
         proof = self._entrance.proof_of_listener(stream, context)
-        side = ServerSide(self._service, self._node(), self._settings.max_frame_bytes, proof)
+        most_bytes, directory = self._settings.max_frame_bytes, self._directory
+        told = (None, "") if directory is None else (directory.bounds, directory.name)
+        side = ServerSide(self._service, self._node(), most_bytes, proof, *told)
 
         def prove() -> bool:
             visit.is_idle = False  # a peer that has nothing to send now keeps its connection
@@ -184,8 +190,16 @@ class TcpListener:
 class _Intake:
     """Intake that the connections of a listener share: the receiver, its room, the bytes under way."""
 
-    def __init__(self, gate: Gate, settings: Settings, counts: Counter[str], provider: Provider | None) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        settings: Settings,
+        counts: Counter[str],
+        provider: Provider | None,
+        directory: Directory | None,
+    ) -> None:
         self.gate = gate
+        self.directory = directory
         self.provider = provider
         self.receiver = gate.receiver
         self.counts = counts
@@ -247,7 +261,8 @@ class _Connection:
         stream.reserve = self._reserve
         self._answered = asyncio.Event()
         self._ended = asyncio.Event()
-        self._calls = _Calls(intake, stream, side, self._answered)
+        self._calls = Calls(intake.provider, stream, side, settings, intake.counts, self._answered)
+        self._connected = Connected(intake.directory, stream, side)
         self._has_joined = False
 
     @property
@@ -266,6 +281,8 @@ class _Connection:
                 except TransportError as error:
                     broken = error
                     self._stream.abort()
+                finally:
+                    self._connected.close()
                 self._ended.set()
         finally:
             self._give_back()
@@ -273,6 +290,8 @@ class _Connection:
             self._intake.open.discard(self)
             self._ended.set()
             await self._stream.close()
+        if reason := self._connected.end_of_lease:
+            raise PeerTimeout(reason)
         if broken is not None:
             raise broken
 
@@ -344,6 +363,11 @@ class _Connection:
                 case Tell():
                     self._intake.open.discard(self)  # it sends no batches, so it has no share of their room
                     self._calls.tell_offers()
+                case Register() as said:
+                    self._intake.open.discard(self)
+                    if (refusal := self._connected.hear(said, tasks)) is not None:
+                        self._intake.counts["refused"] += 1
+                        await self._stream.say(refusal)
                 case Leave():
                     return False
             self._give_back()
@@ -395,78 +419,3 @@ class _Connection:
         ready = await self._intake.receiver.ready()
         with contextlib.suppress(TransportError):
             await self._stream.say(self._side.pong(channel, ready))
-
-
-class _Calls:
-    """Calls of one connection, and what it is told of the offered services."""
-
-    def __init__(self, intake: _Intake, stream: FrameStream, side: ServerSide, answered: asyncio.Event) -> None:
-        self._intake = intake
-        self._stream = stream
-        self._side = side
-        self._answered = answered
-        self._under_way: dict[int, tuple[Call, Callable[[], None]]] = {}  # by channel: the call, what cancels it
-        self._unwatch: Callable[[], None] | None = None
-        self._telling: asyncio.TimerHandle | None = None
-        self._has_told = False
-
-    def begin(self, begun: Begin) -> None:
-        """Give the call to the provider. What it answers is written, unless the connection has ended."""
-        call, channel, provider = begun.call, begun.channel, self._intake.provider
-        self._intake.counts["calls"] += 1
-        name = f"{call.service}.{call.method}"
-        if provider is None or not peers.may_send(self._intake.gate.settings, self._side.proven, name):
-            text = f"{self._side.proven} may not call {name}: see types in peers" if provider else f"no {name} here"
-            self._answer(channel, Fault(FaultKind.FORBIDDEN if provider else FaultKind.UNKNOWN, text))
-            return
-        self._under_way[channel] = (call, _nothing)
-        cancel = provider.begin(call, self._side.proven, lambda answer: self._answer(channel, answer))
-        if channel in self._under_way:
-            self._under_way[channel] = (call, cancel)
-
-    def cancel(self, channel: int) -> None:
-        _, cancel = self._under_way.pop(channel, (None, _nothing))
-        cancel()
-        self._answered.set()
-
-    def tell_offers(self) -> None:
-        """Say what can be called here, now and after each change."""
-        if self._has_told:
-            self._tell_soon()  # offers are larger than the question for them
-            return
-        self._has_told = True
-        if (provider := self._intake.provider) is not None:
-            self._unwatch = provider.watch(self._tell_soon)
-        self._tell()
-
-    def close(self) -> None:
-        """Cancel the calls that the peer waits for: it will not hear of them. Others go on."""
-        if self._unwatch is not None:
-            self._unwatch()
-        if self._telling is not None:
-            self._telling.cancel()
-        under_way, self._under_way = self._under_way, {}
-        for call, cancel in under_way.values():
-            if call.awaited:
-                cancel()
-
-    def _tell_soon(self) -> None:
-        """Say it once for all changes of a moment."""
-        if self._telling is None:
-            self._telling = asyncio.get_running_loop().call_later(_TELL_SECONDS, self._tell)
-
-    def _tell(self) -> None:
-        self._telling = None
-        provider = self._intake.provider
-        self._stream.post_soon(encode(Frame(provider.offers() if provider is not None else Offers([]))))
-
-    def _answer(self, channel: int, answer: Answer) -> None:
-        self._under_way.pop(channel, None)
-        data = self._side.end(channel, answer)
-        if data is not None:
-            self._stream.post_soon(data)
-        self._answered.set()
-
-
-def _nothing() -> None:
-    pass

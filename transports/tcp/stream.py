@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final
@@ -71,6 +72,7 @@ class FrameStream:
         self._plain: asyncio.StreamWriter | None = None
         self._is_lost = False
         self._soon: list[bytes] = []
+        self._soon_bytes = 0
         self.written_at = self._loop.time()
 
     def allow(self, max_frame_bytes: int) -> None:
@@ -125,6 +127,18 @@ class FrameStream:
     def ends(self) -> tuple[Any, Any]:
         """Addresses of this end and of the other, as the socket has them."""
         return self._writer.get_extra_info("sockname"), self._writer.get_extra_info("peername")
+
+    @property
+    def peer_host(self) -> str:
+        """Address of the machine at the other end; empty for this machine."""
+        _, there = self.ends
+        return outside_host(there)
+
+    @property
+    def own_host(self) -> str:
+        """Address of this machine as the connection has it; empty where both ends are on it."""
+        here, there = self.ends
+        return outside_host(here) if outside_host(there) else ""
 
     @property
     def certificate(self) -> bytes:
@@ -208,15 +222,21 @@ class FrameStream:
         if not self._soon:
             self._loop.call_soon(self._post_gathered)
         self._soon.append(data)
+        self._soon_bytes += len(data)
 
     def _post_gathered(self) -> None:
-        gathered, self._soon = self._soon, []
+        gathered, self._soon, self._soon_bytes = self._soon, [], 0
         self.post(gathered[0] if len(gathered) == 1 else b"".join(gathered))
 
     @property
     def is_backed_up(self) -> bool:
         """True while the peer takes less than is written."""
         return self._writer.transport.get_write_buffer_size() > _BACKED_UP_BYTES
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that were written and are not sent yet."""
+        return self._writer.transport.get_write_buffer_size() + self._soon_bytes
 
     @property
     def _is_closed(self) -> bool:
@@ -244,3 +264,12 @@ class FrameStream:
                     await self._writer.wait_closed()
         finally:
             self.abort()
+
+
+def outside_host(address: Any) -> str:
+    """Return the host of a socket's address; empty for a Unix socket, and for this machine itself."""
+    if not isinstance(address, tuple):
+        return ""
+    ip = ipaddress.ip_address(str(address[0]).partition("%")[0])
+    plain = getattr(ip, "ipv4_mapped", None) or ip
+    return "" if plain.is_loopback else str(plain)

@@ -10,9 +10,11 @@
     dialer              the connection to a destination, opened anew after it has ended
     sender, caller      the two kinds of it: for batches, for calls
     calling             what a connection for calls says
-    listener            the other end of both
+    connecting, spoke   what a connection to a directory says, and the connection
+    listener            the other end of all; answering has its calls, connected its directory
 
-The first four decide and do no I/O; the others wait and act.
+Frames, wire, conversation, proofs, calling and connecting decide and do no
+I/O; the others wait and act.
 """
 
 from __future__ import annotations
@@ -20,14 +22,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from durable.settings import Settings
-from durable.transports.base import Provider
+from durable.transports.base import Directory, Provider
 from durable.transports.tcp.address import SCHEMES, parse, parse_destination
 from durable.transports.tcp.caller import TcpCaller
 from durable.transports.tcp.entrance import Entrances
 from durable.transports.tcp.listener import TcpListener
 from durable.transports.tcp.sender import TcpSender
+from durable.transports.tcp.spoke import TcpSpoke
 
-__all__ = ["TcpCaller", "TcpListener", "TcpSender", "TcpTransport"]
+__all__ = ["TcpCaller", "TcpListener", "TcpSender", "TcpSpoke", "TcpTransport"]
 
 
 class TcpTransport:
@@ -35,7 +38,7 @@ class TcpTransport:
 
     `service` and `node` are how this process introduces itself to its peers, for their logs; the node's id may be
     known only later, and is asked for at each handshake when it is given as a function. `provider` has the services
-    that can be called at its listeners.
+    that can be called at its listeners, and `directory` those that connected peers are told of.
     """
 
     schemes: tuple[str, ...] = SCHEMES
@@ -46,11 +49,13 @@ class TcpTransport:
         service: str,
         node: Callable[[], int] | int,
         provider: Provider | None = None,
+        directory: Directory | None = None,
     ) -> None:
         self._settings = settings
         self._service = service
         self._node = node if callable(node) else lambda: node
         self._provider = provider
+        self._directory = directory
         self._entrances = Entrances(settings, service)
 
     def check(self, uri: str) -> None:
@@ -71,10 +76,22 @@ class TcpTransport:
         address = parse(uri)
         entrance = self._entrances.of_listener(address)
         return TcpListener(
-            address, entrance, endpoint, self._settings, self._service, self._node, provider=self._provider
+            address,
+            entrance,
+            endpoint,
+            self._settings,
+            self._service,
+            self._node,
+            provider=self._provider,
+            directory=self._directory,
         )
 
     def caller(self, uri: str) -> TcpCaller:
         """Return a caller of the services at this address."""
         address = parse_destination(uri)
         return TcpCaller(address, self._entrances.of_sender(address), self._settings, self._service, self._node)
+
+    def spoke(self, uri: str) -> TcpSpoke:
+        """Return the connections to the directory at this address."""
+        address = parse_destination(uri)
+        return TcpSpoke(address, self._entrances.of_sender(address), self._settings, self._service, self._node)
