@@ -36,6 +36,7 @@ from durable.application.signatures import dotted_name
 from durable.arguments import checked, checked_names, length_of_time, refuse_unknown
 from durable.calls.caller import OnError, Place, RemoteService
 from durable.calls.choice import HERE
+from durable.calls.connections import MOST as MOST_CONNECTIONS
 from durable.calls.contract import Contract, contract_of
 from durable.calls.links import Links
 from durable.calls.places import Elsewhere, Here
@@ -235,6 +236,36 @@ class Bus:
         that is no service, an object that lacks a method, and a service that is offered already.
         """
         self._application.offers.offer(contract_of(contract), implementation, singleton=singleton)
+
+    @checked
+    def connect(self, address: str) -> None:
+        """Learn which services another service knows, and tell it what this one offers: see docs/calls.md.
+
+        `address`: a tcp:// or unix:// address at which it listens. Callers without an address then find its providers,
+        and those that others have announced there. A lost connection is opened again for as long as the bus runs. Call
+        it before the bus runs, or in its event loop. Raises InvalidSetting for an address that cannot be connected to,
+        or is connected to already.
+        """
+        self.runtime.connections.check(address)
+        connected = self._application.connected
+        if address in connected:
+            raise InvalidSetting(f"connect: {address} is connected to already; connect to each address once")
+        if len(connected) == MOST_CONNECTIONS:
+            raise InvalidSetting(f"connect: {MOST_CONNECTIONS} addresses are connected to already; disconnect from one")
+        if self.runtime.is_running:
+            self.runtime.connections.open(address)
+        connected.append(address)
+
+    @checked
+    def disconnect(self, address: str) -> None:
+        """Forget the services that were learned at this address, and withdraw there what this one offers.
+
+        Raises InvalidSetting for an address that is not connected to.
+        """
+        if address not in self._application.connected:
+            raise InvalidSetting(f"disconnect: {address} is not connected to; give an address of connect()")
+        self._application.connected.remove(address)
+        self.runtime.connections.cancel(address)
 
     @checked
     def withdraw(self, contract: type) -> None:

@@ -21,6 +21,8 @@ from durable.agents.stuck_threads import StuckThreads
 from durable.agents.waking import Waker
 from durable.application.application import Application, Transports
 from durable.calls.choice import Origin
+from durable.calls.connections import Connections
+from durable.calls.hub import Hub
 from durable.calls.links import Links
 from durable.calls.places import reachable, this_machine
 from durable.calls.providers import CALLED, Provider, Providers
@@ -37,6 +39,7 @@ from durable.outbox.transactions import Ending
 from durable.outbox.unit_of_work import Scope
 from durable.process.life import Life
 from durable.process.starting import once_it_answers
+from durable.recovery.announcing import Announcing
 from durable.recovery.former import Memberships
 from durable.recovery.registering import Registering
 from durable.requests.outcomes import Outcomes
@@ -95,6 +98,19 @@ class Runtime:
         )
         self._registering = Registering(lambda: self.database, self.registry, self.listings, settings)
         self._doors = Doors()
+        self._announcing = Announcing(lambda: self.database, settings)
+        self.hub = Hub(
+            self.registry,
+            settings,
+            application.service,
+            machine=this_machine(),
+            own_addresses=self._addresses,
+            store=self._announcing,
+        )
+        self.connections = Connections(
+            self.registry, lambda uri: self.transports().of(uri), settings, application.service, own=self.listings
+        )
+        self._announcing_task: asyncio.Task[None] | None = None
         self._end_watching: Callable[[], None] | None = None
         self.life = Life(settings, self._make_node, self._empty_pools)
         self.watch = Watch(lambda: self.database, settings)
@@ -129,7 +145,11 @@ class Runtime:
     def transports(self) -> Transports:
         if self._transports is None:
             tcp = TcpTransport(
-                self.settings, self.application.service, node=lambda: self.node_id, provider=self.application.offers
+                self.settings,
+                self.application.service,
+                node=lambda: self.node_id,
+                provider=self.application.offers,
+                directory=self.hub,
             )
             optional: dict[str, Callable[[], Transport]]
             optional = {"http": lambda: self.http, "https": lambda: self.http, "rabbitmq": self._rabbitmq}
@@ -209,6 +229,10 @@ class Runtime:
     def _origin(self) -> Origin:
         return Origin(self.application.service, self.node_id, this_machine())
 
+    def _addresses(self) -> Sequence[str]:
+        """Return the addresses at which this process listens."""
+        return [each.address for each in self.node.listeners] if self.node is not None else []
+
     def listings(self) -> Sequence[Listing]:
         """Return what this process offers, as others see it."""
         offers, node = self.application.offers, self.node
@@ -284,6 +308,7 @@ class Runtime:
         await self.database.transaction(migrator.check_version)
         await in_flight.guard(self.database, self.application, self.settings)
         await self.life.start()
+        self._open_connections()
 
     async def start_storing(self) -> None:
         """Check the wiring, and only store arrivals, for the nodes of the service's other processes."""
@@ -297,6 +322,12 @@ class Runtime:
         self._storing = self._make_storing()
         self._storing_task = asyncio.create_task(self._store(), name=f"durable {self.application.service}")
         self._reading_task = asyncio.create_task(self._registering.run(), name="registry")
+        self._open_connections()
+
+    def _open_connections(self) -> None:
+        """Connect to the directories of other services, and keep what connected peers announce."""
+        for address in self.application.connected:
+            self.connections.open(address)
 
     async def _store(self) -> None:
         """Keep a receiving agent running: start another one whenever an agent fails."""
@@ -320,13 +351,14 @@ class Runtime:
     async def stop(self) -> None:
         """Drain, release, leave, and close the connections, in bounded time."""
         try:
+            await self.connections.close_all(_CLOSING_SECONDS)  # first: callers elsewhere go elsewhere
             await self.life.stop()
             if self._storing_task is not None and self._storing is not None:
                 self._storing.stop()
                 await asyncio.wait([self._storing_task], timeout=self.settings.drain_timeout.total_seconds())
                 await end([self._storing_task], within=_CLOSING_SECONDS)
-            if self._reading_task is not None:
-                await end([self._reading_task], within=_CLOSING_SECONDS)
+            tasks = [each for each in (self._reading_task, self._announcing_task) if each is not None]
+            await end(tasks, within=_CLOSING_SECONDS)
         finally:
             await in_time(self._doors.close(), _CLOSING_SECONDS + self.settings.drain_timeout.total_seconds())
             await in_time(self.links.close(), _CLOSING_SECONDS)
@@ -363,6 +395,7 @@ class Runtime:
     async def _start_watching(self) -> None:
         if self._end_watching is None:
             self._watch_offers()
+            self._announcing_task = asyncio.create_task(self._announcing.run(), name="announcements")
         if self._watching is None:
             self._watching = asyncio.create_task(self._loop_watch.run(), name="measure the event loop")
         if self.settings.metrics_port is not None and self._metrics is None:

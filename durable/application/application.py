@@ -57,6 +57,8 @@ class Application:
     """Keys that encrypt and decrypt bodies."""
     offers: CallProvider = field(default_factory=CallProvider)
     """Services that can be called here; they may change while the bus runs."""
+    connected: list[str] = field(default_factory=list)
+    """Addresses of the directories of other services."""
     called: list[tuple[Contract, str | None]] = field(default_factory=list)
     """Contracts of callers, each with its address; None: this process."""
 

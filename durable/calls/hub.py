@@ -13,8 +13,8 @@ import platform
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
 from typing import Final, Protocol
+from uuid import uuid4
 
 from durable.calls.registry import Registry
 from durable.errors import InvalidMessage, InvalidSetting
@@ -66,7 +66,6 @@ class Hub:
         self._own_addresses = own_addresses
         self._store = store
         self._announced: dict[object, _Announced] = {}
-        self._numbers = count(1)
 
     @property
     def bounds(self) -> Bounds:
@@ -87,7 +86,7 @@ class Hub:
         self._refuse_too_much(others, known, size_bytes)
         self._refuse_taken(others, announcer, known)
         before = self._announced.get(connection)
-        source = before.source if before is not None else f"{announcer.name} {self._machine} {next(self._numbers)}"
+        source = before.source if before is not None else f"{announcer.name} {uuid4().hex}"
         self._announced[connection] = _Announced(source, announcer, known, size_bytes)
         self._registry.announce(source, known)
         if self._store is not None:

@@ -142,6 +142,7 @@ class ClientSide:
         self.server = ("", 0)
         """Service and node of the server, in its own words."""
         shown = (proof.nonce, proof.key) if proof is not None else (b"", "")
+        self.node = node
         self._hello = Hello(list(VERSIONS), service, node, max_frame_bytes, *shown)
         self._proof = proof
         self._is_proven = proof is None or not proof.is_needed

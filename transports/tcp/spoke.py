@@ -163,12 +163,17 @@ class _Connection:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _announce(self) -> NoReturn:
-        """Say what is offered here, after each change. With a reset, what was refused is said again, and another load."""
+        """Say what is offered here, after each change; with a reset also another load, and what was refused.
+
+        Raises ConnectionFailed when this process is another node now.
+        """
         said: list[Listing] = []
         while True:
             self._changed.clear()
             own = [announced(each, self._stream.own_host) for each in self._spoke.listings()]
             listings = [each for each in own if each.addresses]
+            if any(each.node != self._side.node for each in listings):
+                raise ConnectionFailed(f"{self._peer}: this process is another node than when it connected")
             if _without_loads(listings) != _without_loads(said) or (
                 self._is_due and (listings != said or self._is_denied)
             ):

@@ -1,0 +1,103 @@
+"""Announcements of the peers that are connected to this process, in the database, for the other nodes of the service.
+
+    put, drop      --> write or remove the rows of the source, then notify the nodes
+    now and then   --> lengthen the leases of all
+
+The rows of a process that was killed go when their leases are over; those of a peer that has gone go at once, or with
+their lease while the database is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from durable.errors import InvalidMessage
+from durable.recovery.troubles import Troubles
+from durable.settings import Settings
+from durable.storage import registry as storage
+from durable.storage.database import Database
+from durable.tasks.crew import raise_if_cancelled
+from durable.telemetry import log
+from durable.transports.frames import Listing
+
+_RENEWALS: Final = 4  # within a lease
+_GATHERING: Final = 0.1  # seconds in which changes gather
+
+
+class Announcing:
+    """A `durable.calls.hub.Store`."""
+
+    def __init__(self, database: Callable[[], Database], settings: Settings) -> None:
+        self._database = database
+        self._lease = settings.heartbeat_stale
+        self._wanted: dict[str, Sequence[Listing]] = {}
+        self._changed: dict[str, None] = {}
+        self._woken = asyncio.Event()
+        self._troubles = Troubles(often=["announcements"])
+
+    def put(self, source: str, listings: Sequence[Listing]) -> None:
+        self._wanted[source] = listings
+        self._change(source)
+
+    def drop(self, source: str) -> None:
+        self._wanted.pop(source, None)
+        self._change(source)
+
+    async def run(self) -> None:
+        """Work until cancelled; then remove what is left, once."""
+        pause = self._lease.total_seconds() / _RENEWALS
+        try:
+            while True:
+                self._woken.clear()
+                await self._surviving()
+                await asyncio.sleep(_GATHERING)
+                try:
+                    async with asyncio.timeout(pause if self._wanted or self._changed else None):
+                        await self._woken.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            self._changed = dict.fromkeys([*self._changed, *self._wanted])
+            self._wanted = {}
+            await self._surviving()
+
+    def _change(self, source: str) -> None:
+        self._changed[source] = None
+        self._woken.set()
+
+    async def _surviving(self) -> None:
+        try:
+            await self._look()
+        except BaseException as error:
+            raise_if_cancelled(error)
+            self._troubles.meet("announcements", error)
+        else:
+            self._troubles.overcome("announcements")
+
+    async def _look(self) -> None:
+        changed = bool(self._changed)
+        while self._changed:
+            source = next(iter(self._changed))
+            await self._write(source)
+        if changed:
+            await self._database().transaction(storage.tell)
+            return
+        for source, listings in list(self._wanted.items()):
+            loads = {each.offer.service: each.load for each in listings}
+            renewed = await self._database().transaction(storage.renew, source, loads, lease=self._lease)
+            if renewed != len(listings) and source in self._wanted:
+                self._change(source)  # they were swept, because this process stood still
+
+    async def _write(self, source: str) -> None:
+        listings = self._wanted.get(source)
+        try:
+            if listings:
+                await self._database().transaction(storage.write, source, listings, lease=self._lease)
+            else:
+                await self._database().transaction(storage.remove, source)
+        except InvalidMessage as error:
+            log.warning("announcement is known to this process alone, as the database refuses it: %s", error)
+        if self._wanted.get(source) is listings:
+            self._changed.pop(source, None)
