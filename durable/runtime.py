@@ -164,7 +164,14 @@ class Runtime:
         except ImportError as error:
             raise _not_installed("http://", "http", error) from error
         outcomes = Outcomes(self.watch, lambda: self.database, self.application.ring)
-        return HttpTransport(self.settings, service=self.application.service, messages=self._handled, outcomes=outcomes)
+        return HttpTransport(
+            self.settings,
+            service=self.application.service,
+            messages=self._handled,
+            outcomes=outcomes,
+            provider=self.application.offers,
+            directory=self.hub,
+        )
 
     def metrics_app(self, monitor: Callable[[], Monitor], others: Collector | None = None) -> Starlette:
         """Build the node's parts. Raises InvalidSetting when a package that they need is not installed."""

@@ -48,6 +48,6 @@ class Links:
         transport = self.transport_of(at)
         make = getattr(transport, "caller", None)
         if make is None:
-            raise InvalidSetting(f"{at}: cannot be called; give a tcp:// or unix:// address")
+            raise InvalidSetting(f"{at}: cannot be called; give a tcp://, unix:// or http:// address")
         caller: Caller = make(at)
         return caller

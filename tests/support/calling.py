@@ -20,7 +20,9 @@ from durable.calls.provider import CallProvider
 from durable.duration import Duration
 from durable.settings import Settings, load_settings
 from durable.testing.transports import MemoryReceiver
-from durable.transports.tcp.transport import TcpListener, TcpTransport
+from durable.transports.base import Listener
+from durable.transports.http.transport import HttpTransport
+from durable.transports.tcp.transport import TcpTransport
 
 SOON = 30.0  # seconds; no measure
 
@@ -104,7 +106,7 @@ class Offering:
     stock: Stock
     place: Place
     settings: Settings
-    listener: TcpListener | None = None
+    listener: Listener | None = None
     receiver: MemoryReceiver = field(default_factory=MemoryReceiver)
 
     def caller(self, cls: Any = Inventory, on_error: OnError | None = None, **options: Mapping[str, Duration]) -> Any:
@@ -115,7 +117,7 @@ class Offering:
 
 @asynccontextmanager
 async def offering(kind: str, folder: Path, **own: Any) -> AsyncIterator[Offering]:
-    """Offer the inventory: `tcp`, `unix` or `here`. `own` are settings."""
+    """Offer the inventory: `tcp`, `unix`, `http` or `here`. `own` are settings."""
     settings = load_settings(drain_timeout=5, **own)
     provider, stock = CallProvider(lambda: settings), Stock()
     provider.offer(contract_of(Inventory), stock)
@@ -124,15 +126,22 @@ async def offering(kind: str, folder: Path, **own: Any) -> AsyncIterator[Offerin
         if kind == "here":
             yield Offering(provider, stock, Here(lambda: provider), settings)
             return
-        transport = TcpTransport(settings, "stock", 1, provider)
-        listener = transport.listener(f"unix://{folder}/s" if kind == "unix" else "tcp://127.0.0.1:0", "stock")
+        uri = {"unix": f"unix://{folder}/s", "http": "http://127.0.0.1:0"}.get(kind, "tcp://127.0.0.1:0")
+        listener = _transport(kind, settings, "stock", 1, provider).listener(uri, "stock")
         receiver = MemoryReceiver()
         await listener.serve(receiver)
         stack.push_async_callback(listener.close)
-        links = Links(lambda _: TcpTransport(settings, "orders", 2))
+        calling = _transport(kind, settings, "orders", 2)
+        links = Links(lambda _: calling)
         stack.push_async_callback(links.close)
         place = Elsewhere(listener.address, lambda: links)
         yield Offering(provider, stock, place, settings, listener, receiver)
+
+
+def _transport(kind: str, settings: Settings, service: str, node: int, provider: CallProvider | None = None) -> Any:
+    if kind == "http":
+        return HttpTransport(settings, service=service, messages=dict, provider=provider)
+    return TcpTransport(settings, service, node, provider)
 
 
 async def _provide(uri: str) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from durable.calls.hub import Hub
 from durable.calls.places import this_machine
 from durable.calls.provider import CallProvider
 from durable.calls.registry import Registry
+from durable.errors import ConnectionFailed
 from durable.settings import Settings, load_settings
 from durable.testing.transports import MemoryReceiver
 from durable.transports.frames import (
@@ -63,6 +65,16 @@ class Process:
     def address(self) -> str:
         assert self.listener is not None
         return self.listener.address
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        assert self.listener is not None
+        return self.listener.statistics()
+
+    def unsent_bytes(self) -> int:
+        """Return the bytes that the connection with the most of them has not sent yet."""
+        assert self.listener is not None
+        return max((each._stream.unsent_bytes for each in self.listener._connections), default=0)
 
     def known(self) -> list[tuple[str, str]]:
         """Return the application and the service of all providers that are known here."""
@@ -157,11 +169,20 @@ class Raw:
     def post(self, content: Content, channel: int = 5) -> None:
         self.stream.post(encode(Frame(content, channel)))
 
-    async def hear(self, kind: type[Any] = Directory) -> Any:
-        """Return the next content of this kind. Raises TransportError, or EOFError at the end of the connection."""
+    async def is_ended(self) -> None:
+        """Hear what there is until the peer has closed the connection."""
+        with contextlib.suppress(EOFError, ConnectionFailed):
+            while True:
+                await self.hear(Connect)
+
+    async def hear(self, *kinds: type[Any]) -> Any:
+        """Return the next content of one of these kinds, by default a directory.
+
+        Raises TransportError, or EOFError at the end of the connection.
+        """
         while True:
             for position, content in enumerate(self.heard):
-                if isinstance(content, kind):
+                if isinstance(content, kinds or Directory):
                     del self.heard[: position + 1]
                     return content
             received = await self.stream.read()

@@ -6,6 +6,8 @@
     GET  /messages/{id}      what became of a message
     PUT  /requests/{id}      one message whose answer is kept, and GET of the answer, from any client
     POST /messages           one CloudEvent, from any client
+    POST /calls/{s}/{m}      a call of a method of a service
+    GET  /offers             the services that can be called here, and GET /directory all that are known
     GET  /openapi.json       all this, described
     GET  /health/live        this process answers; open to all, without details
     GET  /health/ready       it could store something now; open to all, without details
@@ -28,6 +30,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, Router
 
 from durable.transports.http import batches as http_batches
+from durable.transports.http import calls as http_calls
 from durable.transports.http import messages as http_messages
 from durable.transports.http import openapi as http_openapi
 from durable.transports.http import receipts as http_receipts
@@ -36,7 +39,7 @@ from durable.transports.http.answers import SignedAnswers
 from durable.transports.http.exchange import RETRY_SOON, Door
 from durable.transports.http.problems import problem
 
-_ENDPOINTS = (http_batches, http_receipts, http_requests, http_messages, http_openapi)
+_ENDPOINTS = (http_batches, http_receipts, http_requests, http_messages, http_calls, http_openapi)
 
 
 def make_app(door: Door, path: str = "") -> Starlette:

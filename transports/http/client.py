@@ -16,7 +16,7 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -90,6 +90,23 @@ class Endpoint:
         return cls(url, f"{url.scheme}://{url.netloc.decode()}", headers)
 
 
+Headers = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request, before it is signed."""
+
+    method: str
+    endpoint: Endpoint
+    body: bytes
+    headers: Headers = ()
+
+    @property
+    def raw_headers(self) -> list[tuple[bytes, bytes]]:
+        return [(name.lower().encode(), value.encode()) for name, value in self.headers]
+
+
 @dataclass(slots=True, eq=False)
 class _Pool:
     """Connections with one state of the certificates, and the requests under way on them."""
@@ -110,7 +127,9 @@ class HttpClient:
         tls: Callable[[], ssl.SSLContext],
         *,
         service: str,
+        most_connections: int | None = None,
     ) -> None:
+        """`most_connections`: at once (default: what batches and a ping need)."""
         self._peer = str(address)
         self._shows_secret = settings.http_auth == "bearer"
         self._credentials = credentials
@@ -120,7 +139,7 @@ class HttpClient:
         self._send_seconds = settings.send_timeout.total_seconds()
         self._connect_seconds = settings.connect_timeout.total_seconds()
         self._most_bytes = settings.max_frame_bytes
-        self._most_connections = settings.batches_in_flight + 1  # a ping beside the batches
+        self._most_connections = most_connections or settings.batches_in_flight + 1  # a ping beside the batches
         self._limits = httpx.Limits(
             max_connections=self._most_connections,
             max_keepalive_connections=self._most_connections,
@@ -143,12 +162,23 @@ class HttpClient:
 
     async def post(self, endpoint: Endpoint, body: bytes) -> Answer:
         """Return the peer's answer within `send_timeout`; raises TransportError for none, or one that is too large."""
-        if self._pool is None:
-            raise RuntimeError("a sender is used inside `async with`")
+        return await self._in_time(_Asked("POST", endpoint, body))
+
+    async def get(self, endpoint: Endpoint, headers: Headers = ()) -> Answer:
+        """Return the peer's answer as post() does."""
+        return await self._in_time(_Asked("GET", endpoint, b"", headers))
+
+    async def ask(self, method: str, endpoint: Endpoint, body: bytes, headers: Headers = ()) -> Answer:
+        """Return the peer's answer, however long it takes, to a request that is sent once."""
+        with self._translated():
+            async with self._pool_in_use() as connections:
+                return await self._once(connections, _Asked(method, endpoint, body, headers), _Connection())
+
+    async def _in_time(self, asked: _Asked) -> Answer:
         try:
             async with asyncio.timeout(self._send_seconds), self._pool_in_use() as connections:
                 with self._translated():
-                    return await self._post(connections, endpoint, body)
+                    return await self._again_and_again(connections, asked)
         except TimeoutError:
             raise PeerTimeout(f"{self._peer}: no answer within {self._send_seconds:g} seconds") from None
 
@@ -156,7 +186,8 @@ class HttpClient:
     async def _pool_in_use(self) -> AsyncIterator[httpx.AsyncHTTPTransport]:
         """The connections with the certificates as they are now. Those with former ones are closed when idle."""
         pool = self._pool
-        assert pool is not None
+        if pool is None:
+            raise RuntimeError("a sender or a caller is used inside `async with`")
         if (tls := self._tls()) is not pool.tls:
             self._former.append(pool)
             pool = self._pool = self._make_pool(tls)
@@ -173,47 +204,52 @@ class HttpClient:
     def _make_pool(self, tls: ssl.SSLContext) -> _Pool:
         return _Pool(tls, httpx.AsyncHTTPTransport(verify=tls, trust_env=False, limits=self._limits))
 
-    async def _post(self, connections: httpx.AsyncHTTPTransport, endpoint: Endpoint, body: bytes) -> Answer:
+    async def _again_and_again(self, connections: httpx.AsyncHTTPTransport, asked: _Asked) -> Answer:
         for spare in reversed(range(self._most_connections + 1)):
             connection = _Connection()
             try:
-                signature = self._sign(endpoint, body)
-                request = self._request(endpoint, body, signature, connection)
-                return await self._exchange(connections, request, signature)
+                return await self._once(connections, asked, connection)
             except (httpx.NetworkError, httpx.RemoteProtocolError):
                 if connection.is_fresh or not spare:  # each try takes a dead connection out of the pool
                     raise
-            except BaseException:
-                await connection.abandon()
-                raise
         raise AssertionError("the last try has returned or raised")
 
-    def _sign(self, endpoint: Endpoint, body: bytes) -> http_auth.Signature | None:
+    async def _once(self, connections: httpx.AsyncHTTPTransport, asked: _Asked, connection: _Connection) -> Answer:
+        try:
+            signature = self._sign(asked)
+            return await self._exchange(connections, self._request(asked, signature, connection), signature)
+        except (httpx.NetworkError, httpx.RemoteProtocolError):
+            raise
+        except BaseException:
+            await connection.abandon()
+            raise
+
+    def _sign(self, asked: _Asked) -> http_auth.Signature | None:
         known = self._credentials
         if known is None or self._shows_secret:
             return None
         said = http_auth.unsigned(
-            body,
+            asked.body,
             to=self._to,
-            at=endpoint.origin,
+            at=asked.endpoint.origin,
             sender=self._service,
             key=known.key,
             timestamp=int(time.time()),
             nonce=uuid4().hex,
         )
-        return http_auth.sign(known.secret, said, "POST", endpoint.url.raw_path, len(body))
+        target, size_bytes = asked.endpoint.url.raw_path, len(asked.body)
+        return http_auth.sign(known.secret, said, asked.method, target, size_bytes, asked.raw_headers)
 
-    def _request(
-        self, endpoint: Endpoint, body: bytes, signature: http_auth.Signature | None, connection: _Connection
-    ) -> httpx.Request:
-        headers = [*endpoint.headers, (b"content-length", b"%d" % len(body))]
+    def _request(self, asked: _Asked, signature: http_auth.Signature | None, connection: _Connection) -> httpx.Request:
+        body = asked.body
+        headers = [*asked.endpoint.headers, *asked.raw_headers, (b"content-length", b"%d" % len(body))]
         if self._credentials is not None:
             shown = http_auth.bearer(self._credentials.secret) if signature is None else str(signature)
             headers.append((b"authorization", shown.encode()))
         breaks_off = body and (is_armed("C6") or is_armed("C7"))
         stream = _InHalves(body) if breaks_off else httpx.ByteStream(body)
         extensions = {"timeout": {"connect": self._connect_seconds}, "trace": connection.trace}
-        return httpx.Request("POST", endpoint.url, headers=headers, stream=stream, extensions=extensions)
+        return httpx.Request(asked.method, asked.endpoint.url, headers=headers, stream=stream, extensions=extensions)
 
     async def _exchange(
         self, connections: httpx.AsyncHTTPTransport, request: httpx.Request, signature: http_auth.Signature | None

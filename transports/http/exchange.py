@@ -29,7 +29,7 @@ from starlette.requests import ClientDisconnect, Request
 from durable.envelope import Envelope
 from durable.settings import Settings
 from durable.transports import peers
-from durable.transports.base import Receiver
+from durable.transports.base import Directory, Provider, Receiver
 from durable.transports.http import auth as http_auth
 from durable.transports.http import local as http_local
 from durable.transports.http.answers import proved_with
@@ -74,7 +74,7 @@ class Door:
     `receiver` returns None while this process is not ready to store anything. `endpoint` is the stable key under which
     envelopes are stored and recognised. `messages` are the classes handled here, by message type. `allow_local`: where
     no secret is set, programs on this machine may come in. `outcomes` tells what became of messages; without it, no
-    client can ask.
+    client can ask. `provider` has the services that can be called, and `directory` those that this service knows.
     """
 
     receiver: Callable[[], Receiver | None]
@@ -85,6 +85,8 @@ class Door:
     allow_local: bool
     counts: Counter[str] = field(default_factory=lambda: Counter(batches=0, envelopes=0, refused=0))
     outcomes: Outcomes | None = None
+    provider: Provider | None = None
+    directory: Directory | None = None
     waiting: Counter[str] = field(default_factory=Counter)
     """The number of requests that wait for an outcome or an answer now."""
 

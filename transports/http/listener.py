@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from durable.errors import InvalidSetting
 from durable.settings import Settings
-from durable.transports.base import Receiver
+from durable.transports.base import Directory, Provider, Receiver
 from durable.transports.http.address import HttpAddress
 from durable.transports.http.app import make_app
 from durable.transports.http.exchange import Door, Outcomes
@@ -29,6 +29,8 @@ class HttpListener:
         messages: Callable[[], Mapping[str, type]],
         tls: Callable[[], ssl.SSLContext] | None,
         outcomes: Outcomes | None = None,
+        provider: Provider | None = None,
+        directory: Directory | None = None,
     ) -> None:
         self._address = address
         self._uri = str(address)
@@ -38,7 +40,9 @@ class HttpListener:
         self._messages = messages
         self._tls = tls
         self._outcomes = outcomes
-        self._counts: Counter[str] = Counter(connections=0, dropped=0, batches=0, envelopes=0, refused=0)
+        self._provider = provider
+        self._directory = directory
+        self._counts: Counter[str] = Counter(connections=0, dropped=0, batches=0, envelopes=0, calls=0, refused=0)
         self._serving: Serving | None = None
 
     @property
@@ -51,7 +55,7 @@ class HttpListener:
         return self._uri
 
     def statistics(self) -> Mapping[str, int]:
-        """Return the counters since serve(): connections, dropped, batches, envelopes, refused (requests)."""
+        """Return the counters since serve(): connections, dropped, batches, envelopes, calls, refused (requests)."""
         return dict(self._counts)
 
     async def serve(self, receiver: Receiver) -> None:
@@ -66,6 +70,8 @@ class HttpListener:
             allow_local=self._address.is_local,
             counts=self._counts,
             outcomes=self._outcomes,
+            provider=self._provider,
+            directory=self._directory,
         )
         app = make_app(door, self._address.path)
         self._serving = Serving(Server(app, self._settings, self._uri, self._counts, self._tls))

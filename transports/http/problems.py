@@ -14,8 +14,8 @@ CLOSE: Final = {"Connection": "close"}
 """Of a refusal after which nothing on the connection can be trusted, or is worth to be read."""
 
 
-def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a response with the fault."""
+def problem(status: int, detail: str, headers: Mapping[str, str] | None = None, **more: str) -> Response:
+    """Return a response with the fault, and `more` members of it."""
     title = HTTPStatus(status).phrase
-    content = {"type": "about:blank", "title": title, "status": status, "detail": detail}
+    content = {"type": "about:blank", "title": title, "status": status, "detail": detail, **more}
     return Response(json.dumps(content), status, headers, media_type=PROBLEM)

@@ -5,11 +5,12 @@
     http_local                   requests without a secret
     http_headers, cloudevents    one message from any client
     http_address                 URIs
-    http_client, http_sender     the sending end, on httpx
+    http_client, http_sender     the sending end, on httpx; http_caller calls
     http_encryption              the certificates of both ends
     http_exchange                what the endpoints share
     http_batches, http_messages  the endpoints, on Starlette; http_openapi describes them
     http_receipts, http_requests the outcomes of messages, and the answers to requests
+    http_calls                   calls of services, and lists of them
     http_app                     all of them as one ASGI app
     http_server, http_listener   the app on a socket of its own, by uvicorn
 
@@ -29,16 +30,17 @@ from durable.errors import InvalidSetting
 from durable.settings import Settings
 from durable.telemetry import log
 from durable.transports import peers
-from durable.transports.base import Receiver
+from durable.transports.base import Directory, Provider, Receiver
 from durable.transports.http.address import SCHEMES, HttpAddress, parse, parse_destination
 from durable.transports.http.app import make_app
+from durable.transports.http.caller import HttpCaller
 from durable.transports.http.encryption import Encryption
 from durable.transports.http.exchange import Door, Outcomes
 from durable.transports.http.listener import HttpListener
 from durable.transports.http.sender import HttpSender
 from durable.transports.plaintext import require_plaintext_allowed
 
-__all__ = ["HttpListener", "HttpSender", "HttpTransport"]
+__all__ = ["HttpCaller", "HttpListener", "HttpSender", "HttpTransport"]
 
 _NOT_ENCRYPTED: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # of http:// senders: it trusts nobody
 
@@ -51,7 +53,8 @@ class HttpTransport:
     """A `durable.transports.base.Transport`.
 
     `service` is this service's name, and `messages` returns the classes that it handles, by message type. `outcomes`
-    tells what became of messages; without it no client can ask.
+    tells what became of messages; without it no client can ask. `provider` has the services that can be called here,
+    and `directory` all that this service knows.
     """
 
     schemes: tuple[str, ...] = SCHEMES
@@ -63,8 +66,12 @@ class HttpTransport:
         service: str,
         messages: Callable[[], Mapping[str, type]],
         outcomes: Outcomes | None = None,
+        provider: Provider | None = None,
+        directory: Directory | None = None,
     ) -> None:
         self._settings = settings
+        self._provider = provider
+        self._directory = directory
         self._service = service
         self._messages = messages
         self._outcomes = outcomes
@@ -92,6 +99,14 @@ class HttpTransport:
         tls()  # an unusable file is an invalid setting, and no failure of a peer
         return HttpSender(address, self._settings, self._credentials_for(address), tls, service=self._service)
 
+    def caller(self, uri: str) -> HttpCaller:
+        """Return a caller of the services at this address."""
+        address = parse_destination(uri)
+        self.check(uri)
+        tls = self._encryption.for_senders if address.is_encrypted else _not_encrypted
+        tls()
+        return HttpCaller(address, self._settings, self._credentials_for(address), tls, service=self._service)
+
     def listener(self, uri: str, endpoint: str) -> HttpListener:
         """Port 0 listens on a free port; the listener's `address` then says which."""
         address = parse(uri)
@@ -115,6 +130,8 @@ class HttpTransport:
             messages=self._messages,
             tls=tls,
             outcomes=self._outcomes,
+            provider=self._provider,
+            directory=self._directory,
         )
 
     def app(
@@ -131,7 +148,7 @@ class HttpTransport:
         answers 503. Without a secret it takes requests from this machine if `allow_local`, and otherwise none.
         """
         counts = Counter() if counts is None else counts
-        counts.update(batches=0, envelopes=0, refused=0)
+        counts.update(batches=0, envelopes=0, calls=0, refused=0)
         settings = self._settings
         if not allow_local and not peers.has_secrets(settings):
             log.warning(
@@ -146,6 +163,8 @@ class HttpTransport:
             allow_local,
             counts=counts,
             outcomes=self._outcomes,
+            provider=self._provider,
+            directory=self._directory,
         )
         return make_app(door)
 

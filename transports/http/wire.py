@@ -2,8 +2,12 @@
 
     batch      [version, count, [envelope, ...], clock]     application/vnd.durable.batch+msgpack
     outcomes   [outcome, ...]                               application/vnd.durable.outcomes+msgpack
+    arguments  [argument, ...]                              application/vnd.durable.arguments+msgpack
+    result     a value                                      application/vnd.durable.result+msgpack
+    offers     [[offer, ...]]                               application/vnd.durable.offers+msgpack
+    directory  [[listing, ...]]                             application/vnd.durable.directory+msgpack
 
-Both are msgpack; envelopes and outcomes are encoded as on TCP connections. Later versions of durable add fields at the
+All are msgpack; envelopes and outcomes are encoded as on TCP connections. Later versions of durable add fields at the
 end, which earlier ones skip; a batch that an earlier one must not read has a higher version.
 """
 
@@ -20,12 +24,16 @@ from durable.envelope import Envelope, Moment
 from durable.errors import InvalidMessage, ProtocolViolation
 from durable.outcomes import Outcome, printable, tidy
 from durable.transports.deadlines import departure
-from durable.transports.frames import MAX_ENVELOPES, Count, PartlyReadable
+from durable.transports.frames import MAX_ENVELOPES, Count, Directory, Listing, Offers, PartlyReadable
 from durable.transports.wire import UNREADABLE, UNWRITABLE, read_envelopes
 
 VERSION: Final = 1
 BATCH: Final = "application/vnd.durable.batch+msgpack"
 OUTCOMES: Final = "application/vnd.durable.outcomes+msgpack"
+ARGUMENTS: Final = "application/vnd.durable.arguments+msgpack"
+RESULT: Final = "application/vnd.durable.result+msgpack"
+OFFERS: Final = "application/vnd.durable.offers+msgpack"
+DIRECTORY: Final = "application/vnd.durable.directory+msgpack"
 
 
 class _Batch(Struct, array_like=True):
@@ -50,6 +58,8 @@ _encoder: Final = msgspec.msgpack.Encoder(uuid_format="bytes")
 _batch_decoder: Final = msgspec.msgpack.Decoder(_Batch)
 _raw_batch_decoder: Final = msgspec.msgpack.Decoder(_RawBatch)
 _version_decoder: Final = msgspec.msgpack.Decoder(_Versioned)
+_offers_decoder: Final = msgspec.msgpack.Decoder(Offers)
+_directory_decoder: Final = msgspec.msgpack.Decoder(Directory)
 _outcomes_decoder: Final = msgspec.msgpack.Decoder(Annotated[list[Outcome], Meta(max_length=MAX_ENVELOPES)])
 
 
@@ -84,6 +94,30 @@ def _read(body: bytes) -> PartlyReadable:
         raw_batch = _raw_batch_decoder.decode(body)
         return PartlyReadable(raw_batch.count, *read_envelopes(raw_batch.envelopes), raw_batch.clock)
     return PartlyReadable(batch.count, batch.envelopes, {}, batch.clock)
+
+
+def encode_offers(offers: Offers) -> bytes:
+    return _encoder.encode(offers)
+
+
+def decode_offers(body: bytes) -> Offers:
+    """Raises ProtocolViolation."""
+    try:
+        return _offers_decoder.decode(body)
+    except UNREADABLE as error:
+        raise ProtocolViolation(f"the offers cannot be read: {printable(str(error))}") from error
+
+
+def encode_directory(listings: list[Listing]) -> bytes:
+    return _encoder.encode(Directory(listings))
+
+
+def decode_directory(body: bytes) -> list[Listing]:
+    """Raises ProtocolViolation."""
+    try:
+        return _directory_decoder.decode(body).listings
+    except UNREADABLE as error:
+        raise ProtocolViolation(f"the directory cannot be read: {printable(str(error))}") from error
 
 
 def encode_outcomes(outcomes: list[Outcome]) -> bytes:

@@ -35,7 +35,7 @@ from durable.testing.transports import envelopes
 from durable.transports.tcp.transport import TcpTransport
 from tests.support.calling import SOON, Inventory, Offering, Reservation, Stock, offering
 
-PLACES = ("tcp", "unix", "here")
+PLACES = ("tcp", "unix", "http", "here")
 
 
 @pytest.fixture(params=PLACES)
