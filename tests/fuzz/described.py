@@ -17,7 +17,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.core.result import Ok
 
 from durable.transports.http.openapi import describe
-from durable.transports.http.wire import BATCH
+from durable.transports.http.wire import ARGUMENTS, BATCH
 from tests.fuzz import wire
 from tests.fuzz.damage import damaged
 from tests.fuzz.nodes import SECRET, SECURED, Node
@@ -38,11 +38,12 @@ CHECKED = [
 
 schemathesis.openapi.format("decimal", st.decimals(allow_nan=False, allow_infinity=False).map(str))
 schemathesis.openapi.media_type(BATCH, damaged(wire.batches))
+schemathesis.openapi.media_type(ARGUMENTS, st.binary(max_size=1_000))
 
 
-@schemathesis.serializer(BATCH)
+@schemathesis.serializer(BATCH, ARGUMENTS)
 def serialized(_: Any, value: Any) -> bytes:
-    """Bodies of batches are bytes already, but for those that schemathesis makes wrong on purpose."""
+    """Bodies of batches and of calls are bytes already, but for those that schemathesis makes wrong on purpose."""
     return value if isinstance(value, bytes) else repr(value).encode(errors="backslashreplace")
 
 
@@ -62,6 +63,7 @@ cases: st.SearchStrategy[Case[Any]] = st.one_of(
 def _is_described(case: Case[Any]) -> bool:
     """False where rules are beyond a schema: bytes of a batch, events, headers that exclude others, 0.0 as an int."""
     takes_messages = case.operation.path in ("/batches", "/messages") or case.operation.method == "put"
+    takes_messages |= case.operation.path.startswith("/calls")  # of services that the node does not offer
     return not takes_messages and not case.headers
 
 

@@ -60,7 +60,9 @@ class HttpCaller:
     ) -> None:
         self._peer = str(address)
         self._most_bytes = settings.max_frame_bytes
-        self._client = HttpClient(address, settings, credentials, tls, service=service, most_connections=MOST_CONNECTIONS)
+        self._client = HttpClient(
+            address, settings, credentials, tls, service=service, most_connections=MOST_CONNECTIONS
+        )
         self._pings = Endpoint.at(f"{address}/ping")
         self._list = Endpoint.at(f"{address}/offers")
         self._endpoints: dict[tuple[str, str], Endpoint] = {}

@@ -22,6 +22,7 @@ from durable.messages.registry import content_type_of
 from durable.messages.upcasting import sent_class
 from durable.transports import peers
 from durable.transports.http import auth as http_auth
+from durable.transports.http import openapi_calls
 from durable.transports.http.exchange import Door, admitted
 from durable.transports.http.headers import LONGEST_KEY
 from durable.transports.http.problems import PROBLEM
@@ -178,6 +179,7 @@ def describe(service: str, messages: Mapping[str, type], *, secured: bool = True
     schemas: Json = {
         "CloudEvent": _EVENT,
         "Outcome": _OUTCOME,
+        "Fault": openapi_calls.FAULT,
         "Problem": _PROBLEM,
         "Receipt": _RECEIPT,
         "Waiting": _WAITING,
@@ -229,6 +231,7 @@ def _paths(types: Mapping[str, Json], sent: Mapping[str, type]) -> Json:
             | _problems(400, 401, 403, 408, 413, 415, 421, 429, 503),
         }
     }
+    paths |= openapi_calls.paths(LONGEST_WAIT)
     paths["/ping"] = {"post": _asked("Could a batch be stored now, with these credentials?", 401, 403, 413, 421, 503)}
     paths["/health/live"] = {"get": _asked("Does this process answer?") | {"security": []}}
     paths["/health/ready"] = {"get": _asked("Could it store a message now?", 503) | {"security": []}}

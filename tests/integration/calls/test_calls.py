@@ -441,7 +441,7 @@ async def test_stranger_calls_nothing(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the bus
 
 
-@pytest.mark.parametrize("at", ["http://127.0.0.1:80", "rabbitmq://default/queue", "tcp://127.0.0.1:0", "here"])
+@pytest.mark.parametrize("at", ["rabbitmq://default/queue", "http://127.0.0.1:0", "tcp://127.0.0.1:0", "here"])
 def test_address_of_another_transport_is_refused(at: str) -> None:
     with pytest.raises(InvalidSetting):
         Bus("orders", allow_plaintext=True).caller(Inventory, at=at)
