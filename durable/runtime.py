@@ -244,7 +244,9 @@ class Runtime:
         """Return what this process offers, as others see it."""
         offers, node = self.application.offers, self.node
         listeners = node.listeners if node is not None else ()
-        addresses = [reachable(each.address) for each in listeners if each.address.startswith(CALLED)]
+        addresses = [
+            reachable(each.address, self.settings.call_host) for each in listeners if each.address.startswith(CALLED)
+        ]
         return [
             Listing(
                 each.contract.offer,

@@ -216,6 +216,13 @@ class Settings(BaseSettings):
     """shortest lease that a connected process may choose"""
     call_lease_longest: Duration = timedelta(minutes=2)
     """longest lease that a connected process may choose, and the first one of each connection"""
+    call_host: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        description="name of this host in the addresses of listeners that listen everywhere, such as 0.0.0.0, as other "
+        "processes call them; default: what the machine says",
+    )
     common_name: str | None = Field(
         default=None,
         min_length=1,

@@ -12,7 +12,7 @@ Callers here have not chosen the peer: an address that it could choose freely wo
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
@@ -52,11 +52,17 @@ class Announcer:
 
 
 def accepted(
-    settings: Settings, service: str, announcer: Announcer, listings: Sequence[Listing], machine: str
+    settings: Settings,
+    service: str,
+    announcer: Announcer,
+    listings: Sequence[Listing],
+    *,
+    machine: str = "",
+    hosts: Collection[str] = (),
 ) -> list[Listing]:
     """Return listings as they are known at this service: under the name of the peer, at addresses that it may name.
 
-    `machine` is this one, on which a peer is that comes from nowhere else. Raises InvalidMessage for a name or a
+    `machine` is this one, on which a peer is that comes from nowhere else, and `hosts` are its names. Raises InvalidMessage for a name or a
     service that it may not announce, and for a service without an address that is left.
     """
     name = announcer.name
@@ -79,15 +85,15 @@ def accepted(
         replace(
             each,
             application=name,
-            addresses=_allowed(settings, announcer, each),
+            addresses=_allowed(settings, announcer, each, hosts),
             machine=each.machine if announcer.host else machine,
         )
         for each in listings
     ]
 
 
-def _allowed(settings: Settings, announcer: Announcer, listing: Listing) -> list[str]:
-    reasons = {address: _refusal_of_address(settings, announcer, address) for address in listing.addresses}
+def _allowed(settings: Settings, announcer: Announcer, listing: Listing, hosts: Collection[str]) -> list[str]:
+    reasons = {address: _refusal_of_address(settings, announcer, address, hosts) for address in listing.addresses}
     if all(reasons.values()):
         why = next(iter(reasons.values()), "it has no address")
         raise InvalidMessage(f"{shown(listing.offer.service)}: {why}")
@@ -134,7 +140,7 @@ def _seen_from(addresses: Sequence[str], host: str) -> list[str]:
     return seen
 
 
-def _refusal_of_address(settings: Settings, announcer: Announcer, address: str) -> str:
+def _refusal_of_address(settings: Settings, announcer: Announcer, address: str, hosts: Collection[str]) -> str:
     try:
         parts = _split(address)
     except InvalidSetting as error:
@@ -146,7 +152,7 @@ def _refusal_of_address(settings: Settings, announcer: Announcer, address: str) 
     if known is not None and any(not each.startswith("rabbitmq:") for each in known.at) and parts.scheme != UNIX:
         return "" if owner else f"{text} is below no address of {announcer.name}; add it to its at in peers"
     if not announcer.host:
-        if _is_local(parts):
+        if _is_local(parts) or parts.hostname in hosts:
             return ""
         return f"{text} is not on this machine, from which it is announced; add it to at of the peer in peers"
     if _is_local(parts):

@@ -81,7 +81,8 @@ class Hub:
 
     def announce(self, connection: object, announcer: Announcer, listings: Sequence[Listing], size_bytes: int) -> None:
         """Know these as all that this connection offers. Raises InvalidMessage, and changes nothing then."""
-        known = accepted(self._settings, self._service, announcer, listings, self._machine)
+        hosts = {name.lower() for name in (platform.node(), self._settings.call_host) if name}
+        known = accepted(self._settings, self._service, announcer, listings, machine=self._machine, hosts=hosts)
         others = [each for key, each in self._announced.items() if key is not connection]
         self._refuse_too_much(others, known, size_bytes)
         self._refuse_taken(others, announcer, known)

@@ -110,11 +110,13 @@ def this_machine() -> str:
     return hashlib.sha256(f"{socket.gethostname()} {boot}".encode()).hexdigest()[:16]
 
 
-def reachable(address: str) -> str:
-    """Return the address of a listener as others call it: one that listens everywhere is called by the host's name."""
+def reachable(address: str, host: str | None = None) -> str:
+    """Return the address of a listener as others call it: one that listens everywhere is called by the name of this
+    host, which is `host` or what the machine says.
+    """
     for everywhere in _EVERYWHERE:
         if address.startswith(everywhere):
-            return f"tcp://{socket.gethostname()}:{address.removeprefix(everywhere)}"
+            return f"tcp://{host or socket.gethostname()}:{address.removeprefix(everywhere)}"
     return address
 
 
