@@ -62,8 +62,8 @@ def accepted(
 ) -> list[Listing]:
     """Return listings as they are known at this service: under the name of the peer, at addresses that it may name.
 
-    `machine` is this one, on which a peer is that comes from nowhere else, and `hosts` are its names. Raises InvalidMessage for a name or a
-    service that it may not announce, and for a service without an address that is left.
+    `machine` is this one, on which a peer is that comes from nowhere else, and `hosts` are its names. Raises
+    InvalidMessage for a name or a service that it may not announce, and for a service without an address that is left.
     """
     name = announcer.name
     if name == service:

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from durable.errors import ConnectionFailed, ProtocolViolation
+from durable.errors import ConnectionFailed, InvalidMessage, ProtocolViolation
 from durable.outcomes import BUSY, STORED, Outcome, Rejected, tidy
+from durable.settings import load_settings
+from durable.transports.announcements import Announcer, accepted, learned
+from durable.transports.directories import parts_of
 from durable.transports.frames import (
     KINDS,
     TYPES,
+    Announce,
     Batch,
     Call,
     Cancel,
+    Connect,
     Content,
     Credit,
+    Directory,
     Fault,
     FaultKind,
     Frame,
     FrameKind,
     Goodbye,
     Hello,
+    Listing,
     Lookup,
     Offer,
     Offers,
@@ -31,12 +40,14 @@ from durable.transports.frames import (
     Pong,
     Received,
     Refused,
+    Reset,
     Result,
     Signature,
     Welcome,
 )
 from durable.transports.http.wire import decode_batch, decode_outcomes, encode_batch, encode_outcomes
 from durable.transports.tcp.calling import CallingSide, Ended
+from durable.transports.tcp.connecting import ConnectingSide, Learned
 from durable.transports.tcp.conversation import (
     Abandon,
     Answered,
@@ -46,6 +57,7 @@ from durable.transports.tcp.conversation import (
     Deliver,
     Leave,
     Probe,
+    Register,
     Reply,
     Sendable,
     ServerSide,
@@ -176,7 +188,7 @@ def check_server(stream: bytes) -> str:
             case Abandon(channel):
                 assert side.end(channel, Result(b"")) is None
                 calls.discard(channel)
-            case Tell():
+            case Tell() | Register():
                 pass
             case Leave():
                 break
@@ -252,6 +264,44 @@ def check_caller(stream: bytes) -> str:
     return " ".join(said)
 
 
+def check_spoke(stream: bytes) -> str:
+    """What a hub tells a connected process: whole directories within their bounds, or the connection ends."""
+    side = ConnectingSide("orders", 1, LIMIT, most_bytes=LIMIT)
+    said: list[str] = []
+    for item in _frames(stream):
+        try:
+            heard = side.listen(item)
+        except (ProtocolViolation, ConnectionFailed) as error:
+            return " ".join([*said, type(error).__name__])
+        if isinstance(heard, Learned):
+            parts = parts_of(heard.listings, LIMIT)
+            assert sum(len(part.listings) for part in parts) + parts[-1].left_out == len(heard.listings)
+            for known in heard.listings:
+                assert set(learned(known, "10.0.0.7").addresses) & set(known.addresses) <= set(known.addresses)
+        if side.bounds is not None:
+            assert 0 < side.bounds.shortest <= side.bounds.longest
+        said = sorted({*said, type(heard).__name__})
+    return " ".join(said)
+
+
+def check_announcement(said: tuple[str, int, str | None, str, list[Listing]]) -> str:
+    """An announcement is refused, or every address in it leads where its peer is, under the name of the peer."""
+    application, node, proven, host, listings = said
+    announcer = Announcer(application, node, proven, host)
+    try:
+        known = accepted(_SETTINGS, "hub", announcer, listings)
+    except InvalidMessage:
+        return "refused"
+    assert len(known) == len(listings)
+    for each in known:
+        assert each.application == announcer.name != "hub"
+        assert each.addresses
+        for address in each.addresses:
+            here = ("127.", "localhost", "unix:///", "[::1]", "[0:", "0.0.0.0", "[::]")
+            assert any(place in address.lower() for place in ((host,) if host else here)), address
+    return "known"
+
+
 def _talk(greeting: Content, others: Sequence[FrameKind], good: Sequence[Content]) -> st.SearchStrategy[bytes]:
     """A greeting, which is mostly good, and what follows."""
     whole = st.builds(lambda content, channel: encode(Frame(content, channel)), st.sampled_from(good), _channels)
@@ -262,6 +312,7 @@ def _talk(greeting: Content, others: Sequence[FrameKind], good: Sequence[Content
 
 _HELLO = Hello([1], "orders", 1, LIMIT)
 _WELCOME = Welcome(1, "billing", 2, LIMIT, 1_000, ROOM)
+_HUB = Welcome(1, "hub", 2, LIMIT, 1_000, ROOM, 15.0, 120.0, "a hub", "1.0")
 _GOOD_OF_CLIENTS: list[Content] = [
     Batch(3, _ENVELOPES),
     Batch(1, _ENVELOPES[:1]),
@@ -272,6 +323,9 @@ _GOOD_OF_CLIENTS: list[Content] = [
     Call("stock", "count", b""),
     Call("stock", "count", b"x" * 100, 0.5, awaited=False),
     Cancel(),
+    Connect("a shop", "1.0"),
+    Announce([]),
+    Reset(30.0),
     Goodbye(),
 ]
 _GOOD_OF_SERVERS: list[Content] = [
@@ -282,6 +336,42 @@ _GOOD_OF_SERVERS: list[Content] = [
     Refused("no"),
     Goodbye(),
 ]
+_SETTINGS = load_settings()
+_LISTING = Listing(
+    Offer("stock", "1.0", [Signature("count", b"x", "count() -> int")]),
+    "orders",
+    1,
+    ["tcp://127.0.0.1:1"],
+    datetime(2026, 1, 1, tzinfo=UTC),
+)
+_GOOD_OF_HUBS: list[Content] = [
+    Directory([_LISTING]),
+    Directory([_LISTING] * 300, more=True),
+    Directory([], left_out=1),
+    Offers([]),
+    Refused("no"),
+    Pong(True),
+    Goodbye(),
+]
+_addresses = st.sampled_from(["tcp://127.0.0.1:1", "tcp://10.0.0.7:1", "unix:///x", "tcp://0.0.0.0:1"]) | st.from_regex(
+    r"(tcp|unix|http)://[ -~]{0,30}", fullmatch=True
+)
+_listings = st.lists(
+    values.of(Listing)
+    | st.builds(
+        lambda at, service: replace(_LISTING, addresses=at, offer=Offer(service, "1", [])),
+        st.lists(_addresses, max_size=3),
+        st.text(max_size=3),
+    ),
+    max_size=4,
+)
+_announcements = st.tuples(
+    st.sampled_from(["orders", "hub"]),
+    st.sampled_from([1, 2]),
+    st.sampled_from([None, "orders", "hub"]),
+    st.sampled_from(["", "10.0.0.7"]),
+    _listings,
+)
 _GOOD_OF_PROVIDERS: list[Content] = [
     Result(b"\x01"),
     Fault(FaultKind.OVERLOADED, "too many"),
@@ -291,7 +381,8 @@ _GOOD_OF_PROVIDERS: list[Content] = [
     Goodbye(),
 ]
 _OF_CLIENTS = [FrameKind.BATCH, FrameKind.PING, FrameKind.GOODBYE, FrameKind.PROOF, FrameKind.LOOKUP]
-_OF_CLIENTS += [FrameKind.CALL, FrameKind.CANCEL]
+_OF_CLIENTS += [FrameKind.CALL, FrameKind.CANCEL, FrameKind.CONNECT, FrameKind.ANNOUNCE, FrameKind.RESET]
+_OF_HUBS = [FrameKind.DIRECTORY, FrameKind.OFFERS, FrameKind.REFUSED, FrameKind.PONG]
 _OF_PROVIDERS = [FrameKind.RESULT, FrameKind.FAULT, FrameKind.OFFERS, FrameKind.OUTCOMES, FrameKind.REFUSED]
 _OF_SERVERS = [FrameKind.OUTCOMES, FrameKind.CREDIT, FrameKind.PONG, FrameKind.REFUSED, FrameKind.GOODBYE]
 batches = st.builds(
@@ -314,6 +405,8 @@ TARGETS = [
     of_rules("tcp-server", of_clients, check_server),
     of_rules("tcp-client", _talk(_WELCOME, _OF_SERVERS, _GOOD_OF_SERVERS), check_client),
     of_rules("tcp-caller", _talk(_WELCOME, _OF_PROVIDERS, _GOOD_OF_PROVIDERS), check_caller),
+    of_rules("tcp-spoke", _talk(_HUB, _OF_HUBS, _GOOD_OF_HUBS), check_spoke),
+    of_rules("announcements", _announcements, check_announcement),
     of_rules("http-batches", damaged(batches), check_batch),
     of_rules("http-outcomes", st.tuples(damaged(_answers, most=2), st.integers(0, 4)), check_outcomes),
 ]

@@ -149,7 +149,9 @@ class Raw:
         cls.opened.append(raw)
         await stream.say(raw.side.greet())
         while raw.side.state is ClientState.GREETING:
-            for item in await stream.read():
+            if not (received := await stream.read()):
+                raise ConnectionFailed("the peer closed the connection before WELCOME")
+            for item in received:
                 answer = raw.side.hear(item)
                 if answer is not None:
                     await stream.say(answer.frame)  # type: ignore[union-attr]

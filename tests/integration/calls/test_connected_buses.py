@@ -1,0 +1,244 @@
+"""Buses that connect to each other, each on a database of its own: callers without an address find providers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from durable import Bus
+from durable.calls.provider import CallProvider
+from durable.errors import ConnectionFailed, InvalidSetting, NoProvider
+from durable.settings import load_settings
+from durable.testing import eventually
+from durable.testing.transports import MemoryReceiver
+from durable.transports.tcp import credentials
+from durable.transports.tcp.transport import TcpTransport
+from tests.failure.workbench import QUICK
+from tests.support.calling import Inventory, Reservation, Stock
+from tests.support.hubs import Raw, listing, process
+
+SETTINGS: dict[str, Any] = {**QUICK, "call_timeout": 5, "call_lease": "15s", "reconnect_pause": 0.05}
+TCP = "tcp://127.0.0.1:0"
+
+
+@pytest.fixture(autouse=True)
+async def close_clients() -> AsyncIterator[None]:
+    yield
+    await Raw.close_all()
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+def known(bus: Bus) -> list[tuple[str, str]]:
+    return sorted((each.application, each.offer.service) for each in bus.runtime.registry.listings())
+
+
+def address(bus: Bus) -> str:
+    assert bus.runtime.node is not None
+    return bus.runtime.node.listeners[0].address
+
+
+def make(name: str, url: str, *listen: str, **own: Any) -> Bus:
+    bus = Bus(name, url, **{**SETTINGS, **own})
+    for uri in listen:
+        bus.listen(uri)
+    return bus
+
+
+async def test_callers_find_providers_of_services_that_they_are_connected_to(
+    make_database: Callable[[str], str], stack: AsyncExitStack, tmp_path: Path
+) -> None:
+    at = f"unix://{tmp_path}/stock"
+    stock = make("stock", make_database("stock"), at)
+    stock.offer(Inventory, Stock())
+    orders = make("orders", make_database("orders"))
+    orders.connect(at)
+    with pytest.raises(InvalidSetting, match="connected to already"):
+        orders.connect(at)
+    inventory = orders.caller(Inventory)
+    await stack.enter_async_context(orders)  # before the other one runs
+    await stack.enter_async_context(stock)
+    await eventually(lambda: known(orders) == [("stock", "inventory")])
+    assert await inventory.reserve("A-1", 3) == Reservation("A-1", 3)
+    [provider] = await orders.providers(Inventory)
+    assert (provider.application, provider.address) == ("stock", at)
+    orders.disconnect(at)
+    assert known(orders) == []
+    with pytest.raises(NoProvider):
+        await inventory.reserve("A-1", 3)
+    with pytest.raises(InvalidSetting, match="not connected to"):
+        orders.disconnect(at)
+    orders.connect(at)  # while it runs
+    await eventually(lambda: known(orders) == [("stock", "inventory")])
+
+
+async def test_announced_services_are_known_to_all_nodes_of_the_hub_and_called_there(
+    make_database: Callable[[str], str], stack: AsyncExitStack
+) -> None:
+    url = make_database("hub")
+    hub, other = make("hub", url, TCP), make("hub", url)
+    stock = make("stock", make_database("stock"), TCP)
+    stock.offer(Inventory, Stock())
+    inventory = other.caller(Inventory)
+    for bus in (hub, other, stock):
+        await stack.enter_async_context(bus)
+    await other.providers(Inventory)
+    stock.connect(address(hub))
+    await eventually(lambda: known(other) == [("stock", "inventory")])
+    assert await inventory.reserve("A-1", 3) == Reservation("A-1", 3)
+    stock.disconnect(address(hub))
+    await eventually(lambda: known(other) == [])
+    with psycopg.connect(url) as conn:
+        assert conn.execute("SELECT * FROM durable.offers").fetchall() == []
+
+
+async def test_elapsed_lease_takes_the_offers_away_at_every_node(
+    make_database: Callable[[str], str], stack: AsyncExitStack
+) -> None:
+    url = make_database("hub")
+    hub, other = make("hub", url, TCP, call_lease_shortest=1), make("hub", url)
+    for bus in (hub, other):
+        await stack.enter_async_context(bus)
+    await other.providers(Inventory)
+    raw = await Raw.connect(address(hub))
+    await raw.join(listing("inventory"), lease=3)
+    await eventually(lambda: known(other) == known(hub) == [("stock", "inventory")])
+    assert "no reset came" in await raw.refusal()
+    await eventually(lambda: known(other) == known(hub) == [])
+
+
+async def test_announcements_of_a_hub_that_was_killed_end_with_their_lease(
+    make_database: Callable[[str], str], stack: AsyncExitStack
+) -> None:
+    url = make_database("hub")
+    hub, other = make("hub", url, TCP), make("hub", url)
+    for bus in (hub, other):
+        await stack.enter_async_context(bus)
+    await other.providers(Inventory)
+    raw = await Raw.connect(address(hub))
+    await raw.join(listing("inventory"))
+    await eventually(lambda: known(other) == [("stock", "inventory")])
+    task = hub.runtime._announcing_task
+    assert task is not None
+    hub.runtime._announcing._wanted.clear()  # as if nobody lengthened their leases any more
+    await eventually(lambda: known(other) == [])
+
+
+async def test_connection_of_a_service_to_itself_announces_nothing_twice(
+    make_database: Callable[[str], str], stack: AsyncExitStack, tmp_path: Path
+) -> None:
+    at = f"unix://{tmp_path}/stock"
+    stock = make("stock", make_database("stock"), at)
+    stock.offer(Inventory, Stock())
+    stock.connect(at)
+    await stack.enter_async_context(stock)
+    await asyncio.sleep(0.5)
+    assert known(stock) == [("stock", "inventory")]
+
+
+# ---------------------------------------------------------------- identity
+
+SECRETS = {name: f"the-secret-of-{name}-alone" for name in ("stock", "orders", "viewer")}
+
+
+def _peers(**more: dict[str, Any]) -> dict[str, Any]:
+    return {name: {"secrets": {"1": secret}, **more.get(name, {})} for name, secret in SECRETS.items()}
+
+
+async def test_peers_announce_and_see_what_they_may() -> None:
+    may = _peers(viewer={"types": ["inventory.reserve"]}, orders={"types": ["*"], "offers": ["orders.*"]})
+    async with process("hub", peers=may) as hub:
+        stock = await Raw.connect(hub.address, "stock", peers={"stock": {"secrets": {"1": SECRETS["stock"]}}})
+        await stock.join(listing("inventory"), listing("prices"))
+        viewer = await Raw.connect(hub.address, "viewer", peers={"viewer": {"secrets": {"1": SECRETS["viewer"]}}})
+        await eventually(lambda: len(hub.known()) == 2)
+        await viewer.join(listing("inventory", "viewer", at="tcp://127.0.0.1:2"))
+        assert await viewer.refusal() == "viewer may not offer inventory: see offers and types in peers"
+        again = await Raw.connect(hub.address, "viewer", peers={"viewer": {"secrets": {"1": SECRETS["viewer"]}}})
+        await again.join()
+        assert [each.offer.service for each in (await again.hear()).listings] == ["inventory"]
+        orders = await Raw.connect(hub.address, "orders", peers={"orders": {"secrets": {"1": SECRETS["orders"]}}})
+        await orders.join(listing("orders.status", "orders", at="tcp://127.0.0.1:3"))
+        await eventually(lambda: ("orders", "orders.status") in hub.known())
+
+
+async def test_proven_peer_cannot_announce_under_another_name() -> None:
+    shared = "the secret that all the others share"
+    async with process("hub", peers=_peers(), shared_secret=shared) as hub:
+        stock = await Raw.connect(hub.address, "stock", peers={"stock": {"secrets": {"1": SECRETS["stock"]}}})
+        await stock.join(listing("inventory", application="orders"))
+        assert "is announced for orders node 7, which is somebody else" in await stock.refusal()
+        nobody = await Raw.connect(hub.address, "stock", shared_secret=shared)
+        await nobody.join(listing("inventory"))
+        assert await nobody.refusal() == (
+            "stock is the name of a peer, and not proved; use its secret or its certificate"
+        )
+        assert hub.known() == []
+
+
+async def test_stranger_learns_nothing() -> None:
+    async with process("hub", offers=True, shared_secret="the secret that all share") as hub:
+        with pytest.raises(ConnectionFailed):
+            await Raw.connect(hub.address, "stock")
+
+
+# ---------------------------------------------------------------- Unix sockets
+
+
+async def test_socket_is_for_its_own_user_alone(tmp_path: Path) -> None:
+    at = f"unix://{tmp_path}/hub"
+    async with process("hub", at=at, offers=True):
+        assert (tmp_path / "hub").stat().st_mode & 0o777 == 0o600
+    async with process("hub", at=at, offers=True, unix_users=["0", "54321"]):
+        assert (tmp_path / "hub").stat().st_mode & 0o777 == 0o666
+
+
+class _Elsewhere:
+    """Stands for the module os in a process of another user."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def geteuid(self) -> int:
+        return 54_321
+
+
+async def test_another_user_neither_calls_nor_connects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = f"unix://{tmp_path}/hub"
+    with monkeypatch.context() as patched:
+        patched.setattr(credentials, "os", _Elsewhere())
+        transport = TcpTransport(load_settings(), "hub", 1, CallProvider())
+        listener = transport.listener(at, "hub")
+    await listener.serve(MemoryReceiver())
+    async with TcpTransport(load_settings(), "orders", 2).caller(at) as caller:
+        with pytest.raises(ConnectionFailed):
+            await caller.offers()
+    with pytest.raises(ConnectionFailed):
+        await Raw.connect(at)
+    await eventually(lambda: listener.statistics()["dropped"] == 2)
+    assert listener.statistics()["calls"] == 0
+    await listener.close()
+
+
+async def test_users_and_groups_that_are_named_may_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for setting in ({"unix_users": [str(os.geteuid())]}, {"unix_groups": [str(os.getegid())]}):
+        at = f"unix://{tmp_path}/{next(iter(setting))}"
+        provider = CallProvider()
+        with monkeypatch.context() as patched:
+            patched.setattr(credentials, "os", _Elsewhere())
+            listener = TcpTransport(load_settings(**setting), "hub", 1, provider).listener(at, "hub")
+        await listener.serve(MemoryReceiver())
+        async with TcpTransport(load_settings(), "orders", 2).caller(at) as caller:
+            assert (await caller.offers()).offers == []
+        await listener.close()
