@@ -69,7 +69,7 @@ def test_misfits_are_told() -> None:
 
 
 def test_newest_holder_of_a_singleton_is_the_only_candidate() -> None:
-    held = {"is_singleton": True}
+    held: dict[str, Any] = {"is_singleton": True}
     found = field(
         listing(1, "tcp://a:1", epoch=3, **held),
         listing(2, "tcp://b:1", epoch=4, **held),
