@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from durable.calls import stored
 from durable.errors import InvalidMessage
 from durable.recovery.troubles import Troubles
 from durable.settings import Settings
@@ -94,7 +95,8 @@ class Announcing:
         listings = self._wanted.get(source)
         try:
             if listings:
-                await self._database().transaction(storage.write, source, listings, lease=self._lease)
+                rows, methods = stored.rows_of(listings)
+                await self._database().transaction(storage.write, source, rows, methods, lease=self._lease)
             else:
                 await self._database().transaction(storage.remove, source)
         except InvalidMessage as error:

@@ -17,6 +17,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from durable.calls import stored
 from durable.calls.registry import Registry
 from durable.envelope import ANY_NODE, NodeId
 from durable.errors import StorageUnavailable
@@ -26,7 +27,7 @@ from durable.storage import registry as storage
 from durable.storage.database import Database
 from durable.tasks.crew import raise_if_cancelled
 from durable.telemetry import log
-from durable.transports.frames import Listing, Signature
+from durable.transports.frames import Listing
 
 _GATHERING: Final = 0.1  # seconds in which changes gather
 _LONGEST_LEAVING: Final = 2.0  # seconds; after that the rows go with the node
@@ -52,7 +53,7 @@ class Registering:
         self._lease = settings.heartbeat_stale
         self._node = ANY_NODE
         self._written: Sequence[Listing] = ()
-        self._signatures: dict[bytes, list[Signature]] = {}
+        self._methods: stored.Methods = {}
         self._renewed_at = 0.0
         self._rounds = 0
         self._troubles = Troubles(often=["the registry"])
@@ -90,9 +91,10 @@ class Registering:
 
     async def read(self) -> None:
         """Read the registry of the database. Raises StorageUnavailable."""
-        offers = await self._database().transaction(storage.read, self._signatures)
-        self._signatures = {each.digest: each.listing.offer.signatures for each in offers}
-        self._registry.store([each.listing for each in offers])
+        offers, found = await self._database().transaction(storage.read, self._methods.keys())
+        known = {**self._methods, **stored.methods_of(found)}
+        self._methods = {each.offer.digest: known[each.offer.digest] for each in offers if each.offer.digest in known}
+        self._registry.store(stored.listings_of(offers, self._methods))
 
     async def _look(self) -> None:
         own = self._own() if self._node != ANY_NODE else ()
@@ -113,7 +115,8 @@ class Registering:
             self._renewed_at = now
             if renewed == len(own):
                 return
-        await self._database().transaction(storage.write, source, own, lease=self._lease, node=self._node)
+        rows, methods = stored.rows_of(own)
+        await self._database().transaction(storage.write, source, rows, methods, lease=self._lease, node=self._node)
         self._written, self._renewed_at = still, now
         await self._database().transaction(storage.tell)
 

@@ -38,9 +38,9 @@ class Registry:
         self.ask: Told | None = None
         """Has the own database read soon; None while nobody reads it."""
         self._own = own
-        self._stored: Sequence[Listing] = ()
-        self._announced: dict[str, Sequence[Listing]] = {}
-        self._learned: dict[str, Sequence[Listing]] = {}
+        self._stored: list[Listing] = []
+        self._announced: dict[str, list[Listing]] = {}
+        self._learned: dict[str, list[Listing]] = {}
         self._watching: dict[object, Told] = {}
         self._lock = threading.Lock()
 
@@ -76,7 +76,8 @@ class Registry:
     def store(self, listings: Sequence[Listing]) -> None:
         """Take these as the listings of the own database."""
         with self._lock:
-            changed, self._stored = self._stored != listings, list(listings[:MAX_LISTINGS])
+            before, self._stored = self._stored, list(listings[:MAX_LISTINGS])
+            changed = before != self._stored
         if changed:
             self.tell()
 
@@ -85,8 +86,9 @@ class Registry:
         with self._lock:
             if source not in self._learned and len(self._learned) >= MAX_SOURCES:
                 return
-            changed = self._learned.get(source) != listings
+            before = self._learned.get(source, [])
             self._learned[source] = list(listings[:MAX_LISTINGS])
+            changed = before != self._learned[source]
         if changed:
             self.tell()
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from durable.bus import Bus
+from durable.calls import stored
 from durable.calls.contract import Contract
 from durable.cli.output import Table
 from durable.cli.target import schema_connection
@@ -76,22 +77,22 @@ def registered(bus: Bus) -> Registered:
     """Read the registry of the application's database; without a database, there is none."""
     try:
         with schema_connection(bus.settings) as conn:
-            rows = registry.read(conn, bus.settings.db_schema, {})
+            rows, methods = registry.read(conn, bus.settings.db_schema, ())
     except (StorageUnavailable, InvalidSetting) as error:
         return Registered([], [], str(error))
     listed = [
         Listed(
-            listing.offer.service,
-            listing.application,
-            listing.node,
-            listing.offer.version,
-            list(listing.addresses),
-            listing.since,
-            listing.load,
-            ("held" if listing.epoch else "waits") if listing.is_singleton else "",
-            listing.epoch,
+            row.service,
+            row.application,
+            row.node,
+            row.version,
+            list(row.addresses),
+            row.since,
+            row.load,
+            ("held" if row.epoch else "waits") if row.is_singleton else "",
+            row.epoch,
             lease.total_seconds(),
         )
-        for _, _, listing, _, lease in rows
+        for _, _, row, lease in rows
     ]
-    return Registered(listed, [row.listing.offer for row in rows])
+    return Registered(listed, [each.offer for each in stored.listings_of(rows, stored.methods_of(methods))])

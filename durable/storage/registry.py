@@ -6,9 +6,8 @@ database's clock decides whose lease is over.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -17,28 +16,37 @@ from sqlalchemy import Connection
 from durable.envelope import NodeId
 from durable.storage.database import channel
 from durable.storage.sql import registry as statements
-from durable.transports.frames import Listing, Offer, Signature
 
 CHANGED: Final = "services"
 """Payload of the notification that the registry has changed."""
 
 MOST_OFFERS: Final = 10_000
 """Offers that are read, at most."""
-_DIGEST_BYTES: Final = 16
 
-Signatures = Mapping[bytes, list[Signature]]
-"""Methods of services by their digest."""
+
+class OfferRow(NamedTuple):
+    """A service that somebody offers. `digest` is that of its methods, which are written beside it once."""
+
+    service: str
+    version: str
+    digest: bytes
+    application: str
+    node: int
+    machine: str
+    addresses: Sequence[str]
+    since: datetime
+    load: int
+    is_singleton: bool
+    epoch: int
 
 
 class StoredOffer(NamedTuple):
-    """A row of `offers`. `node_id`: the own node that offers it; None: a peer."""
+    """An offer of a source. `node_id`: the own node that it is; None: a peer. `lease`: time until it is over."""
 
     source: str
     node_id: int | None
-    listing: Listing
-    digest: bytes
+    offer: OfferRow
     lease: timedelta
-    """Time until it is over."""
 
 
 def source_of(node: NodeId) -> str:
@@ -50,28 +58,31 @@ def write(
     conn: Connection,
     schema: str,
     source: str,
-    listings: Sequence[Listing],
+    offers: Sequence[OfferRow],
+    signatures: Mapping[bytes, str],
     *,
     lease: timedelta,
     node: NodeId | None = None,
 ) -> None:
-    """Make these the offers of a source, for so long. `node`: the own node that it is, which must not be struck off."""
+    """Make these the offers of a source, for so long. `signatures`: methods by their digest, in JSON. `node`: the own
+    node that it is; one that was struck off writes nothing.
+    """
     params: dict[str, Any] = {
         "source": source,
         "node_id": node,
         "lease": lease,
-        "services": [each.offer.service for each in listings],
-        "applications": [each.application for each in listings],
-        "nodes": [each.node for each in listings],
-        "machines": [each.machine for each in listings],
-        "versions": [each.offer.version for each in listings],
-        "digests": [digest_of(each.offer) for each in listings],
-        "signatures": [_written(each.offer) for each in listings],
-        "addresses": [msgspec.json.encode(each.addresses).decode() for each in listings],
-        "sinces": [each.since for each in listings],
-        "loads": [each.load for each in listings],
-        "singletons": [each.is_singleton for each in listings],
-        "epochs": [each.epoch for each in listings],
+        "services": [each.service for each in offers],
+        "applications": [each.application for each in offers],
+        "nodes": [each.node for each in offers],
+        "machines": [each.machine for each in offers],
+        "versions": [each.version for each in offers],
+        "digests": [each.digest for each in offers],
+        "signatures": [signatures[each.digest] for each in offers],
+        "addresses": [msgspec.json.encode(each.addresses).decode() for each in offers],
+        "sinces": [each.since for each in offers],
+        "loads": [each.load for each in offers],
+        "singletons": [each.is_singleton for each in offers],
+        "epochs": [each.epoch for each in offers],
     }
     conn.execute(statements.WRITE_OFFERS.within(schema), params)
 
@@ -92,32 +103,32 @@ def sweep(conn: Connection, schema: str, most: int) -> list[str]:
     return list(conn.execute(statements.SWEEP_OFFERS.within(schema), {"most": most}).scalars())
 
 
-def read(conn: Connection, schema: str, known: Signatures) -> list[StoredOffer]:
-    """Return the offers whose lease is not over. Methods that are `known` by their digest are not read again."""
+def read(conn: Connection, schema: str, known: Collection[bytes]) -> tuple[list[StoredOffer], dict[bytes, str]]:
+    """Return the offers whose lease is not over, and the methods by their digest, in JSON, unless it is `known`."""
     rows = conn.execute(statements.READ_OFFERS.within(schema), {"most": MOST_OFFERS}).all()
-    unknown = {bytes(row.digest) for row in rows} - known.keys()
-    found = {**known, **(_read_signatures(conn, schema, unknown) if unknown else {})}
-    return [
+    offers = [
         StoredOffer(
             row.source,
             row.node_id,
-            Listing(
-                Offer(row.service, row.version, found[bytes(row.digest)]),
+            OfferRow(
+                row.service,
+                row.version,
+                bytes(row.digest),
                 row.application,
                 row.node,
+                row.machine,
                 list(row.addresses),
                 row.since.astimezone(UTC),
                 row.load,
                 row.is_singleton,
                 row.epoch,
-                row.machine,
             ),
-            bytes(row.digest),
             row.lease,
         )
         for row in rows
-        if bytes(row.digest) in found  # gone between the two statements
     ]
+    unknown = {each.offer.digest for each in offers}.difference(known)
+    return offers, _read_signatures(conn, schema, unknown) if unknown else {}
 
 
 def tell(conn: Connection, schema: str) -> None:
@@ -125,16 +136,6 @@ def tell(conn: Connection, schema: str) -> None:
     conn.execute(statements.NOTIFY.within(schema), {"channel": channel(schema), "payload": CHANGED})
 
 
-def digest_of(offer: Offer) -> bytes:
-    """Return the digest of the methods of a service."""
-    return hashlib.sha256(_written(offer).encode()).digest()[:_DIGEST_BYTES]
-
-
-def _written(offer: Offer) -> str:
-    """Return the methods as JSON; text that Postgres cannot hold is left out."""
-    return msgspec.json.encode(offer.signatures).decode().replace("\\u0000", "")
-
-
-def _read_signatures(conn: Connection, schema: str, digests: Collection[bytes]) -> dict[bytes, list[Signature]]:
+def _read_signatures(conn: Connection, schema: str, digests: Collection[bytes]) -> dict[bytes, str]:
     rows = conn.execute(statements.READ_SIGNATURES.within(schema), {"digests": list(digests)})
-    return {bytes(row.digest): msgspec.json.decode(row.signatures, type=list[Signature]) for row in rows}
+    return {bytes(row.digest): row.signatures for row in rows}

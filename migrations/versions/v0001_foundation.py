@@ -665,6 +665,7 @@ DROP FUNCTION "{schema}".archived_below(text);
 DROP FUNCTION "{schema}".generation_base();
 DROP TABLE "{schema}".published_batches, "{schema}".replays, "{schema}".placements, "{schema}".schedules,
     "{schema}".handler_counts, "{schema}".actions, "{schema}".circuits, "{schema}".nodes,
+    "{schema}".offers, "{schema}".services,
     "{schema}".failed_attempts, "{schema}".erasures, "{schema}".archive_commits, "{schema}".archive_claims,
     "{schema}".absent_rows, "{schema}".answers,
     "{schema}".archives, "{schema}".generations,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from durable.transports.watchdog import LONGEST_PAUSE, Bounds, Keeping, Watchdog
 BOUNDS = Bounds(15.0, 120.0)
 
 
-def waited(watchdog: Watchdog, now: float, until: float) -> tuple[bool, float]:
+def waited(watchdog: Watchdog, now: float, until: float) -> tuple[Any, ...]:
     """Look as often as the watchdog wants, until a time. Returns whether the lease is over, and when that was seen."""
     while now < until:
         now += max(watchdog.pause(now), 0.001)
