@@ -49,6 +49,7 @@ class Payload:
 
     def __init__(self, kind: Any) -> None:
         refuse_uncodable_parts(kind, BaseModel)
+        self.kind = kind
         self._decode: Callable[[bytes], Any] = msgspec.msgpack.Decoder(kind, dec_hook=_made).decode
         self.schema = _without_words(msgspec.json.schema(kind, schema_hook=_schema_of))
 

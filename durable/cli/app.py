@@ -10,7 +10,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from durable.cli import actions, calls, console, demo, inspect, migrate, output, pauses, run, send, topology
+from durable.cli import actions, calls, console, demo, describe, inspect, migrate, output, pauses, run, send, topology
 from durable.cli.dead_letters import commands as dead_letters
 from durable.cli.dead_letters.debug import debug_letter
 from durable.cli.doctor import commands as doctor
@@ -39,6 +39,7 @@ for command in (
     topology.topology,
     calls.services,
     calls.call,
+    describe.describe,
     console.console,
     send.send,
     doctor.doctor,
