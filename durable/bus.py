@@ -300,6 +300,7 @@ class Bus:
             timeout=self.settings.call_timeout.total_seconds(),
             options=methods,
             on_error=on_error,
+            telemetry=self._application.offers.telemetry,
         )
         if (declared, address) not in self._application.called:
             self._application.called.append((declared, address))
@@ -370,18 +371,20 @@ class Bus:
 
     @checked
     def trace(self, provider: TracerProvider | None = None) -> None:
-        """Make OpenTelemetry spans of all messages that are sent and handled: see docs/telemetry.md.
+        """Make OpenTelemetry spans of all messages and calls: see docs/telemetry.md.
 
         `provider`: tracer provider of the spans (default: the global one). Call it before use() of middleware that is
         to run within the spans. Raises InvalidSetting when `durable-bus[tracing]` is not installed.
         """
         try:
+            from durable.application.call_tracing import CallTracing
             from durable.application.tracing import Tracing
         except ImportError as error:
             raise InvalidSetting(f"trace() needs {error.name}; run: pip install 'durable-bus[tracing]'") from error
         if provider is not None and not hasattr(provider, "get_tracer"):
             raise InvalidSetting(f"trace: provider={provider!r}: give a TracerProvider of OpenTelemetry")
         tracing = Tracing(provider, lambda: self.settings.limits)
+        self._application.offers.telemetry.spans = CallTracing(provider)
         self.use(tracing, stage="before")
         self._application.batch_spans = tracing
 
@@ -398,7 +401,8 @@ class Bus:
             raise InvalidSetting("meter() needs opentelemetry; run: pip install 'durable-bus[tracing]'") from error
         if provider is not None and not hasattr(provider, "get_meter"):
             raise InvalidSetting(f"meter: provider={provider!r}: give a MeterProvider of OpenTelemetry")
-        Meters(lambda: Source(self.runtime.monitor, self.runtime.loop), provider)
+        meters = Meters(lambda: Source(self.runtime.monitor, self.runtime.loop), provider)
+        self._application.offers.telemetry.record = meters.record_call
 
     @checked
     def listen(self, uri: str, *, name: str | None = None) -> None:

@@ -134,7 +134,16 @@ class Runtime:
 
     def _problems(self) -> Sequence[str]:
         of_node = self.node.agents.problems() if self.node is not None else []
-        return [*self._stuck.problems(), *of_node, *self.life.problems()]
+        return [*self._stuck.problems(), *of_node, *self.life.problems(), *self._unprovided()]
+
+    def _unprovided(self) -> Sequence[str]:
+        """Services that this application has called in vain, and of which no provider is known since."""
+        known = {each.offer.service for each in self.registry.listings()}
+        return [
+            f"service {name}: its last call found no provider: start one, or see durable-agent services"
+            for name in self.application.offers.telemetry.unprovided()
+            if name not in known
+        ]
 
     @property
     def database(self) -> Database:
@@ -285,6 +294,7 @@ class Runtime:
             pools=self.sessions.pools() | ({} if self._database is None else {"agents": self._database.pool()}),
             tallies={subject: self.counters.tallies(subject) for subject in Subject},
             loop_lag=self._loop_watch.lag.snapshot(),
+            calls=self.application.offers.telemetry.statistics(),
         )
 
     # ------------------------------------------------------------------ its life

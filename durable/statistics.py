@@ -4,6 +4,7 @@
                            sending     each destination's agent       handling   each handler's agent
                            receiving   what waits to be stored        listeners  each bound address
                            pools       database connections           tallies    events and durations by subject
+                           calls       of methods, by side and outcome
 
 What agents are doing is theirs, and gone with their node; what was counted belongs to the process. Durations are
 seconds.
@@ -11,9 +12,10 @@ seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 
 from durable.telemetry import Distribution, Subject, Tally
 
@@ -66,6 +68,24 @@ class PoolStatistics:
     in_use: int
 
 
+class CallSide(StrEnum):
+    """The end of a call."""
+
+    SERVER = "server"
+    CLIENT = "client"
+
+
+@dataclass(frozen=True, slots=True)
+class CallStatistics:
+    """Calls of one method that came in, or were made: how many ended how, and their durations."""
+
+    side: CallSide
+    service: str
+    method: str
+    outcomes: Mapping[str, int]
+    durations: Distribution
+
+
 @dataclass(frozen=True, slots=True)
 class Statistics:
     """Statistics of a process. `node_id` is None while it is no node."""
@@ -81,3 +101,4 @@ class Statistics:
     tallies: Mapping[Subject, Mapping[str, Tally]]
     loop_lag: Distribution
     """The delay of the event loop, measured twice a second."""
+    calls: Sequence[CallStatistics] = ()

@@ -52,6 +52,10 @@ MAX_LISTINGS: Final = 10_000
 MAX_ADDRESSES: Final = 20
 """Addresses of a provider, at most."""
 
+LONGEST_TRACEPARENT: Final = 100
+"""Characters; version 00 has 55."""
+LONGEST_TRACESTATE: Final = 512
+
 Name = Annotated[str, Meta(max_length=200)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Versions = Annotated[list[int], Meta(max_length=100)]
@@ -178,6 +182,7 @@ class Listing(Struct, array_like=True, frozen=True):
 class Call(Struct, array_like=True, frozen=True):
     """`expires_in` are the seconds after which the call is not to begin any more; None: none. One that is not
     `awaited` goes on when its caller is gone. `epoch` is that of the singleton which is meant; 0: any provider.
+    `traceparent` and `tracestate` are the W3C trace context of the caller, if it has any.
     """
 
     service: Name
@@ -186,6 +191,8 @@ class Call(Struct, array_like=True, frozen=True):
     expires_in: Seconds | None = None
     awaited: bool = True
     epoch: Count = 0
+    traceparent: Annotated[str, Meta(max_length=LONGEST_TRACEPARENT)] = ""
+    tracestate: Annotated[str, Meta(max_length=LONGEST_TRACESTATE)] = ""
 
 
 class Cancel(Struct, array_like=True, frozen=True):

@@ -14,6 +14,7 @@ a place of several providers, goes to the next one. For the holder of a singleto
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
@@ -23,6 +24,7 @@ from msgspec.structs import replace as replaced
 from durable.arguments import length_of_time, refuse_unknown
 from durable.calls.contract import Contract, Method, Options, decoded_result
 from durable.calls.places import Target
+from durable.calls.telemetry import CANCELLED, OK, CallTelemetry, outcome_of
 from durable.duration import Duration
 from durable.errors import (
     CallExpired,
@@ -41,6 +43,7 @@ from durable.errors import (
 )
 from durable.kinds import shown
 from durable.redaction import shown as tidied
+from durable.statistics import CallSide
 from durable.telemetry import log
 from durable.transports.base import Answer, Caller
 from durable.transports.frames import Call, Fault, FaultKind, Offers, Result
@@ -131,6 +134,7 @@ class RemoteService:
         timeout: float,
         options: Mapping[str, Mapping[str, Duration]],
         on_error: OnError | None,
+        telemetry: CallTelemetry | None = None,
     ) -> None:
         refuse_unknown("caller", options, list(contract.methods), "method")
         self._contract = contract
@@ -138,6 +142,8 @@ class RemoteService:
         self._timeout = timeout
         self._on_error = on_error
         self._options = {name: _options(each, options.get(name, {})) for name, each in contract.methods.items()}
+        self._telemetry = telemetry or CallTelemetry()
+        self._tallies = {name: self._telemetry.of(CallSide.CLIENT, contract.name, name) for name in contract.methods}
         self._checked: dict[str, Offers] = {}
         self._forgotten: set[asyncio.Task[None]] = set()
         _ = contract.offer
@@ -179,6 +185,23 @@ class RemoteService:
         return invoke
 
     async def _call(self, method: Method, call: Call, seconds: float | None) -> Any:
+        """Return the result of a call, and count what became of it."""
+        began, outcome, spans = time.monotonic(), CANCELLED, self._telemetry.spans
+        try:
+            if spans is None:
+                result = await self._result(method, call, seconds)
+            else:
+                with spans.calling(call.service, call.method, self._place.name) as context:
+                    result = await self._result(method, replaced(call, **context._asdict()), seconds)
+            outcome = OK
+            return result
+        except Exception as error:
+            outcome = outcome_of(error)
+            raise
+        finally:
+            self._telemetry.ended(self._tallies[method.name], began, outcome)
+
+    async def _result(self, method: Method, call: Call, seconds: float | None) -> Any:
         """Call within so many seconds; None: for as long as the provider is there."""
         course = _Course()
         try:

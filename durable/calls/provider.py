@@ -14,6 +14,7 @@ that the caller means. That is looked at when the call comes, and again when it 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,10 +23,12 @@ from typing import Any, Final
 
 from durable.calls.contract import Contract, Method, refuse_misfit
 from durable.calls.singletons import Singletons
+from durable.calls.telemetry import CANCELLED, CallTelemetry, Tally, outcome_in
 from durable.clock import Clock, SystemClock
 from durable.errors import InvalidMessage, InvalidSetting, text_of
 from durable.redaction import shown
 from durable.settings import Settings
+from durable.statistics import CallSide
 from durable.tasks.crew import contained, end
 from durable.telemetry import log
 from durable.transports.base import Answer
@@ -45,6 +48,7 @@ class Offered:
     functions: Mapping[str, Callable[..., Any]]
     since: datetime
     is_singleton: bool
+    tallies: Mapping[str, Tally]
 
 
 @dataclass(eq=False, slots=True)
@@ -57,6 +61,8 @@ class _Waiting:
     function: Callable[..., Any]
     answer: Callable[[Answer], None]
     expires_at: float | None
+    tally: Tally
+    began: float
     is_cancelled: bool = False
     task: asyncio.Task[Answer] | None = None
 
@@ -64,7 +70,8 @@ class _Waiting:
 class CallProvider:
     """A `durable.transports.base.Provider`: calls by listeners, and by this process itself."""
 
-    def __init__(self, settings: Callable[[], Settings] = Settings) -> None:
+    def __init__(self, settings: Callable[[], Settings] = Settings, telemetry: CallTelemetry | None = None) -> None:
+        self.telemetry = telemetry or CallTelemetry()
         self.singletons = Singletons()
         self.clock: Clock = SystemClock()
         self._settings = settings
@@ -87,7 +94,8 @@ class CallProvider:
         refuse_misfit(contract, implementation)
         _ = contract.offer
         functions = {name: getattr(implementation, name) for name in contract.methods}
-        self._offered[contract.name] = Offered(contract, functions, self.clock.now(), singleton)
+        tallies = {name: self.telemetry.of(CallSide.SERVER, contract.name, name) for name in contract.methods}
+        self._offered[contract.name] = Offered(contract, functions, self.clock.now(), singleton, tallies)
         self._withdrawn.pop(contract.name, None)
         self._want_singletons()
         self._tell()
@@ -162,16 +170,20 @@ class CallProvider:
         offered = self._offered.get(call.service)
         function = offered.functions.get(call.method) if offered is not None else None
         if offered is None or function is None:
-            answer(Fault(FaultKind.UNKNOWN, f"no {shown(call.service)}.{shown(call.method)} is offered here"))
+            text = f"no {shown(call.service)}.{shown(call.method)} is offered here"
+            answer(self.telemetry.told(call) or Fault(FaultKind.UNKNOWN, text))
             return _nothing
+        tally, began = offered.tallies[call.method], time.monotonic()
         is_fenced = offered.is_singleton or call.epoch > 0
         if is_fenced and (refusal := self._superseded(call)) is not None:
+            self.telemetry.ended(tally, began, outcome_in(refusal))
             answer(refusal)
             return _nothing
-        entry = _Waiting(call, is_fenced, offered.contract.methods[call.method], function, answer, _expiry(call))
+        method = offered.contract.methods[call.method]
+        entry = _Waiting(call, is_fenced, method, function, answer, _expiry(call), tally, began)
         runs_now = len(self._running) < self._settings().call_concurrency
         if not (runs_now or self._has_room(len(call.body))):
-            answer(Fault(FaultKind.OVERLOADED, _OVERLOADED))
+            self._tell_answer(entry, Fault(FaultKind.OVERLOADED, _OVERLOADED))
             return _nothing
         self._bytes += len(call.body)
         if is_fenced:
@@ -218,7 +230,7 @@ class CallProvider:
         self._running.discard(entry)
         self._leave(entry)
         if not entry.is_cancelled:
-            entry.answer(_GONE if task.cancelled() else task.result())
+            self._tell_answer(entry, _GONE if task.cancelled() else task.result())
         while self._queue and len(self._running) < self._settings().call_concurrency:
             self._next(self._queue.popleft())
 
@@ -227,9 +239,22 @@ class CallProvider:
             self._start(entry)
             return
         self._leave(entry)
-        entry.answer(Fault(FaultKind.EXPIRED, "the call waited for its turn for too long"))
+        self._tell_answer(entry, Fault(FaultKind.EXPIRED, "the call waited for its turn for too long"))
+
+    def _tell_answer(self, entry: _Waiting, answer: Answer) -> None:
+        self.telemetry.ended(entry.tally, entry.began, outcome_in(answer))
+        entry.answer(answer)
 
     async def _run(self, entry: _Waiting) -> Answer:
+        spans = self.telemetry.spans
+        if spans is None:
+            return await self._answer(entry)
+        with spans.called(entry.call) as tell:
+            answer = await self._answer(entry)
+            tell(answer)
+            return answer
+
+    async def _answer(self, entry: _Waiting) -> Answer:
         """Run the call, and return what becomes of it."""
         if entry.is_fenced and (refusal := self._superseded(entry.call)) is not None:
             return refusal
@@ -253,6 +278,7 @@ class CallProvider:
         if entry.is_cancelled:
             return
         entry.is_cancelled = True
+        self.telemetry.ended(entry.tally, entry.began, CANCELLED)
         if entry.task is not None:
             entry.task.cancel()
         elif entry in self._queue:
@@ -265,7 +291,7 @@ class CallProvider:
         for entry in [entry for entry in self._queue if entry.is_fenced]:
             self._queue.remove(entry)
             self._leave(entry)
-            entry.answer(Fault(FaultKind.SUPERSEDED, f"{entry.call.service} is given up here"))
+            self._tell_answer(entry, Fault(FaultKind.SUPERSEDED, f"{entry.call.service} is given up here"))
         running = [entry.task for entry in self._running if entry.is_fenced and entry.task is not None]
         self.singletons.is_idle = not await end(running, within=within)
 
@@ -274,7 +300,7 @@ class CallProvider:
         while self._queue:
             entry = self._queue.popleft()
             self._leave(entry)
-            entry.answer(_GONE)
+            self._tell_answer(entry, _GONE)
         left = await end([entry.task for entry in self._running if entry.task is not None], within=within)
         for task in left:
             log.warning("call does not end when it is cancelled: %s", task.get_name())

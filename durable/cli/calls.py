@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -15,6 +15,7 @@ from durable.calls.caller import RemoteService
 from durable.calls.contract import Contract, Method
 from durable.calls.links import Links
 from durable.calls.places import Elsewhere
+from durable.calls.telemetry import TRAFFIC, Traffic
 from durable.cli.arguments import parse_duration
 from durable.cli.output import Table, emit
 from durable.cli.providers import Registered, registered
@@ -22,7 +23,8 @@ from durable.cli.send import read_body
 from durable.cli.target import on_bus
 from durable.errors import CallFailed, InvalidMessage, InvalidSetting, TransportError
 from durable.settings import suggestion
-from durable.transports.frames import Offers
+from durable.transports.base import Caller
+from durable.transports.frames import Call, Offers, Result
 
 Called = Annotated[str, typer.Argument(metavar="SERVICE.METHOD", help="such as Inventory.reserve")]
 Arguments = Annotated[str, typer.Argument(metavar="JSON", help="arguments by their names; - reads standard input")]
@@ -31,6 +33,7 @@ Timeout = Annotated[str | None, typer.Option("--timeout", metavar="TIME", help="
 
 _SCHEMES = ("tcp://", "unix://")
 _HERE = "this process"
+_TRAFFIC_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class Seen:
     offered: str | None
     methods: list[str]
     problem: str | None
+    traffic: Traffic | None = None
+    """Of the process that answered."""
 
 
 @on_bus()
@@ -51,7 +56,8 @@ def services(bus: Bus) -> None:
     """Show the services that the application offers and calls, as their addresses offer them now, and all providers
     in the registry of its database.
 
-    Ends with 1 when one of the services cannot be called there, or has no provider that fits.
+    Calls, their 99th percentile and failures are those of the process that answered, in the last 30 to 60 seconds. Ends
+    with 1 when one of the services cannot be called there, or has no provider that fits.
     """
     known = registered(bus)
     seen = [*asyncio.run(_seen(bus)), *_sought(bus, known)]
@@ -66,9 +72,12 @@ def services(bus: Bus) -> None:
             "ADDRESS": "address",
             "OFFERED": lambda each: each.offered or "no",
             "METHODS": lambda each: len(each.methods),
+            "CALLS/S": lambda each: each.traffic and f"{each.traffic.calls / each.traffic.seconds:.1f}",
+            "P99": lambda each: each.traffic and _within(each.traffic),
+            "FAILED": lambda each: each.traffic and each.traffic.failed,
         },
     )
-    document = {"healthy": not problems, "problems": problems, "services": [asdict(each) for each in seen]}
+    document = {"healthy": not problems, "problems": problems, "services": [msgspec.to_builtins(each) for each in seen]}
     shown = [table, *problems] if seen else ["no service is offered or called"]
     emit({**document, **known.document()}, *shown, *known.blocks())
     if problems:
@@ -143,7 +152,9 @@ def _sought(bus: Bus, known: Registered) -> list[Seen]:
 async def _look(links: Links, contract: Contract, role: str, at: str) -> Seen:
     methods = [each.text for each in contract.offer.signatures]
     try:
-        offers = await (await links.to(at)).offers()
+        caller = await links.to(at)
+        offers = await caller.offers()
+        traffic = await _traffic(caller)
     except TransportError as error:
         return Seen(contract.name, contract.version, role, at, None, methods, f"no answer: {error}")
     version = _version(offers, contract.name)
@@ -152,7 +163,22 @@ async def _look(links: Links, contract: Contract, role: str, at: str) -> Seen:
         contract.check(next((each for each in offers.offers if each.service == contract.name), None), at)
     except CallFailed as error:
         problem = str(error)
-    return Seen(contract.name, contract.version, role, at, version, methods, problem)
+    found = next((each for each in traffic if each.service == contract.name), None)
+    return Seen(contract.name, contract.version, role, at, version, methods, problem, found)
+
+
+async def _traffic(caller: Caller) -> list[Traffic]:
+    """Ask a provider for its traffic. One that does not know, or may not tell, tells nothing."""
+    try:
+        async with asyncio.timeout(_TRAFFIC_SECONDS):
+            answer = await caller.call(Call(TRAFFIC, "recent", b"", _TRAFFIC_SECONDS))
+        return msgspec.msgpack.decode(answer.body, type=list[Traffic]) if isinstance(answer, Result) else []
+    except (TimeoutError, msgspec.MsgspecError):
+        return []
+
+
+def _within(traffic: Traffic) -> str:
+    return f"{traffic.p99 * 1_000:g} ms" if traffic.p99 is not None else ""
 
 
 def _version(offers: Offers, name: str) -> str | None:

@@ -17,6 +17,7 @@ from durable.calls.contract import contract_of
 from durable.calls.links import Links
 from durable.calls.places import Elsewhere, Here
 from durable.calls.provider import CallProvider
+from durable.calls.telemetry import CallTelemetry
 from durable.duration import Duration
 from durable.settings import Settings, load_settings
 from durable.testing.transports import MemoryReceiver
@@ -108,10 +109,19 @@ class Offering:
     settings: Settings
     listener: Listener | None = None
     receiver: MemoryReceiver = field(default_factory=MemoryReceiver)
+    telemetry: CallTelemetry = field(default_factory=CallTelemetry)
+    """Of the callers; the provider has its own."""
 
     def caller(self, cls: Any = Inventory, on_error: OnError | None = None, **options: Mapping[str, Duration]) -> Any:
         """Return a caller that waits long, unless `options` say otherwise."""
-        remote = RemoteService(contract_of(cls), self.place, timeout=SOON, options=options, on_error=on_error)
+        remote = RemoteService(
+            contract_of(cls),
+            self.place,
+            timeout=SOON,
+            options=options,
+            on_error=on_error,
+            telemetry=self.telemetry,
+        )
         return remote.stub()
 
 

@@ -3,8 +3,10 @@
     reader of the provider --collects--> one look at the process and its service, in the bus's event loop
                                          '--> an observation for each sample of each instrument
 
-The families are those that /metrics shows, under the same names. OpenTelemetry has no instrument for a distribution
-that was counted elsewhere, so a histogram is three counters: `_bucket` (with `le`), `_count` and `_sum`.
+The durations of calls are histograms of OpenTelemetry's own, `rpc.server.duration` and `rpc.client.duration`, recorded
+call by call. The other families are those that /metrics shows, under the same names. OpenTelemetry has no instrument
+for a distribution that was counted elsewhere, so a histogram is three counters: `_bucket` (with `le`), `_count` and
+`_sum`.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observa
 
 from durable.application.application import Application
 from durable.observability.metrics import process, service
-from durable.observability.metrics.families import Family, MetricKind, declared
+from durable.observability.metrics.families import PREFIX, Family, MetricKind, declared
 from durable.observability.monitor import Monitor, Reading
-from durable.statistics import ReceivingStatistics, Statistics
+from durable.statistics import CallSide, ReceivingStatistics, Statistics
 from durable.storage.gauges import Gauges, Side
 from durable.telemetry import BOUNDS, Distribution, Subject
 from durable.version import __version__
@@ -32,6 +34,8 @@ from durable.version import __version__
 _FRESH: Final = 0.5  # seconds: the instruments of one collection share a look
 _PATIENCE: Final = 5.0  # seconds for the event loop, and the database behind it, to answer
 _ENDS: Final = [*map(str, BOUNDS), "+Inf"]
+_RECORDED: Final = {f"{PREFIX}rpc_{side}_duration_seconds" for side in CallSide}
+"""Families for which there are histograms of OpenTelemetry's own."""
 _LISTENER_COUNTS: Final = ("connections", "dropped", "batches", "envelopes", "calls", "refused", "down")
 
 Observed = Mapping[str, Sequence[Observation]]
@@ -53,9 +57,20 @@ class Meters:
         self._seen: Observed = {}
         self._seen_at = float("-inf")
         meter = get_meter("durable", __version__, provider)
+        self._calls = {
+            side: meter.create_histogram(f"rpc.{side}.duration", unit="ms", description="duration of calls")
+            for side in CallSide
+        }
         for family in _catalogue():
             for name, kind in _instruments(family):
                 self._create(meter, name, kind, family.help)
+
+    def record_call(self, side: CallSide, service: str, method: str, outcome: str, seconds: float) -> None:
+        """Record the duration of a call, after OpenTelemetry's conventions for RPC."""
+        attributes = {"rpc.system": "durable", "rpc.service": service, "rpc.method": method}
+        if outcome != "ok":
+            attributes["error.type"] = outcome
+        self._calls[side].record(seconds * 1_000, attributes)
 
     def _create(self, meter: Meter, name: str, kind: MetricKind, text: str) -> None:
         def observe(options: CallbackOptions) -> Iterable[Observation]:
@@ -96,7 +111,8 @@ def _collected(source: Source) -> list[Family]:
 
 def _families(monitor: Monitor, reading: Reading | None) -> list[Family]:
     known = declared(monitor.application)
-    found = [*process.families(monitor.statistics(), known, datetime.now(UTC))]
+    of_process = process.families(monitor.statistics(), known, datetime.now(UTC))
+    found = [family for family in of_process if family.name not in _RECORDED]
     return found if reading is None else [*found, *service.families(reading, known, monitor.settings.heartbeat_stale)]
 
 
@@ -126,7 +142,7 @@ def _instruments(family: Family) -> Iterator[tuple[str, MetricKind]]:
 def _catalogue() -> Iterator[Family]:
     """Every family that there can be: those of a process and a service in which everything is, and nothing happens."""
     known = declared(Application(""))
-    yield from process.families(_NOBODY, known, _NOW)
+    yield from (family for family in process.families(_NOBODY, known, _NOW) if family.name not in _RECORDED)
     yield from service.families(Reading(_NOTHING, ()), known, _NOW - _NOW)
 
 

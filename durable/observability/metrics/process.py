@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import datetime
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from durable.observability.metrics.families import (
     labelled,
     merged,
 )
-from durable.statistics import HandlingStatistics, SendingStatistics, Statistics
+from durable.statistics import CallSide, CallStatistics, HandlingStatistics, SendingStatistics, Statistics
 from durable.telemetry import BOUNDS, Distribution, Event, Subject, Tally
 from durable.version import __version__
 
@@ -74,6 +74,10 @@ _HANDLING: Final[Mapping[str, tuple[str, Callable[[HandlingStatistics], float]]]
     "handler_stuck_threads": ("threads whose handler overran its timeout, still", lambda agent: agent.stuck_threads),
     "handler_paused": ("1 while the handler is paused, or its circuit open", lambda agent: agent.paused),
 }
+_SIDES: Final = {
+    CallSide.SERVER: "calls that came in, from arrival to answer",
+    CallSide.CLIENT: "calls that were made, from beginning to result",
+}
 _LISTENER_GAUGES: Final = {"down"}
 _NO_DURATIONS: Final = Distribution((0,) * (len(BOUNDS) + 1), 0.0)
 
@@ -100,6 +104,7 @@ def families(statistics: Statistics, declared: Declared, now: datetime) -> Itera
         yield gauge("receive_waiting_messages", "arrived, to be stored", statistics.receiving.waiting)
         yield gauge("receive_waiting_bytes", "of what is to be stored", statistics.receiving.waiting_bytes)
     yield from _listeners(statistics.listeners)
+    yield from _calls(statistics.calls)
     pools = statistics.pools.items()
     yield gauges("pool_connections", "database connections in use", "pool", {name: p.in_use for name, p in pools})
     yield gauges("pool_size", "database connections that are kept", "pool", {name: p.size for name, p in pools})
@@ -147,6 +152,24 @@ def _listeners(listeners: Mapping[str, Mapping[str, int]]) -> Iterator[Family]:
         values = {address: counts[key] for address, counts in listeners.items() if key in counts}
         kind = MetricKind.GAUGE if key in _LISTENER_GAUGES else MetricKind.COUNTER
         yield Family(f"{PREFIX}listener_{key}", kind, f"{key}, by listener", labelled("listener", values))
+
+
+def _calls(calls: Sequence[CallStatistics]) -> Iterator[Family]:
+    """The calls of methods, which the application declares, under the names of OpenTelemetry's attributes."""
+    for side, text in _SIDES.items():
+        found = [(_labels_of(each.service, each.method), each) for each in calls if each.side is side]
+        counts = [
+            Sample({**labels, "outcome": outcome}, count)
+            for labels, each in found
+            for outcome, count in ({"ok": 0} | dict(each.outcomes)).items()
+        ]
+        yield Family(f"{PREFIX}rpc_{side}_calls", MetricKind.COUNTER, f"{text}, by outcome", counts)
+        durations = [Sample(labels, each.durations) for labels, each in found]
+        yield _histogram(f"rpc_{side}_duration_seconds", text, durations)
+
+
+def _labels_of(service: str, method: str) -> dict[str, str]:
+    return {"rpc_system": "durable", "rpc_service": service, "rpc_method": method}
 
 
 def _histogram(name: str, text: str, samples: Iterable[Sample]) -> Family:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import msgspec
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from durable.calls import telemetry
+from durable.calls.telemetry import CallTelemetry
 from durable.observability.metrics import process
 from durable.observability.metrics.families import Declared, bounded, gauge, merged
 from durable.observability.metrics.prometheus import expose
-from durable.statistics import Statistics
+from durable.statistics import CallSide, Statistics
 from durable.telemetry import BOUNDS, Counters, Distribution, Event, Histogram, Subject
+from durable.transports.frames import Call
 
 NOTHING = Statistics(
     service="shop",
@@ -82,3 +88,53 @@ def test_event_of_a_part_counts_for_the_whole() -> None:
         "tcp://a:2": {Event.SENT: 4},
     }
     assert counters.tallies(Subject.MESSAGE_TYPE) == {}
+
+
+def test_calls_are_shown_by_method_and_outcome() -> None:
+    calls = CallTelemetry()
+    asked = calls.of(CallSide.SERVER, "inventory", "reserve")
+    calls.ended(asked, time.monotonic(), "ok")
+    calls.ended(asked, time.monotonic(), "raised")
+    calls.of(CallSide.CLIENT, "prices", "of")
+    statistics = replace(NOTHING, calls=calls.statistics())
+    page = expose(process.families(statistics, DECLARED, datetime.now(UTC)), "").body.decode()
+    samples = {
+        (sample.name, sample.labels.get("rpc_service"), sample.labels.get("outcome")): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    }
+    assert samples["durable_rpc_server_calls_total", "inventory", "ok"] == 1
+    assert samples["durable_rpc_server_calls_total", "inventory", "raised"] == 1
+    assert samples["durable_rpc_server_duration_seconds_count", "inventory", None] == 2
+    assert samples["durable_rpc_client_calls_total", "prices", "ok"] == 0
+
+
+def test_methods_beyond_a_bound_share_one_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "_MOST_METHODS", 2)
+    calls = CallTelemetry()
+    for number in range(9):
+        calls.ended(calls.of(CallSide.SERVER, "inventory", f"method{number}"), time.monotonic(), "ok")
+    assert {each.method: each.outcomes["ok"] for each in calls.statistics()} == {"method0": 1, "method1": 1, "other": 7}
+
+
+def test_traffic_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_000.0
+    monkeypatch.setattr(telemetry.time, "monotonic", lambda: now)
+    calls = CallTelemetry()
+    asked = calls.of(CallSide.SERVER, "inventory", "reserve")
+    told: list[tuple[int, float]] = []
+    for seconds in (0, 20, 20, 29, 31, 200):
+        now += seconds
+        calls.ended(asked, now - 0.01, "ok")
+        answer = calls.told(Call(telemetry.TRAFFIC, "recent", b""))
+        assert answer is not None
+        (traffic,) = msgspec.msgpack.decode(answer.body, type=list[telemetry.Traffic])
+        told.append((traffic.calls, traffic.seconds))
+    assert told == [(1, 1.0), (2, 20.0), (3, 40.0), (4, 39.0), (3, 40.0), (1, 50.0)]
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"), [([0] * 16, None), ([99, 1] + [0] * 14, 0.001), ([9, 1] + [0] * 14, 0.0025)]
+)
+def test_percentile_is_the_end_of_a_bucket(counts: list[int], expected: float | None) -> None:
+    assert telemetry.percentile(counts, 0.99) == expected
