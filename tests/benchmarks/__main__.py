@@ -7,6 +7,7 @@ row is about: a unit of work's for storing, the agents' for sending, the handler
     local        storing what is sent, handling what has arrived       durable and floor in this process
     onion        what four components of middleware add                durable in this process
     contests     a row for each transport and each of its floors       each as a sender and a receiver process
+    calls        beside grpc.aio and plain streams                     each provider a process of its own
     bulk         archiving, publishing and auditing                    one warm Spark session, millions of rows
 """
 
@@ -26,18 +27,19 @@ from typing import Any, TypeAlias
 
 from durable.embedded import postgres, rabbitmq
 from durable.errors import InvalidSetting
-from tests.benchmarks import bulk, contests, floor
+from tests.benchmarks import bulk, calls, contests, floor
 from tests.benchmarks.databases import Databases
 from tests.benchmarks.local import Local
 from tests.benchmarks.onion import Onions
 from tests.benchmarks.racing import Processes
-from tests.benchmarks.rows import Cost, Row, Timing, show, show_costs, show_timings
+from tests.benchmarks.rows import Cost, Row, Speed, Timing, show, show_costs, show_speeds, show_timings
 
-Measured: TypeAlias = Row | Cost | Timing
+Measured: TypeAlias = Row | Cost | Speed | Timing
 
 ROUNDS = 3
 MESSAGES = ("local", "tcp", "http", "rabbitmq")
-PARTS = (*MESSAGES, "onion", *bulk.PARTS)
+PARTS = (*MESSAGES, "onion", "calls", *bulk.PARTS)
+CALL_ROUNDS = 7  # short ones
 _PASSES = 100_000  # through the onion: a thing of microseconds
 
 
@@ -97,6 +99,9 @@ def _measured(parts: Sequence[str], count: int, rows: int | None) -> Iterator[tu
         yield run(count, messages), f"{count:,} messages of {len(floor.BODY)} bytes, best of {ROUNDS} rounds"
     if "onion" in parts:
         yield run_onions(), "microseconds for each message"
+    if "calls" in parts:
+        with tempfile.TemporaryDirectory() as folder:
+            yield calls.run(Path(folder), CALL_ROUNDS), f"each call, best of {CALL_ROUNDS} rounds"
     for title, timings in bulk.run([name for name in bulk.PARTS if name in parts], ROUNDS, rows):
         yield timings, f"{title}, best of {ROUNDS} rounds"
 
@@ -108,6 +113,7 @@ def _derived(measured: Measured) -> dict[str, float]:
 def _show(measured: Sequence[Measured], title: str) -> None:
     show([each for each in measured if isinstance(each, Row)], title)
     show_costs([each for each in measured if isinstance(each, Cost)], title)
+    show_speeds([each for each in measured if isinstance(each, Speed)], title)
     show_timings([each for each in measured if isinstance(each, Timing)], title)
 
 

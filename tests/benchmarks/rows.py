@@ -75,6 +75,23 @@ class Timing:
         self.ours = min(self.ours, ours)
 
 
+@dataclass
+class Speed:
+    """One comparison of calls, in seconds for each: by the clock, and of what the caller's process computes."""
+
+    name: str
+    floor_name: str
+    floor: float = math.inf
+    ours: float = math.inf
+    floor_computed: float = math.inf
+    ours_computed: float = math.inf
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long durable takes."""
+        return self.ours / self.floor
+
+
 @contextmanager
 def counting(engine: AsyncEngine) -> Iterator[Counts]:
     """Count what this engine executes and commits."""
@@ -130,6 +147,17 @@ def show_timings(timings: Sequence[Timing], title: str) -> None:
         table.add_row(
             timing.name, timing.floor_name, f"{timing.floor:.2f}", f"{timing.ours:.2f}", f"{timing.ratio:.2f}"
         )
+    _print(table)
+
+
+def show_speeds(speeds: Sequence[Speed], title: str) -> None:
+    table = Table(title=title)
+    columns = ("durable", "beside", "times as long", "durable, μs", "beside, μs", "durable, μs computed", "beside")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < 2 else "right")
+    for speed in speeds:
+        seconds = speed.ours, speed.floor, speed.ours_computed, speed.floor_computed
+        table.add_row(speed.name, speed.floor_name, f"{speed.ratio:.2f}", *(f"{each * 1e6:,.0f}" for each in seconds))
     _print(table)
 
 
