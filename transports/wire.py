@@ -56,7 +56,7 @@ _TLS_RECORDS: Final = (b"\x15", b"\x16")  # an alert and a handshake; no text be
 
 _LENGTH: Final = struct.Struct("!I")
 _HEAD: Final = struct.Struct("!IBII")
-_KIND_AND_CHANNEL: Final = slice(4, 9)
+_KIND_AND_CHANNEL: Final = struct.Struct("!BI")
 _SHORTEST: Final = _HEAD.size - _LENGTH.size
 _LONGEST: Final = 2**32 - 1
 
@@ -94,12 +94,8 @@ def encode(frame: Frame, max_frame_bytes: int = _LONGEST) -> bytes:
     length = _SHORTEST + len(payload)
     if length > max_frame_bytes:
         raise InvalidMessage(f"a {kind.name} frame of {length:,} bytes; the peer takes {max_frame_bytes:,}")
-    crc = _crc(_HEAD.pack(length, kind, frame.channel, 0), payload)
+    crc = zlib.crc32(payload, zlib.crc32(_KIND_AND_CHANNEL.pack(kind, frame.channel)))
     return _HEAD.pack(length, kind, frame.channel, crc) + payload
-
-
-def _crc(head: bytes, payload: bytes | memoryview) -> int:
-    return zlib.crc32(payload, zlib.crc32(head[_KIND_AND_CHANNEL]))
 
 
 class DecoderState(Enum):
@@ -165,7 +161,11 @@ class Decoder:
         end = _LENGTH.size + length
         if len(buffer) < end:
             return None
-        frame = bytes(buffer[:end])
+        if len(buffer) == end:  # most large frames, which are not copied then
+            self._buffer = bytearray()
+            return _decode(buffer)
+        with memoryview(buffer) as view:  # a slice of the buffer itself would be copied twice
+            frame = bytes(view[:end])
         del buffer[:end]
         return _decode(frame)
 
@@ -182,10 +182,10 @@ class Decoder:
         return True
 
 
-def _decode(frame: bytes) -> Received:
+def _decode(frame: bytes | bytearray) -> Received:
     _, kind, channel, crc = _HEAD.unpack_from(frame)
     payload = memoryview(frame)[_HEAD.size :]
-    if crc != _crc(frame, payload):
+    if crc != zlib.crc32(payload, zlib.crc32(frame[_LENGTH.size : _LENGTH.size + _KIND_AND_CHANNEL.size])):
         return Damaged(channel, "the CRC of the frame is wrong")
     if kind == FrameKind.BATCH:
         return _decode_batch(payload, channel, len(frame))

@@ -64,7 +64,7 @@ class _Waiting:
     tally: Tally
     began: float
     is_cancelled: bool = False
-    task: asyncio.Task[Answer] | None = None
+    task: asyncio.Task[None] | None = None
 
 
 class CallProvider:
@@ -224,13 +224,15 @@ class CallProvider:
     def _start(self, entry: _Waiting) -> None:
         self._running.add(entry)
         entry.task = asyncio.create_task(self._run(entry), name=f"call {entry.method.full_name}")
-        entry.task.add_done_callback(lambda task: self._ended(entry, task))
+        entry.task.add_done_callback(lambda _: self._ended(entry, _GONE))  # one that is cancelled may not have begun
 
-    def _ended(self, entry: _Waiting, task: asyncio.Task[Answer]) -> None:
+    def _ended(self, entry: _Waiting, answer: Answer) -> None:
+        if entry not in self._running:
+            return
         self._running.discard(entry)
         self._leave(entry)
         if not entry.is_cancelled:
-            self._tell_answer(entry, _GONE if task.cancelled() else task.result())
+            self._tell_answer(entry, answer)
         while self._queue and len(self._running) < self._settings().call_concurrency:
             self._next(self._queue.popleft())
 
@@ -245,14 +247,16 @@ class CallProvider:
         self.telemetry.ended(entry.tally, entry.began, outcome_in(answer))
         entry.answer(answer)
 
-    async def _run(self, entry: _Waiting) -> Answer:
+    async def _run(self, entry: _Waiting) -> None:
+        """Run the call, and answer it at once: the end of a task is told only in the next turn of the event loop."""
         spans = self.telemetry.spans
         if spans is None:
-            return await self._answer(entry)
-        with spans.called(entry.call) as tell:
             answer = await self._answer(entry)
-            tell(answer)
-            return answer
+        else:
+            with spans.called(entry.call) as tell:
+                answer = await self._answer(entry)
+                tell(answer)
+        self._ended(entry, answer)
 
     async def _answer(self, entry: _Waiting) -> Answer:
         """Run the call, and return what becomes of it."""

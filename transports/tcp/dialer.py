@@ -62,6 +62,7 @@ class Dialer(Generic[C, S]):
         self._tasks: asyncio.TaskGroup | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._newest: asyncio.Future[C] | None = None
+        self._connected: C | None = None
 
     async def __aenter__(self) -> Self:
         self._tasks = await asyncio.TaskGroup().__aenter__()
@@ -79,11 +80,8 @@ class Dialer(Generic[C, S]):
     @property
     def open(self) -> C | None:
         """The connection that is open now."""
-        newest = self._newest
-        if newest is None or not newest.done() or newest.cancelled() or newest.exception() is not None:
-            return None
-        connection = newest.result()
-        return connection if connection.is_usable else None
+        connection = self._connected
+        return connection if connection is not None and connection.is_usable else None
 
     async def dial(self) -> C:
         """The newest connection, or a new one. All who wait for it share its failure: none queues for a dead peer."""
@@ -106,6 +104,7 @@ class Dialer(Generic[C, S]):
         """Life of one connection. The waiting callers are told its end; it is never raised."""
         try:
             connection = await self._connect()
+            self._connected = connection
             opened.set_result(connection)
             await connection.run()
         except TransportError as error:

@@ -18,6 +18,7 @@ from typing import Any, Final
 from durable.errors import ConnectionFailed, PeerTimeout
 from durable.settings import Settings
 from durable.transports.frames import Frame, Received
+from durable.transports.tcp.deadline import Deadline
 from durable.transports.tcp.unix import READ_BYTES, Streams
 from durable.transports.tls import Context, digest_of, fault, names_in
 from durable.transports.wire import MAGIC, Decoder, encode
@@ -73,6 +74,8 @@ class FrameStream:
         self._is_lost = False
         self._soon: list[bytes] = []
         self._soon_bytes = 0
+        self._has_written = False  # in this turn of the event loop
+        self._deadline = Deadline(self._loop)
         self.written_at = self._loop.time()
 
     def allow(self, max_frame_bytes: int) -> None:
@@ -180,14 +183,16 @@ class FrameStream:
         return self._loop.time() - began
 
     async def _read_until(self, deadline: float) -> bytes:
-        with translated("reading"):
-            try:
-                async with asyncio.timeout_at(deadline):
-                    return await self._reader.read(READ_BYTES)
-            except TimeoutError:
-                # Perhaps this loop was late, not the peer: what has arrived meanwhile is returned without waiting.
+        try:
+            return await self._deadline.keep(deadline, self._reader.read(READ_BYTES))
+        except TimeoutError:
+            # Perhaps this loop was late, not the peer: what has arrived meanwhile is returned without waiting.
+            with translated("reading"):
                 async with asyncio.timeout(0):
                     return await self._reader.read(READ_BYTES)
+        except OSError:
+            with translated("reading"):
+                raise
 
     async def write(self, data: bytes) -> None:
         """Write a whole frame. A peer that does not read loses the connection: PeerTimeout.
@@ -218,15 +223,20 @@ class FrameStream:
         self.written_at = self._loop.time()
 
     def post_soon(self, data: bytes) -> None:
-        """Write without waiting, together with what else is posted soon in this turn of the event loop."""
-        if not self._soon:
-            self._loop.call_soon(self._post_gathered)
-        self._soon.append(data)
-        self._soon_bytes += len(data)
+        """Write without waiting: at once the first time in a turn of the event loop, and then all of it together."""
+        if self._has_written:
+            self._soon.append(data)
+            self._soon_bytes += len(data)
+            return
+        self._has_written = True
+        self._loop.call_soon(self._post_gathered)
+        self.post(data)
 
     def _post_gathered(self) -> None:
-        gathered, self._soon, self._soon_bytes = self._soon, [], 0
-        self.post(gathered[0] if len(gathered) == 1 else b"".join(gathered))
+        self._has_written = False
+        if self._soon:
+            gathered, self._soon, self._soon_bytes = self._soon, [], 0
+            self.post(gathered[0] if len(gathered) == 1 else b"".join(gathered))
 
     @property
     def is_backed_up(self) -> bool:
@@ -250,6 +260,7 @@ class FrameStream:
 
     def abort(self) -> None:
         """Close at once; unsent bytes are lost."""
+        self._deadline.close()
         self._writer.transport.abort()
 
     async def close(self) -> None:

@@ -22,6 +22,7 @@ RUN = [block for page in PAGES for block in blocks(page) if block.is_run]
 RUN_BY = {
     "quickstart": "tests/integration/docs/test_quickstart.py",
     "tutorial": "tests/integration/docs/test_tutorial.py",
+    "calls": "tests/integration/docs/test_calls.py",
     "lines": "tests/contract/test_transports_documented.py",
     "examples": "tests/integration/cli/test_examples.py",
     "pipeline": "tests/pipeline/test_examples_of_tools.py",
