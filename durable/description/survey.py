@@ -30,7 +30,7 @@ from durable.transports.rabbitmq.topology import Topology
 from durable.version import __version__
 
 _VERSION: Final = re.compile(r"(.+)\.v(\d+)")
-_CALLED_AT: Final = ("tcp://", "unix://")
+_CALLED_AT: Final = ("tcp://", "unix://", "http://", "https://")
 
 
 def describe(application: Application, topologies: Mapping[str, Topology]) -> Description:

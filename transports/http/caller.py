@@ -96,6 +96,8 @@ class HttpCaller:
         headers = [(AWAITED, "yes" if call.awaited else "no")]
         headers += [(EXPIRES_IN, repr(call.expires_in))] if call.expires_in is not None else []
         headers += [(EPOCH, str(call.epoch))] if call.epoch else []
+        headers += [("traceparent", call.traceparent)] if call.traceparent else []
+        headers += [("tracestate", call.tracestate)] if call.tracestate else []
         endpoint = self._endpoint(call)
         answered = await self._client.ask("POST", endpoint, call.body, headers)
         self._require_proof(answered)

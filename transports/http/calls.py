@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -29,7 +29,15 @@ from starlette.routing import BaseRoute, Route
 
 from durable.transports import peers
 from durable.transports.base import Answer, Provider
-from durable.transports.frames import MAX_LISTINGS, Call, Fault, FaultKind, Result
+from durable.transports.frames import (
+    LONGEST_TRACEPARENT,
+    LONGEST_TRACESTATE,
+    MAX_LISTINGS,
+    Call,
+    Fault,
+    FaultKind,
+    Result,
+)
 from durable.transports.http.exchange import RETRY_SOON, Door, Entry, admitted
 from durable.transports.http.problems import problem
 from durable.transports.http.receipts import waiting
@@ -121,7 +129,16 @@ def _read(request: Request, entry: Entry) -> Call:
     epoch = headers.get(EPOCH, "0")
     if not (epoch.isascii() and epoch.isdigit() and len(epoch) < 20 and int(epoch) <= _LARGEST_EPOCH):
         raise HTTPException(400, f"{EPOCH} must be a number")
-    return Call(service, method, entry.body, _seconds(headers.get(EXPIRES_IN)), awaited == "yes", int(epoch))
+    expires_in = _seconds(headers.get(EXPIRES_IN))
+    return Call(service, method, entry.body, expires_in, awaited == "yes", int(epoch), *_trace(headers))
+
+
+def _trace(headers: Mapping[str, str]) -> tuple[str, str]:
+    """The trace context of the client, as far as it is within its bounds."""
+    parent, state = headers.get("traceparent", ""), headers.get("tracestate", "")
+    if len(parent) > LONGEST_TRACEPARENT:
+        return "", ""
+    return parent, state if len(state) <= LONGEST_TRACESTATE else ""
 
 
 def _seconds(value: str | None) -> float | None:

@@ -33,7 +33,7 @@ from tests.failure.waiting import eventually
 from tests.support.calling import Inventory, Offering, offering
 
 
-@pytest.fixture(params=["tcp", "unix", "here"])
+@pytest.fixture(params=["tcp", "unix", "http", "here"])
 async def offered(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Offering]:
     async with offering(request.param, tmp_path) as each:
         yield each
