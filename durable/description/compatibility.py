@@ -187,13 +187,15 @@ def _keys(schema: Json, *, written: bool) -> Json:
     """The schema of the keys of an object: of a class that is written, its names."""
     if written and schema.get("properties") and "additionalProperties" not in schema:
         return {"enum": sorted(schema["properties"])}
-    return schema.get("x-keys", {"type": "string"})
+    keys: Json = schema.get("x-keys", {"type": "string"})
+    return keys
 
 
 def _values(schema: Json) -> list[Any] | None:
     if "const" in schema:
         return [schema["const"]]
-    return schema.get("enum")
+    values: list[Any] | None = schema.get("enum")
+    return values
 
 
 def _accepts(read: Json, value: Any) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec.inspect as kinds
 from msgspec import NODEFAULT, Struct, to_builtins
@@ -170,7 +170,7 @@ class _Maker:
         return not (issubclass(cls, Struct) and cls.__struct_config__.omit_defaults)
 
     def _model(self, cls: type[BaseModel]) -> Json:
-        mode = "serialization" if self._written else "validation"
+        mode: Literal["serialization", "validation"] = "serialization" if self._written else "validation"
         prefix = f"{cls.__name__}-"
         schema = cls.model_json_schema(mode=mode, ref_template=f"{REFERENCE}{prefix}{{model}}")
         inner = schema.pop("$defs", {})

@@ -203,5 +203,5 @@ async def test_durations_are_histograms_of_opentelemetry(make_database: Any) -> 
     for side in CallSide:
         (point,) = found[f"rpc.{side}.duration"].data.data_points
         attributes = {"rpc.system": "durable", "rpc.service": "clock", "rpc.method": "ask"}
-        assert (dict(point.attributes), getattr(point, "count", 0)) == (attributes, 1)
+        assert (dict(point.attributes or {}), getattr(point, "count", 0)) == (attributes, 1)
         assert found[f"rpc.{side}.duration"].unit == "ms"

@@ -46,9 +46,11 @@ class Shipped(msgspec.Struct):
 
 @service("inventory", version="1.2")
 class Inventory:
-    async def reserve(self, line: Line, *, count: int = 1) -> Tree: ...
+    async def reserve(self, line: Line, *, count: int = 1) -> Tree:
+        raise NotImplementedError
 
-    async def reserve_all(self, lines: list[Line]) -> dict[str, Decimal]: ...
+    async def reserve_all(self, lines: list[Line]) -> dict[str, Decimal]:
+        raise NotImplementedError
 
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -56,7 +58,7 @@ LINE = {"article": "tea", "price": "1.50"}
 
 
 @pytest.fixture
-def document(monkeypatch: pytest.MonkeyPatch) -> Iterator[Json]:
+def document(monkeypatch: pytest.MonkeyPatch) -> Json:
     for name in ("_by_name", "_by_class", "_content_types"):
         monkeypatch.setattr(registry, name, {})
     bus = Bus("shop", amqp_url="amqp://ada:lovelace@localhost:5672/shop")

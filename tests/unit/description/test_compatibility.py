@@ -74,13 +74,19 @@ class StricterModel(BaseModel):
     inner: list[StricterModel]
 
 
-A = defstruct("A", [("x", int)])
-A_AND_OPTIONAL = defstruct("A", [("x", int), ("y", int, 1)])
-A_AND_REQUIRED = defstruct("A", [("x", int), ("y", int)])
-A_CLOSED = defstruct("A", [("x", int)], forbid_unknown_fields=True)
-ONE_ARGUMENT = defstruct("Arguments", [("sku", str)], array_like=True, forbid_unknown_fields=True)
-TWO_ARGUMENTS = defstruct("Arguments", [("sku", str), ("count", int)], array_like=True, forbid_unknown_fields=True)
-ONE_OR_TWO = defstruct("Arguments", [("sku", str), ("count", int, 1)], array_like=True, forbid_unknown_fields=True)
+LIST: Any = list  # of types that are values here
+SET: Any = set
+DICT: Any = dict
+TUPLE: Any = tuple
+OPTIONAL: Any = Optional  # also of None, which has no operator |
+
+A: Any = defstruct("A", [("x", int)])
+A_AND_OPTIONAL: Any = defstruct("A", [("x", int), ("y", int, 1)])
+A_AND_REQUIRED: Any = defstruct("A", [("x", int), ("y", int)])
+A_CLOSED: Any = defstruct("A", [("x", int)], forbid_unknown_fields=True)
+ONE_ARGUMENT: Any = defstruct("Arguments", [("sku", str)], array_like=True, forbid_unknown_fields=True)
+TWO_ARGUMENTS: Any = defstruct("Arguments", [("sku", str), ("count", int)], array_like=True, forbid_unknown_fields=True)
+ONE_OR_TWO: Any = defstruct("Arguments", [("sku", str), ("count", int, 1)], array_like=True, forbid_unknown_fields=True)
 
 FITTING: list[tuple[Any, Any]] = [
     (int, int),
@@ -132,8 +138,8 @@ MISFITTING: list[tuple[Any, Any, str, Fault]] = [
     (A, A_AND_REQUIRED, "y", Fault.MISSING),
     (A_AND_OPTIONAL, A_AND_REQUIRED, "y", Fault.MISSING),
     (A_AND_OPTIONAL, A_CLOSED, "y", Fault.FIELD),
-    (list[A], list[A_AND_REQUIRED], "[].y", Fault.MISSING),
-    (dict[str, A], dict[str, A_AND_REQUIRED], "{}.y", Fault.MISSING),
+    (LIST[A], LIST[A_AND_REQUIRED], "[].y", Fault.MISSING),
+    (DICT[str, A], DICT[str, A_AND_REQUIRED], "{}.y", Fault.MISSING),
     (dict[str, int], A, "x", Fault.MISSING),
     (dict[int, int], dict[str, int], "{key}", Fault.TYPE),
     (A, dict[int, int], "{key}", Fault.VALUE),
@@ -203,7 +209,6 @@ LEAVES: list[tuple[Any, Callable[[], st.SearchStrategy[Any]]]] = [
     (Any, lambda: st.none() | st.integers(0, 9) | st.text(max_size=2)),
 ]
 
-OPTIONAL: Any = Optional  # also of None, which has no operator |
 Pair = tuple[Any, Any, st.SearchStrategy[Any]]
 FORMS = ["leaf", "leaf", "list", "set", "dict", "keys", "tuple", "option", "struct", "array"]
 
@@ -217,18 +222,18 @@ def pairs(draw: st.DrawFn, depth: int = 3) -> Pair:
         return kind, draw(st.sampled_from([kind, kind, draw(st.sampled_from(LEAVES))[0]])), values()
     old, new, values = draw(pairs(depth - 1))
     if form == "list":
-        other = draw(st.sampled_from([list[new], tuple[new, ...], tuple[new, new], new]))
-        return list[old], other, st.lists(values, max_size=3)
+        other = draw(st.sampled_from([LIST[new], TUPLE[new, ...], TUPLE[new, new], new]))
+        return LIST[old], other, st.lists(values, max_size=3)
     if form == "set":
         number = draw(st.sampled_from([int, str]))
-        other = draw(st.sampled_from([set[number], list[number], set[int]]))
-        return set[number], other, st.sets(st.integers(0, 9) if number is int else st.text(max_size=2), max_size=3)
+        other = draw(st.sampled_from([SET[number], LIST[number], SET[int]]))
+        return SET[number], other, st.sets(st.integers(0, 9) if number is int else st.text(max_size=2), max_size=3)
     if form in ("dict", "keys"):
         key, keys = (str, st.text(max_size=2)) if form == "dict" else (int, st.integers(0, 9))
-        return dict[key, old], dict[draw(st.sampled_from([key, str])), new], st.dictionaries(keys, values, max_size=2)
+        return DICT[key, old], DICT[draw(st.sampled_from([key, str])), new], st.dictionaries(keys, values, max_size=2)
     if form == "tuple":
         second, other, others = draw(pairs(depth - 1))
-        return tuple[old, second], draw(st.sampled_from([tuple[new, other], list[new]])), st.tuples(values, others)
+        return TUPLE[old, second], draw(st.sampled_from([TUPLE[new, other], LIST[new]])), st.tuples(values, others)
     if form == "option":
         return OPTIONAL[old], draw(st.sampled_from([OPTIONAL[new], new])), st.none() | values
     return draw(structs(depth - 1, form == "array"))
@@ -261,7 +266,7 @@ def structs(draw: st.DrawFn, depth: int, array_like: bool) -> Pair:
         )
         for each in fields
     ]
-    new = made[1] if draw(st.integers(0, 7)) else dict[str, Any]
+    new = made[1] if draw(st.integers(0, 7)) else DICT[str, Any]
     return made[0], new, st.builds(made[0], **values)
 
 

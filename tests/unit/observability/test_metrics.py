@@ -119,7 +119,7 @@ def test_methods_beyond_a_bound_share_one_label(monkeypatch: pytest.MonkeyPatch)
 
 def test_traffic_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1_000.0
-    monkeypatch.setattr(telemetry.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     calls = CallTelemetry()
     asked = calls.of(CallSide.SERVER, "inventory", "reserve")
     told: list[tuple[int, float]] = []
