@@ -18,7 +18,7 @@ from durable.description.changes import Change, changes
 from durable.description.document import Description, read
 from durable.description.schemas import placed
 from durable.description.survey import describe as survey
-from durable.errors import InvalidSetting
+from durable.errors import InvalidSetting, text_of
 from durable.transports import peers
 from durable.transports.rabbitmq.address import broker_url
 
@@ -47,13 +47,22 @@ def describe(bus: Bus, asyncapi: AsyncApi = False, openapi: OpenApi = False, che
     elif openapi:
         print_json(_openapi(bus, found))
     elif check is not None:
-        _compare(read(_content(check), str(check)), found)
+        _compare(_changes(check, found))
     else:
         emit(msgspec.to_builtins(found), *_tables(found))
 
 
-def _compare(old: Description, new: Description) -> None:
-    found = changes(old, new)
+def _changes(path: Path, new: Description) -> list[Change]:
+    old = read(_content(path), str(path))
+    try:
+        return changes(old, new)
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise InvalidSetting(
+            f"--check: {path}: is no description: its schemas cannot be read: {text_of(error)}"
+        ) from error
+
+
+def _compare(found: list[Change]) -> None:
     bad = [each for each in found if not each.is_compatible]
     good = [each for each in found if each.is_compatible]
     document = {

@@ -26,6 +26,8 @@ _SHAPES: Final = {
     *("items", "prefixItems", "minItems", "maxItems", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"),
     *("minLength", "maxLength", "minProperties", "maxProperties", "x-keys"),
 }
+_MOST_REFERENCES: Final = 100  # from one to the next
+_NOTHING: Final[Json] = {"not": {}}
 _LEAST: Final = {"minimum": -inf, "exclusiveMinimum": -inf, "minLength": 0, "minProperties": 0}
 _MOST: Final = ("maximum", "exclusiveMaximum", "maxLength", "maxProperties")
 _NAMES: Final = {"string": "text", "object": "an object", "array": "a list", "null": "null", "integer": "an integer"}
@@ -163,9 +165,11 @@ class _Comparison:
 
 
 def _followed(schema: Any, named: Json) -> Any:
-    while isinstance(schema, dict) and "$ref" in schema:
-        schema = {**named.get(schema["$ref"].removeprefix(REFERENCE), {"not": {}})}
-    return schema
+    for _ in range(_MOST_REFERENCES):
+        if not isinstance(schema, dict) or "$ref" not in schema:
+            return schema
+        schema = named.get(schema["$ref"].removeprefix(REFERENCE), _NOTHING)
+    return _NOTHING  # it refers to itself
 
 
 def _branches(schema: Json) -> list[Json]:

@@ -30,6 +30,9 @@ bus.offer(Inventory, Inventory())
 """
 
 
+LOOP = {"$ref": "#/$defs/A", "$defs": {"A": {"anyOf": [{"$ref": "#/$defs/A"}]}, "B": {"$ref": "#/$defs/B"}}}
+
+
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Agent:
     return Agent(tmp_path, monkeypatch, capsys)
@@ -96,6 +99,17 @@ def test_file_that_is_no_description_is_an_error(agent: Agent, tmp_path: Path, c
     ended = agent("describe", application(agent), "--check", str(tmp_path / "old.json"))
     assert ended.code == 2
     assert "is no description" in ended.err
+
+
+@pytest.mark.parametrize("schema", [3, {"type": 3}, {"$ref": 3}, {"properties": 3}, {"$ref": "#/$defs/A"}, LOOP])
+def test_schema_that_is_none_is_an_error(agent: Agent, tmp_path: Path, schema: object) -> None:
+    app = application(agent)
+    old = json.loads(agent("describe", app, "--json").out)
+    old["messages"][0]["received"] = schema
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    ended = agent("describe", app, "--check", str(tmp_path / "old.json"))
+    assert ended.code in (1, 2)
+    assert "--debug" not in ended.err, ended.err
 
 
 def test_file_that_is_missing_is_an_error(agent: Agent, tmp_path: Path) -> None:
