@@ -54,8 +54,12 @@ def checked_names(function: Callable[P, R]) -> Callable[P, R]:
     name = _name(function)
     signature = inspect.signature(function)
 
+    @functools.lru_cache(maxsize=128)
+    def check_shape(count: int, names: tuple[str, ...]) -> None:
+        list(_arguments(name, signature, {}, (None,) * count, dict.fromkeys(names)))
+
     def check(args: Sequence[Any], given: Mapping[str, Any]) -> None:
-        list(_arguments(name, signature, {}, args, given))
+        check_shape(len(args), tuple(given))
 
     return _after(check, function)
 
