@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutants.guards import console, doors, handling, order, outbox, receiving, recovery, sending, storage, wire
+from tests.mutants.guards import (
+    calls,
+    console,
+    doors,
+    handling,
+    order,
+    outbox,
+    receiving,
+    recovery,
+    sending,
+    storage,
+    wire,
+)
 from tests.mutants.mutant import Mutant
 
 GUARDS: Final[tuple[Mutant, ...]] = (
@@ -17,5 +29,6 @@ GUARDS: Final[tuple[Mutant, ...]] = (
     *storage.ROWS,
     *wire.ROWS,
     *doors.ROWS,
+    *calls.ROWS,
     *console.ROWS,
 )
