@@ -18,7 +18,7 @@ ROWS = (
         "transports/watchdog.py",
         before="        if self.shortest <= lease <= self.longest:\n",
         after="        if lease:\n",
-        killed_by=(f"{_CONNECTIONS}::test_lease_out_of_bounds_is_refused_and_changes_nothing", _LEASES),
+        killed_by=(f"{_LEASES}::test_lease_is_chosen_within_the_bounds",),
     ),
     Mutant(
         "calls",

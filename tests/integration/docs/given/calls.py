@@ -36,3 +36,4 @@ class Shelves:
 stock = Bus("stock")
 stock.listen("tcp://127.0.0.1:2304")
 stock.offer(Inventory, Shelves())
+orders = Bus("orders")
