@@ -138,6 +138,8 @@ class Node:
         """
         errors = [task.exception() for task in (working, *watches) if task.done() and not task.cancelled()]
         asked = not working.done()
+        if membership.lost.is_set():  # another node may hold its singletons soon
+            await self._application.offers.close_singletons(self._ending_seconds)
         left = await end([working, *watches], within=self._ending_seconds)
         if working.cancelled() and not asked:
             errors.append(BrokeOff("an agent or a listener broke off"))

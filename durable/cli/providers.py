@@ -35,7 +35,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The providers in the registry, or why it could not be read."""
+    """The providers in the registry, or why it was not read: there may be no database."""
 
     providers: Sequence[Listed]
     offers: Sequence[Offer]
@@ -55,7 +55,7 @@ class Registered:
         return {"providers": [asdict(each) for each in self.providers], "registry_unread": self.unread}
 
     def blocks(self) -> list[str | Table]:
-        if self.unread is not None:
+        if self.unread:
             return [f"the registry was not read: {self.unread}"]
         if not self.providers:
             return []
@@ -75,6 +75,8 @@ class Registered:
 
 def registered(bus: Bus) -> Registered:
     """Read the registry of the application's database; without a database, there is none."""
+    if bus.settings.database_url is None:
+        return Registered([], [], "")
     try:
         with schema_connection(bus.settings) as conn:
             rows, methods = registry.read(conn, bus.settings.db_schema, ())

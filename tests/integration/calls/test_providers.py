@@ -235,6 +235,17 @@ async def test_compatible_provider_is_called_beside_one_of_another_version(start
     assert await caller.caller(Later).reserve("A-2") == "A-2"
 
 
+async def test_process_that_is_no_node_finds_providers_by_polling(start: Start) -> None:
+    caller = await start("shop", mode="send-only")
+    who = caller.caller(Who)
+    with pytest.raises(NoProvider):
+        await who.name()
+    await start("shop", TCP, offer=named("one"))
+    await eventually(lambda: caller.runtime.registry.listings())
+    assert await who.name() == "one"
+    assert caller.runtime.node is None
+
+
 async def test_provider_of_another_service_cannot_be_pinned(start: Start) -> None:
     bus = await start("shop", TCP, offer=named("one"))
     (provider,) = await bus.providers(Who)
@@ -273,6 +284,7 @@ async def test_call_of_an_older_epoch_is_refused(start: Start) -> None:
     stock.withdraw(Who)
     await eventually(lambda: not caller.runtime.registry.listings())
     stock.offer(Who, Named("again"), singleton=True)
+    await sees(caller, Who, 1)
     assert await caller.caller(Who).name() == "again"
     with pytest.raises(ProviderSuperseded, match="is held in epoch 2 here, not in 1"):
         await caller.caller(Who, at=old).name()

@@ -1,0 +1,97 @@
+"""The lock of a singleton on real sessions: who is sure of it, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, create_engine, pool, text
+
+from durable.calls.singletons import Singletons, now
+from durable.envelope import NodeId
+from durable.errors import LeaseLost
+from durable.recovery.singleton_locks import SingletonLocks
+from durable.settings import load_settings
+from tests.failure.workbench import QUICK
+
+
+class Session:
+    """A node's own session, with the locks on it."""
+
+    def __init__(self, conn: Connection, node: int, url: str) -> None:
+        self.conn = conn
+        self.node = NodeId(node)
+        self.singletons = Singletons()
+        self.singletons.want({"who": "1.0"})
+        self.locks = SingletonLocks(self.singletons, load_settings(database_url=url, **QUICK))
+
+    def look(self) -> int:
+        """Look now; returns the epoch that is known."""
+        self.locks.hasten()
+        self.locks.look(self.conn, self.node)
+        return self.singletons.known_epoch("who")
+
+    def rows(self, sql: str) -> list[Any]:
+        return [tuple(row) for row in self.conn.execute(text(sql))]
+
+
+@contextmanager
+def session(url: str, node: int) -> Iterator[Session]:
+    engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"), poolclass=pool.NullPool)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        yield Session(conn, node, url)
+
+
+def test_first_holder_is_sure_at_once_and_another_one_waits(database_url: str) -> None:
+    with session(database_url, 1) as first, session(database_url, 2) as second:
+        assert (first.look(), second.look()) == (1, 0)
+        assert first.singletons.epoch_of("who") == 1
+        assert second.rows("SELECT epoch, holder FROM durable.services") == [(1, 1)]
+
+
+def test_holder_after_one_that_vanished_waits_for_its_lease(database_url: str) -> None:
+    with session(database_url, 2) as second:
+        with session(database_url, 1) as first:
+            assert (first.look(), second.look()) == (1, 0)
+        assert second.look() == 2
+        assert second.singletons.epoch_of("who") == 0
+        later = Singletons(lambda: now() + second.locks.lease)
+        later.hold("who", second.locks._held["who"])
+        assert second.locks._held["who"].sure_from >= now() + second.locks.lease - 0.5
+        second.singletons.confirm("who", now() + 60)
+        later.confirm("who", now() + 60)
+        assert (second.singletons.epoch_of("who"), later.epoch_of("who")) == (0, 2)
+
+
+def test_holder_after_one_that_gave_up_is_sure_at_once(database_url: str) -> None:
+    with session(database_url, 1) as first, session(database_url, 2) as second:
+        assert (first.look(), second.look()) == (1, 0)
+        first.singletons.want({})
+        assert (first.look(), second.look()) == (0, 2)
+        assert second.singletons.epoch_of("who") == 2
+
+
+def test_holder_whose_calls_do_not_end_gives_nothing_up(database_url: str) -> None:
+    with session(database_url, 1) as first, session(database_url, 2) as second:
+        assert first.look() == 1
+        first.singletons.close()
+        assert first.look() == 0
+        first.locks.leave(first.conn)
+        assert second.look() == 0
+        first.singletons.is_idle = True
+        first.locks.leave(first.conn)
+        assert second.look() == 2
+        assert second.singletons.epoch_of("who") == 2
+
+
+@pytest.mark.parametrize(
+    "loss", ["SELECT pg_advisory_unlock_all()", "UPDATE durable.services SET epoch = 9", "DELETE FROM durable.services"]
+)
+def test_holder_that_does_not_see_its_lock_is_none(database_url: str, loss: str) -> None:
+    with session(database_url, 1) as first:
+        assert first.look() == 1
+        first.conn.execute(text(loss))
+        with pytest.raises(LeaseLost, match="the lock of who is lost"):
+            first.look()
