@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from durable import Bus
 from durable.calls import service
 from tests.failure.workbench import QUICK
+from tests.support.command import ROOT
 
 
 @service("who", version="1.0")
@@ -66,10 +67,12 @@ class Providing:
 def providing(database_url: str, name: str, *options: str) -> Iterator[Providing]:
     """Run such a process."""
     command = [sys.executable, "-m", "tests.support.providing", database_url, name, "tcp://127.0.0.1:0", *options]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
             assert process.stdout is not None
-            yield Providing(process, process.stdout.readline().strip())
+            address = process.stdout.readline().strip()
+            assert address, "the process has ended"
+            yield Providing(process, address)
         finally:
             process.kill()
 
