@@ -10,23 +10,31 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from durable.pipeline.session import spark_session
+from durable.pipeline.session import FEW_ROWS, spark_session
 from tests.support.archiving import Archiver
 from tests.support.command import ROOT
 from tests.support.object_store import BUCKET, object_store
+from tests.support.quick_spark import java_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_jvms() -> Iterator[None]:
+    """For every JVM that a test starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_SUBMIT_OPTS", java_options())
+        yield
+
+
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(quick_jvms: None) -> Iterator[SparkSession]:
     """Two workers, each task tried up to four times, as on a cluster."""
     with pytest.MonkeyPatch.context() as patch:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         patch.setenv("PYTHONPATH", os.pathsep.join(paths))  # the workers import this tree
-        patch.setenv("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")  # JVMs that start quickly
-        session = spark_session(master="local[2,4]", app_name="durable tests")
+        session = spark_session(master="local[2,4]", app_name="durable tests", settings=FEW_ROWS)
         session.conf.set("spark.sql.shuffle.partitions", "2")
         yield session
         session.stop()

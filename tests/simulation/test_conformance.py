@@ -6,7 +6,7 @@ open meanwhile: then both skip the same rows, and wait at the same ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from random import Random
@@ -26,7 +26,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, text
 
 from durable.envelope import Envelope, LeasedEnvelope, NodeId
 from durable.messages.ordering import QueueKeys, Rule
@@ -56,7 +56,7 @@ from durable.storage.schedules import Declaration
 from durable.storage.sql.recovery import INCOMING, OUTGOING
 from tests.simulation.rows import NodeRow
 from tests.simulation.sql import registry, statements
-from tests.simulation.stores import FRUITFUL, LOCKED, Memory, Postgres, plain, same_columns
+from tests.simulation.stores import FRUITFUL, LOCKED, TABLES, Memory, Postgres, make_engine, plain, same_columns
 from tests.simulation.tables import Transaction
 
 HOUR = timedelta(hours=1)
@@ -121,11 +121,11 @@ counts = st.integers(1, 6)
 class BothStores(RuleBasedStateMachine):
     """Each step on both stores."""
 
-    url: ClassVar[str]
+    engine: ClassVar[Engine]
 
     def __init__(self) -> None:
         super().__init__()
-        self.memory, self.postgres = Memory(), Postgres(self.url)
+        self.memory, self.postgres = Memory(), Postgres(self.engine)
         self.postgres.empty()
         self.now = datetime.now(UTC).replace(microsecond=0)
         self.taken: dict[str, list[tuple[NodeId, LeasedEnvelope]]] = {"outgoing": [], "incoming": []}
@@ -133,7 +133,10 @@ class BothStores(RuleBasedStateMachine):
         self._registers()
 
     def teardown(self) -> None:
-        self.postgres.close()
+        try:
+            self.compare(TABLES)
+        finally:
+            self.postgres.close()
 
     def _registers(self) -> None:
         """Both know node 1; node 2 is unknown."""
@@ -168,7 +171,13 @@ class BothStores(RuleBasedStateMachine):
 
     @invariant()
     def rows_are_the_same(self) -> None:
-        ours, theirs = same_columns(self.memory.rows(), self.postgres.rows(), self.now)
+        changed = self.memory.changed | self.postgres.changed
+        self.compare([name for name in TABLES if name in changed])
+        self.memory.changed.clear()
+        self.postgres.changed.clear()
+
+    def compare(self, names: Collection[str]) -> None:
+        ours, theirs = same_columns(self.memory.rows(names), self.postgres.rows(names), self.now)
         assert ours == theirs
 
     # ------------------------------------------------------------------ arrivals and sends
@@ -472,9 +481,10 @@ def go_through(machine: BothStores) -> None:
 
 
 @pytest.fixture
-def both_stores(database_url: str) -> type[BothStores]:
-    BothStores.url = database_url
-    return BothStores
+def both_stores(database_url: str) -> Iterator[type[BothStores]]:
+    BothStores.engine = make_engine(database_url)
+    yield BothStores
+    BothStores.engine.dispose()
 
 
 def run(machine: type[BothStores], **options: Any) -> None:
