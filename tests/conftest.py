@@ -21,7 +21,15 @@ from psycopg import sql
 from durable import redaction
 from durable.embedded import Broker, Embedded
 from tests.support import servers as sources
-from tests.support.servers import EMBEDDED, TEMPLATE, AnyBroker, Names, older_servers, shared_broker, shared_postgres
+from tests.support.servers import (
+    EMBEDDED,
+    AnyBroker,
+    Names,
+    create_database,
+    older_servers,
+    shared_broker,
+    shared_postgres,
+)
 
 # A machine that is busy makes no example wrong.
 settings.register_profile("unhurried", deadline=None)
@@ -103,9 +111,7 @@ def fresh_databases(server: Embedded) -> Iterator[Callable[[str], str]]:
 
         def make(name: str = "app") -> str:
             database = f"{name}_{uuid4().hex[:12]}"
-            conn.execute(
-                sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(database), sql.Identifier(TEMPLATE))
-            )
+            create_database(conn, database)
             made.append(database)
             return server.uri(database)
 
