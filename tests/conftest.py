@@ -6,6 +6,7 @@ Postgres that is on the machine.
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -39,6 +40,17 @@ settings.load_profile("unhurried")
 
 def pytest_report_header() -> list[str]:
     return sources.report()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What was imported and collected stays to the end: the garbage collector need not look at it again and again."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
