@@ -33,14 +33,8 @@ from tests.support.letters import ENDPOINT, NODE, SCHEMA
 from tests.support.tables import Tables
 
 ALL = Selection()
-
-
 WHOLE = LetterRange(0, 2**40, 1_000)
-
-
 OTHER = NodeId(8)
-
-
 QUICK: dict[str, Any] = {
     "poll_interval": timedelta(milliseconds=30),
     "heartbeat_interval": timedelta(milliseconds=100),

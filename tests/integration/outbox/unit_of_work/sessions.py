@@ -26,11 +26,7 @@ from durable.storage.outbox import Sent
 from tests.support.tables import Tables
 
 NODE = NodeId(7)
-
-
 BILLING = "tcp://127.0.0.1:2302"
-
-
 MAIL = "tcp://127.0.0.1:2303"
 
 

@@ -21,11 +21,7 @@ from tests.failure.leftovers import MESSAGE_TYPE, envelope
 from tests.support.servers import EMBEDDED, older_servers
 
 A, B = NodeId(1), NodeId(2)
-
-
 PEER = "tcp://127.0.0.1:2301"
-
-
 LETTER = Letter.because("a test", "test")
 
 

@@ -72,11 +72,7 @@ async def test_known_id_with_another_body_is_found(store: Store) -> None:
 
 
 OLD = timedelta(days=30)
-
-
 KEEP = timedelta(days=8)
-
-
 EVERYTHING = LetterRange(0, 2**62, 100)
 
 

@@ -25,14 +25,8 @@ from tests.support.raw_http import RawHttpClient, RawResponse, request
 from tests.support.receivers import MemoryReceiver, envelopes
 
 LIMIT = 1 << 17
-
-
 SECRET = "correct horse battery"
-
-
 LETTER = b"the body of a message, which belongs in no log"
-
-
 SETTINGS = load_settings(
     connect_timeout=timedelta(seconds=2),
     send_timeout=timedelta(seconds=5),
@@ -41,8 +35,6 @@ SETTINGS = load_settings(
     max_frame_bytes=LIMIT,
     max_message_bytes=LIMIT // 2,
 )
-
-
 HASTY = SETTINGS.model_copy(update={"frame_timeout": timedelta(seconds=0.3)})
 
 

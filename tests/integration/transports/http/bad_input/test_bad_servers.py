@@ -39,14 +39,8 @@ async def flood(writer: asyncio.StreamWriter) -> None:
 
 
 HTML = {"content_type": "text/html"}
-
-
 PROBLEM = {"content_type": "application/problem+json"}
-
-
 ANSWER = response("200 OK", encode_outcomes([STORED] * 2), content_type=OUTCOMES)
-
-
 ANSWERS: Mapping[str, tuple[Handle, type[TransportError], str]] = {
     "HTML": (saying(response("200 OK", b"<h1>It works</h1>", **HTML)), ProtocolViolation, "200 OK: text/html"),
     "outcomes of no type": (
