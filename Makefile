@@ -4,6 +4,8 @@ DEMO_READY := .venv/.demo-ready
 # pyright comes whole in its wheel; this stops it from asking the network for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
+# Hundreds of processes import durable: each would compile it anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo pipeline test quick fuzz simulate mutants chaos check docs screenshots lowest pythons bench load clean

@@ -5,6 +5,7 @@
 # can take longer than a bound. A broken guarantee fails in both runs, and what passed only alone is named.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+unset PYTHONDONTWRITEBYTECODE # each of the many processes would compile durable and the tests anew
 few=10
 failed=.pytest_cache/v/cache/lastfailed
 

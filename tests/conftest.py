@@ -6,6 +6,7 @@ Postgres that is on the machine.
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +22,15 @@ from psycopg import sql
 from durable import redaction
 from durable.embedded import Broker, Embedded
 from tests.support import servers as sources
-from tests.support.servers import EMBEDDED, TEMPLATE, AnyBroker, Names, older_servers, shared_broker, shared_postgres
+from tests.support.servers import (
+    EMBEDDED,
+    AnyBroker,
+    Names,
+    create_database,
+    older_servers,
+    shared_broker,
+    shared_postgres,
+)
 
 # A machine that is busy makes no example wrong.
 settings.register_profile("unhurried", deadline=None)
@@ -31,6 +40,17 @@ settings.load_profile("unhurried")
 
 def pytest_report_header() -> list[str]:
     return sources.report()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What was imported and collected stays to the end: the garbage collector need not look at it again and again."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -103,9 +123,7 @@ def fresh_databases(server: Embedded) -> Iterator[Callable[[str], str]]:
 
         def make(name: str = "app") -> str:
             database = f"{name}_{uuid4().hex[:12]}"
-            conn.execute(
-                sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(database), sql.Identifier(TEMPLATE))
-            )
+            create_database(conn, database)
             made.append(database)
             return server.uri(database)
 

@@ -15,13 +15,12 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from durable.pipeline.columns import COLUMNS, Column
 from durable.pipeline.lake_tables import SOURCES, LakeTable
 from durable.storage.sql.archive import BLOCKS, ERASURE
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
 
 _TYPES: Final = {"uuid": 2950, "bigint": 20, "integer": 23, "boolean": 16, "timestamptz": 1184}
@@ -33,12 +32,16 @@ _NULL_LENGTH: Final = -1
 
 def row_digests(rows: pa.RecordBatch, table: LakeTable) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """The digest of each row of the lake; columns that are not Postgres's do not count."""
+    import numpy as np
+
     found = [_digest(record) for part in _parts(rows) for record in _records(part, COLUMNS[SOURCES[table]])]
     return np.frombuffer(b"".join(found), dtype=">u8").astype(np.uint64)
 
 
 def row_blocks(rows: pa.RecordBatch, table: LakeTable) -> np.ndarray[Any, np.dtype[np.int32]]:
     """The number of the block of each row."""
+    import numpy as np
+
     if table == "dead_letters":
         numbers = _filled(rows.column("letter_id"), 0).to_numpy(zero_copy_only=False)
     else:
@@ -111,6 +114,7 @@ def _sent(values: pa.Array, kind: str) -> pa.Array:
 
 
 def _big_endian(numbers: pa.Array, kind: str) -> pa.Array:
+    import numpy as np
     import pyarrow as pa
 
     width = np.dtype(kind).itemsize

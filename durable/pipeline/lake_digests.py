@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
-
 from durable.pipeline import places
 from durable.pipeline.digests import row_blocks, row_digests
 from durable.pipeline.lake import Lake
@@ -25,6 +23,7 @@ from durable.storage.archived_content import Block, Digest, Key
 from durable.storage.sql import archive as archive_statements
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
     from pyspark.sql import SparkSession
@@ -238,6 +237,7 @@ def _count(found: LakeDigests, batch: pa.RecordBatch, table: LakeTable, day: dat
 
 
 def _mask(blocks: np.ndarray[Any, Any], wanted: Sequence[int]) -> pa.Array:
+    import numpy as np
     import pyarrow as pa
 
     return pa.array(np.isin(blocks, list(wanted)))

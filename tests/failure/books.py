@@ -7,6 +7,8 @@ that sends, `effects` one in the transaction that handles. durable's promise is 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -101,10 +103,41 @@ def read_books(*urls: str) -> Books:
     """The books of these databases together: a sender's and a receiver's, or one that is both."""
     books = Books()
     for url in urls:
-        with psycopg.connect(url) as conn:
+        with _look(url) as conn:
             conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             _read(conn, books)
     return books
+
+
+def close_books() -> None:
+    """Close the connections that were kept for reading."""
+    while _kept:
+        _kept.popitem()[1].close()
+
+
+_kept: dict[str, psycopg.Connection[Any]] = {}
+
+
+@contextmanager
+def _look(url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A transaction on the connection that is kept to this database: tests look many times, and a new connection takes
+    the server longer than all that they ask.
+    """
+    conn = _kept.get(url)
+    if conn is None or not _answers(conn):
+        conn = _kept[url] = psycopg.connect(url)
+    with conn.transaction():
+        yield conn
+
+
+def _answers(conn: psycopg.Connection[Any]) -> bool:
+    try:
+        conn.execute("SELECT 1")
+        conn.rollback()
+    except psycopg.OperationalError:  # the server was restarted
+        conn.close()
+        return False
+    return True
 
 
 def _read(conn: psycopg.Connection[Any], books: Books) -> None:
@@ -124,7 +157,7 @@ def _read(conn: psycopg.Connection[Any], books: Books) -> None:
 
 def count_old_ids(url: str) -> int:
     """How many ids that carry no day are remembered."""
-    with psycopg.connect(url) as conn:
+    with _look(url) as conn:
         row = conn.execute("SELECT count(*) FROM durable.undated_ids").fetchone()
     assert row is not None
     return int(row[0])

@@ -12,8 +12,15 @@ import pytest
 from durable.embedded.ports import free_port
 from durable.testing.transports import Link
 from tests.contract.links import LinkOver, http_link, memory_link, rabbitmq_link, tcp_link, unix_link
+from tests.failure.books import close_books
 from tests.failure.services import Pair, Way, pair_of_services
 from tests.support.servers import AnyBroker, Names
+
+
+@pytest.fixture(autouse=True)
+def closed_books() -> Iterator[None]:
+    yield
+    close_books()
 
 
 @pytest.fixture

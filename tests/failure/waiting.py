@@ -9,7 +9,7 @@ from typing import TypeVar, overload
 
 T = TypeVar("T")
 
-_PAUSE = 0.02
+_PAUSES = (0.02, 0.2)
 
 
 @overload
@@ -23,11 +23,14 @@ async def eventually(check: Callable[[], T], *, within: float = 30.0) -> T: ...
 async def eventually(check: Callable[[], object], *, within: float = 30.0) -> object:
     """Call `check` until it returns something true, and return that.
 
-    A check may raise AssertionError to say what is still missing; after `within` seconds that is raised.
+    A check may raise AssertionError to say what is still missing; after `within` seconds that is raised. The longer it
+    takes, and the longer each check, the longer are the pauses: what is waited for needs the machine more.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + within
+    began = loop.time()
+    deadline = began + within
     while True:
+        looked = loop.time()
         try:
             result = check()
             value = await result if inspect.isawaitable(result) else result
@@ -36,4 +39,6 @@ async def eventually(check: Callable[[], object], *, within: float = 30.0) -> ob
         except AssertionError:
             if loop.time() >= deadline:
                 raise
-        await asyncio.sleep(_PAUSE)
+        shortest, longest = _PAUSES
+        now = loop.time()
+        await asyncio.sleep(min(max(shortest, (now - began) / 20, 2 * (now - looked)), longest))

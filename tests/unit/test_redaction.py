@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import pytest
 from hypothesis import given
@@ -124,9 +125,11 @@ def test_secret_is_replaced_by_its_form(text: str, expected: str) -> None:
 )
 def test_long_text_of_a_peer_is_read_in_one_pass(part: str) -> None:
     """A pattern that begins again at each character would not come to its end."""
-    text = f"@ = :// {part * (200_000 // len(part))}"
+    text = f"@ = :// {part * (50_000 // len(part))}"
+    began = time.process_time()
     assert redacted(text).startswith("@ = :// ")
     assert has_password(f"{text} secret=x")
+    assert time.process_time() - began < 3
 
 
 def test_a_known_secret_is_replaced_everywhere() -> None:

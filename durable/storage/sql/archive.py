@@ -11,6 +11,7 @@ them.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Final
 
 from sqlalchemy import DateTime, MetaData, Text
@@ -171,22 +172,6 @@ SELECT EXISTS (SELECT FROM {{schema}}.{table} WHERE xid >=
 SELECT {_day(table)} AS day, count(*) AS rows
 FROM {{schema}}.{table} WHERE xid >= :low AND xid < :high GROUP BY 1
 """)
-        # The archived rows of some days. A digest is 64 bits of a row's SHA-256; a block's is their sum.
-        keys = ", ".join(KEYS[table])
-        digested = f"""
-SELECT {_day(table)} AS day, {_keys(table)}, {_BLOCK[table]} AS block,
-    CAST(CAST('x' || encode(substr(sha256({_record(table)}), 1, 8), 'hex') AS bit(64)) AS bigint) AS digest
-FROM {{schema}}.{table} WHERE xid < :high
-    AND (CAST(:since AS timestamptz) IS NULL OR {DAYS[table]} >= CAST(:since AS timestamptz))
-    AND (CAST(:until AS timestamptz) IS NULL OR {DAYS[table]} < CAST(:until AS timestamptz))
-"""
-        self.digest_blocks = Statement(f"""
-SELECT day, side, block, count(*) AS rows, CAST(sum(digest) AS text) AS digest
-FROM ({digested}) AS digested GROUP BY day, side, block
-""")
-        self.digest_rows = Statement(f"""
-SELECT {keys}, digest FROM ({digested}    AND {_BLOCK[table]} = ANY (CAST(:blocks AS integer[]))) AS digested
-""")
         self.lag = Statement(f"""
 SELECT count(*) AS rows, clock_timestamp() - min({in_range(time)}) AS age FROM {{schema}}.{table} WHERE xid >= :low
 """)
@@ -195,6 +180,35 @@ SELECT count(*) AS rows, clock_timestamp() - min({in_range(time)}) AS age FROM {
 SELECT count(*) AS rows, clock_timestamp() - min(behind.moment) AS age
 FROM (SELECT {in_range(time)} AS moment FROM {{schema}}.{table} WHERE xid >= :low LIMIT :most) AS behind
 """)
+
+    # Few processes compare contents; to define the tables takes each of them longer than all other statements.
+    @cached_property
+    def digest_blocks(self) -> Statement:
+        """Count and digest the archived rows of some days, by block. A block's digest is the sum of its rows'."""
+        return Statement(f"""
+SELECT day, side, block, count(*) AS rows, CAST(sum(digest) AS text) AS digest
+FROM ({self._digested}) AS digested GROUP BY day, side, block
+""")
+
+    @cached_property
+    def digest_rows(self) -> Statement:
+        """Digest the archived rows of some blocks."""
+        narrowed = f"{self._digested}    AND {_BLOCK[self.table]} = ANY (CAST(:blocks AS integer[]))"
+        return Statement(f"""
+SELECT {", ".join(KEYS[self.table])}, digest FROM ({narrowed}) AS digested
+""")
+
+    @cached_property
+    def _digested(self) -> str:
+        """The archived rows of some days, each with its digest: 64 bits of its SHA-256."""
+        table = self.table
+        return f"""
+SELECT {_day(table)} AS day, {_keys(table)}, {_BLOCK[table]} AS block,
+    CAST(CAST('x' || encode(substr(sha256({_record(table)}), 1, 8), 'hex') AS bit(64)) AS bigint) AS digest
+FROM {{schema}}.{table} WHERE xid < :high
+    AND (CAST(:since AS timestamptz) IS NULL OR {DAYS[table]} >= CAST(:since AS timestamptz))
+    AND (CAST(:until AS timestamptz) IS NULL OR {DAYS[table]} < CAST(:until AS timestamptz))
+"""
 
 
 HISTORY = ByTransaction("envelope_history", "finished_at")

@@ -56,7 +56,7 @@ ROWS = (
         before="        return abs(now - self.timestamp) <= skew_seconds",
         after="        return True",
         killed_by=(
-            "tests/integration/transports/http/test_bad_input.py::test_a_stranger_gets_401[a signature that is too old]",
+            "tests/integration/transports/http/bad_input/test_strangers.py::test_a_stranger_gets_401[a signature that is too old]",
         ),
     ),
     Mutant(

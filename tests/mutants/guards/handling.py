@@ -23,7 +23,7 @@ ROWS = (
         before="row.epoch = mine.epoch AND row.owner_id + 0 = :node",
         after="row.epoch = mine.epoch",
         killed_by=(
-            "tests/integration/storage/test_storage.py::test_a_row_is_changed_only_by_its_owner_in_its_epoch[pg18-psycopg-delete sent]",
+            "tests/integration/storage/functions/test_fence.py::test_a_row_is_changed_only_by_its_owner_in_its_epoch[pg18-psycopg-delete sent]",
         ),
     ),
     Mutant(
@@ -33,7 +33,7 @@ ROWS = (
         before="row.id = mine.id AND row.epoch = mine.epoch AND",
         after="row.id = mine.id AND",
         killed_by=(
-            "tests/integration/storage/test_storage.py::test_a_row_is_changed_only_by_its_owner_in_its_epoch[pg18-psycopg-delete sent]",
+            "tests/integration/storage/functions/test_fence.py::test_a_row_is_changed_only_by_its_owner_in_its_epoch[pg18-psycopg-delete sent]",
         ),
     ),
     Mutant(
@@ -43,7 +43,7 @@ ROWS = (
         before=' AND owner_id + 0 = :node AND epoch = :epoch"',
         after=' AND owner_id + 0 = :node"',
         killed_by=(
-            "tests/integration/storage/test_storage.py::test_a_row_is_changed_only_by_its_owner_in_its_epoch[pg18-psycopg-begin a suspect attempt]",
+            "tests/integration/storage/functions/test_fence.py::test_a_row_is_changed_only_by_its_owner_in_its_epoch[pg18-psycopg-begin a suspect attempt]",
         ),
     ),
     Mutant(
@@ -53,7 +53,7 @@ ROWS = (
         before=' AND owner_id + 0 = :node AND epoch = :epoch"',
         after=' AND epoch = :epoch"',
         killed_by=(
-            "tests/integration/storage/test_storage.py::test_a_row_is_changed_only_by_its_owner_in_its_epoch[pg18-psycopg-begin a suspect attempt]",
+            "tests/integration/storage/functions/test_fence.py::test_a_row_is_changed_only_by_its_owner_in_its_epoch[pg18-psycopg-begin a suspect attempt]",
         ),
     ),
     Mutant(

@@ -16,7 +16,7 @@ ROWS = (
             pass
 """,
         killed_by=(
-            "tests/integration/outbox/test_unit_of_work.py::TestShapes::test_a_commit_with_a_savepoint_open_stores_everything[asyncpg-messages alone-by_its_transaction]",
+            "tests/integration/outbox/unit_of_work/test_savepoints.py::TestShapes::test_a_commit_with_a_savepoint_open_stores_everything[asyncpg-messages alone-by_its_transaction]",
         ),
     ),
     Mutant(
@@ -45,7 +45,7 @@ ROWS = (
         _rollback(connection)
 """,
         killed_by=(
-            "tests/integration/outbox/test_unit_of_work.py::TestShapes::test_a_handlers_commit_is_refused_in_any_shape[asyncpg-in a savepoint-with data-by_its_transaction]",
+            "tests/integration/outbox/unit_of_work/test_savepoints.py::TestShapes::test_a_handlers_commit_is_refused_in_any_shape[asyncpg-in a savepoint-with data-by_its_transaction]",
         ),
     ),
     Mutant(
@@ -95,7 +95,7 @@ ROWS = (
         if False:
 """,
         killed_by=(
-            "tests/integration/outbox/test_unit_of_work.py::TestCommits::test_message_sent_by_a_rollback_listener_is_refused_and_later_ones_are_stored[asyncpg-savepoint]",
+            "tests/integration/outbox/unit_of_work/test_commits.py::TestCommits::test_message_sent_by_a_rollback_listener_is_refused_and_later_ones_are_stored[asyncpg-savepoint]",
         ),
     ),
     Mutant(
@@ -105,7 +105,7 @@ ROWS = (
         before="        if self._is_closed or self._is_committing or",
         after="        if self._is_committing or",
         killed_by=(
-            "tests/integration/outbox/test_unit_of_work.py::TestOtherTasks::test_messages_sent_while_the_unit_of_work_commits_are_stored_or_refused[commits]",
+            "tests/integration/outbox/unit_of_work/test_senders.py::TestOtherTasks::test_messages_sent_while_the_unit_of_work_commits_are_stored_or_refused[commits]",
         ),
     ),
     Mutant(
@@ -115,7 +115,7 @@ ROWS = (
         before="        if self._is_closed or self._is_committing or",
         after="        if self._is_closed or",
         killed_by=(
-            "tests/integration/outbox/test_unit_of_work.py::TestCommits::test_a_message_sent_after_the_commit_is_refused_and_not_lost[asyncpg]",
+            "tests/integration/outbox/unit_of_work/test_commits.py::TestCommits::test_a_message_sent_after_the_commit_is_refused_and_not_lost[asyncpg]",
         ),
     ),
     Mutant(
@@ -139,7 +139,7 @@ ROWS = (
         before="owned=not self._is_joined",
         after="owned=True",
         killed_by=(
-            "tests/integration/outbox/test_unit_of_work.py::TestJoinedTransactions::test_messages_are_handed_over_by_the_outer_commit_alone[committed-conditional_savepoint]",
+            "tests/integration/outbox/unit_of_work/test_joined_transactions.py::TestJoinedTransactions::test_messages_are_handed_over_by_the_outer_commit_alone[committed-conditional_savepoint]",
         ),
     ),
     Mutant(

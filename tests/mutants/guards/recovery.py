@@ -47,7 +47,7 @@ ROWS = (
         before='owned, free = "owner_id = :node{only}", "owner_id = 0, epoch = row.epoch + 1"',
         after='owned, free = "owner_id = :node{only}", "owner_id = 0"',
         killed_by=(
-            "tests/integration/storage/test_storage.py::test_a_dead_nodes_rows_are_released_in_bounded_batches_and_marked[pg18-psycopg-outgoing]",
+            "tests/integration/storage/functions/test_releasing.py::test_a_dead_nodes_rows_are_released_in_bounded_batches_and_marked[pg18-psycopg-outgoing]",
         ),
     ),
     Mutant(

@@ -16,7 +16,7 @@ ROWS = (
         )""",
         after="",
         killed_by=(
-            "tests/integration/storage/test_storage.py::test_claim_takes_nothing_for_open_circuits[pg18-psycopg]",
+            "tests/integration/storage/functions/test_claims.py::test_claim_takes_nothing_for_open_circuits[pg18-psycopg]",
         ),
     ),
     Mutant(
@@ -26,7 +26,7 @@ ROWS = (
         before="{FREE} AND (deliver_by IS NULL OR deliver_by > now())",
         after="{FREE}",
         killed_by=(
-            "tests/integration/storage/test_storage.py::test_claim_takes_only_unowned_due_and_unexpired_rows[pg18-psycopg]",
+            "tests/integration/storage/functions/test_claims.py::test_claim_takes_only_unowned_due_and_unexpired_rows[pg18-psycopg]",
         ),
     ),
     Mutant(

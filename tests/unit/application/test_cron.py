@@ -9,7 +9,7 @@ from itertools import islice, pairwise, takewhile
 from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from durable.application.cron import MISFIRE_GRACE, MOST_AT_ONCE, Cron, DueOccurrences, Misfire, Pause, due_occurrences
@@ -134,7 +134,6 @@ def shown(minute: str, hour: str, tz: str, since: datetime, until: datetime) -> 
     return [moment for moment in found if since < moment <= until]
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.data(),
     st.sampled_from(sorted(MINUTES)),

@@ -1,0 +1,213 @@
+"""A savepoint that is rolled back takes its messages along, in every shape that a transaction can have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from durable import WiringError
+from durable.outbox.outbox import Outbox
+from tests.integration.outbox.unit_of_work.sessions import COMMITS, Flavour, Placed, insert, sent_numbers
+from tests.support.tables import Tables
+
+
+class TestSavepoints:
+    async def test_a_savepoint_rolled_back_forgets_its_messages_and_no_others(
+        self, flavour: Flavour, tables: Tables
+    ) -> None:
+        def work(session: Session, outbox: Outbox) -> None:
+            outbox.send(Placed(1))
+            savepoint = session.begin_nested()
+            outbox.send(Placed(2))
+            savepoint.rollback()
+            outbox.send(Placed(3))
+            session.commit()
+
+        await flavour.run(work)
+        assert sent_numbers(tables) == [1, 3]
+
+    async def test_a_savepoint_released_keeps_its_messages(self, flavour: Flavour, tables: Tables) -> None:
+        def work(session: Session, outbox: Outbox) -> None:
+            with session.begin_nested():
+                outbox.send(Placed(1))
+            outbox.send(Placed(2))
+            assert flavour.inserts == []  # it is no commit
+            session.commit()
+
+        await flavour.run(work)
+        assert sent_numbers(tables) == [1, 2]
+
+    async def test_outer_savepoint_rolled_back_discards_messages_of_released_inner_ones(
+        self, flavour: Flavour, tables: Tables
+    ) -> None:
+        def work(session: Session, outbox: Outbox) -> None:
+            outbox.send(Placed(1))
+            outer = session.begin_nested()
+            outbox.send(Placed(2))
+            with session.begin_nested():
+                outbox.send(Placed(3))
+            inner = session.begin_nested()
+            outbox.send(Placed(4))
+            outer.rollback()
+            assert not inner.is_active
+            outbox.send(Placed(5))
+            session.commit()
+
+        await flavour.run(work)
+        assert sent_numbers(tables) == [1, 5]
+
+    async def test_statement_failing_in_a_savepoint_discards_its_messages(
+        self, flavour: Flavour, tables: Tables
+    ) -> None:
+        def work(session: Session, outbox: Outbox) -> None:
+            insert(session, 1)
+            outbox.send(Placed(1))
+            with suppress(DBAPIError), session.begin_nested():
+                outbox.send(Placed(2))
+                insert(session, 1)
+            session.commit()
+
+        await flavour.run(work)
+        assert sent_numbers(tables) == [1]
+
+    async def test_commit_with_an_open_savepoint_stores_everything(self, flavour: Flavour, tables: Tables) -> None:
+        def work(session: Session, outbox: Outbox) -> None:
+            outbox.send(Placed(1))
+            session.begin_nested()
+            outbox.send(Placed(2))
+            session.commit()
+
+        await flavour.run(work)
+        assert sent_numbers(tables) == [1, 2]
+        assert len(flavour.inserts) == 1
+
+    async def test_closed_savepoint_was_rolled_back(self, flavour: Flavour, tables: Tables) -> None:
+        def work(session: Session, outbox: Outbox) -> None:
+            insert(session, 1)
+            outbox.send(Placed(1))
+            savepoint = session.begin_nested()
+            insert(session, 2)
+            outbox.send(Placed(2))
+            savepoint.close()
+            session.commit()
+
+        await flavour.run(work)
+        assert (tables.rows("SELECT number FROM orders"), sent_numbers(tables)) == ([1], [1])
+
+    async def test_a_session_may_be_enlisted_inside_a_savepoint(self, flavour: Flavour, tables: Tables) -> None:
+        def work(session: Session, outbox: Outbox) -> None:
+            session.info.clear()  # as if it had not been enlisted yet
+            savepoint = session.begin_nested()
+            late = flavour.enlist(session)
+            late.send(Placed(1))
+            savepoint.rollback()
+            late.send(Placed(2))
+            with session.begin_nested():
+                late.send(Placed(3))
+            session.commit()
+
+        await flavour.run(work)
+        assert sent_numbers(tables) == [2, 3]
+
+
+class TestShapes:
+    """Whoever commits, and whatever is open then: tests/integration/outbox/test_transaction_shapes.py mixes them."""
+
+    @pytest.mark.parametrize("commit", COMMITS, ids=lambda commit: commit.__name__)
+    @pytest.mark.parametrize("has_data", [True, False], ids=["with data", "messages alone"])
+    async def test_a_commit_with_a_savepoint_open_stores_everything(
+        self, flavour: Flavour, tables: Tables, commit: Callable[[Session], None], has_data: bool
+    ) -> None:
+        def work(session: Session, outbox: Outbox) -> None:
+            session.begin()
+            if has_data:
+                insert(session, 1)
+            outbox.send(Placed(1))
+            session.begin_nested()
+            outbox.send(Placed(2))
+            commit(session)
+            session.close()
+
+        await flavour.run(work)
+        assert sent_numbers(tables) == [1, 2]
+        assert tables.rows("SELECT number FROM orders") == [1] * has_data
+        assert len(flavour.inserts) == 1
+
+    @pytest.mark.parametrize("commit", COMMITS, ids=lambda commit: commit.__name__)
+    @pytest.mark.parametrize("has_data", [True, False], ids=["with data", "without"])
+    @pytest.mark.parametrize("is_nested", [True, False], ids=["in a savepoint", "in none"])
+    async def test_a_handlers_commit_is_refused_in_any_shape(
+        self, flavour: Flavour, tables: Tables, commit: Callable[[Session], None], has_data: bool, is_nested: bool
+    ) -> None:
+        def work(session: Session, outbox: Outbox) -> None:
+            outbox.commit_allowed = False
+            session.begin()
+            if has_data:
+                insert(session, 1)
+                outbox.send(Placed(1))
+            if is_nested:
+                session.begin_nested()
+            with pytest.raises(WiringError, match="a handler must not commit"):
+                commit(session)
+            session.close()
+
+        await flavour.run(work)
+        assert (tables.rows("SELECT number FROM orders"), sent_numbers(tables)) == ([], [])
+        assert flavour.agents.room == 1_000
+
+    async def test_connection_with_a_refused_commit_returns_to_the_pool_without_a_transaction(
+        self, flavour: Flavour, tables: Tables
+    ) -> None:
+        def work(session: Session, outbox: Outbox) -> None:
+            insert(session, 1)
+            outbox.commit_allowed = False
+            with pytest.raises(WiringError):
+                session.connection().commit()
+            session.close()
+
+        def others(session: Session, outbox: Outbox) -> None:
+            insert(session, 2)
+            session.commit()
+
+        await flavour.run(work)
+        await flavour.run(others)
+        assert tables.rows("SELECT number FROM orders") == [2]
+
+    async def test_a_savepoint_of_the_connection_rolled_back_forgets_its_messages(
+        self, flavour: Flavour, tables: Tables
+    ) -> None:
+        def work(session: Session, outbox: Outbox) -> None:
+            outbox.send(Placed(1))
+            insert(session, 1)
+            savepoint = session.connection().begin_nested()
+            outbox.send(Placed(2))
+            insert(session, 2)
+            with session.connection().begin_nested():
+                outbox.send(Placed(3))
+                insert(session, 3)
+            savepoint.rollback()
+            outbox.send(Placed(4))
+            insert(session, 4)
+            session.commit()
+
+        await flavour.run(work)
+        assert sent_numbers(tables) == tables.rows("SELECT number FROM orders ORDER BY 1") == [1, 4]
+
+    async def test_session_enlisted_within_a_transaction_is_followed(self, flavour: Flavour, tables: Tables) -> None:
+        def work(session: Session, outbox: Outbox) -> None:
+            session.info.clear()  # as if it had not been enlisted yet
+            insert(session, 1)
+            savepoint = session.begin_nested()
+            insert(session, 2)
+            late = flavour.enlist(session)
+            late.send(Placed(2))
+            savepoint.rollback()
+            late.send(Placed(1))
+            session.connection().commit()
+
+        await flavour.run(work)
+        assert sent_numbers(tables) == tables.rows("SELECT number FROM orders") == [1]
