@@ -1,7 +1,7 @@
 """JVMs of Spark that start at half the cost: their classes are loaded and checked once, and kept for all that follow.
 
-Spark's start is some 20,000 classes from its jars. Run as a program this does some jobs in a JVM that writes what it has
-loaded into an archive as it ends (class-data sharing); each later JVM maps that. One that does not fit its jars is
+Spark's start is some 20,000 classes from its jars. Run as a program this does some jobs in a JVM that writes what it
+has loaded into an archive as it ends (class-data sharing); each later JVM maps that. One that does not fit its jars is
 ignored by the JVM, and without one all is the same, but slower.
 """
 
@@ -35,7 +35,7 @@ def archive() -> Path:
 
 
 def java_options() -> str:
-    """Options of JVMs for few rows, for SPARK_SUBMIT_OPTS: these compile little, and map the archive if there is one."""
+    """Return SPARK_SUBMIT_OPTS of JVMs for few rows: they compile little, and map the archive if there is one."""
     classes = archive()
     return f"{_QUICK} -XX:SharedArchiveFile={classes} -Xlog:disable" if classes.exists() else _QUICK
 
