@@ -483,9 +483,12 @@ class ServerSide:
         self.unspent = room
         self.peer_max_frame_bytes = hello.max_frame_bytes
         version = max(set(hello.versions) & set(VERSIONS))
-        leases = (0.0, 0.0) if self._leases is None else (self._leases.shortest, self._leases.longest)
         limits = (self._max_frame_bytes, MAX_ENVELOPES, room)
-        return Reply(Frame(Welcome(version, self._service, self._node, *limits, *leases, self._name, __version__)))
+        welcome = Welcome(version, self._service, self._node, *limits)
+        if (leases := self._leases) is not None:
+            more = (leases.shortest, leases.longest, self._name, __version__)
+            welcome = Welcome(version, self._service, self._node, *limits, *more)
+        return Reply(Frame(welcome))
 
     def _batch(self, frame: Frame, room: int) -> Reply | Deliver:
         batch, channel = frame.content, frame.channel

@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 
 from durable.calls.contract import contract_of
+from durable.calls.provider import CallProvider
+from durable.settings import load_settings
 from durable.testing import eventually
+from durable.testing.transports import MemoryReceiver
 from durable.transports.frames import (
     MAX_OFFERS,
     Announce,
@@ -29,6 +32,7 @@ from durable.transports.frames import (
     Result,
 )
 from durable.transports.tcp.conversation import Sendable
+from durable.transports.tcp.transport import TcpTransport
 from durable.transports.wire import encode
 from tests.support.calling import Inventory, Stock
 from tests.support.frames import raw_frame
@@ -78,6 +82,22 @@ async def test_announced_services_are_known_at_the_hub_and_at_all_that_are_conne
         assert orders.registry.listings()[0].addresses == [stock.address]
         stock.provider.withdraw(contract_of(Inventory))
         await eventually(lambda: hub.known() == orders.known() == [])
+
+
+async def test_peer_without_a_directory_is_asked_for_its_own_offers() -> None:
+    settings, provider = load_settings(), CallProvider()
+    listener = TcpTransport(settings, "old", 3, provider).listener("tcp://127.0.0.1:0", "old")
+    await listener.serve(MemoryReceiver())
+    async with process("orders", at=None, offers=True) as orders:
+        orders.connections.open(listener.address)
+        provider.offer(contract_of(Inventory), Stock())
+        await eventually(lambda: orders.known() == [("old", "inventory"), ("orders", "inventory")])
+        assert [each.addresses for each in orders.registry.listings() if each.application == "old"] == [
+            [listener.address]
+        ]
+        provider.withdraw(contract_of(Inventory))
+        await eventually(lambda: orders.known() == [("orders", "inventory")])
+    await listener.close()
 
 
 async def test_disconnected_provider_is_forgotten_at_once(hub: Process) -> None:
