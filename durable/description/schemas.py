@@ -120,7 +120,8 @@ class _Maker:
                 return self._named(kind.cls, lambda: self._fields(kind))
             case kinds.CustomType() if isinstance(kind.cls, type) and issubclass(kind.cls, BaseModel):
                 return self._named(kind.cls, lambda: self._model(kind.cls))
-        raise TypeError(f"{kind!r} has no schema")
+            case _:
+                raise TypeError(f"{kind!r} has no schema")
 
     def _named(self, cls: Any, make: Any) -> Json:
         """Refer to the schema of a class, which is made once."""
@@ -151,9 +152,9 @@ class _Maker:
         required = [each.encode_name for each in fields if each.required or self._is_written(kind, each)]
         if isinstance(kind, kinds.NamedTupleType) or getattr(kind, "array_like", False):
             items = [{"title": name, **schema} for name, schema in made.items()]
-            tag = [{"enum": [kind.tag]}] if getattr(kind, "tag_field", None) else []
+            tags = [{"enum": [tag]}] if (tag := getattr(kind, "tag", None)) is not None else []
             is_open = not getattr(kind, "forbid_unknown_fields", True)
-            return _array([*tag, *items], len(tag) + len(required), is_open=is_open)
+            return _array([*tags, *items], len(tags) + len(required), is_open=is_open)
         if getattr(kind, "tag_field", None) is not None:
             made = {kind.tag_field: {"enum": [kind.tag]}, **made}
             required = [kind.tag_field, *required]

@@ -94,6 +94,8 @@ def references(part: Any) -> Iterator[str]:
         case list():
             for value in part:
                 yield from references(value)
+        case _:
+            pass
 
 
 def followed(document: Json, reference: str) -> Any:
