@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 import msgspec
 import psycopg
 from psycopg.rows import dict_row
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.exc import OperationalError
 
 from tests.simulation.database import Light
