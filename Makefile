@@ -36,6 +36,7 @@ test: setup ## Run every test, after the quick checks (JOBS=n workers, each with
 	@scripts/pgbouncer.sh
 	@scripts/chromium.sh
 	@scripts/java.sh
+	@.venv/bin/python -m tests.support.quick_spark
 	.venv/bin/ruff check
 	.venv/bin/lint-imports
 	scripts/test.sh $(JOBS)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from durable.pipeline.session import FEW_ROWS, spark_session
+from durable.pipeline.session import spark_session
 from tests.support.archiving import Archiver
 from tests.support.command import ROOT
 from tests.support.object_store import BUCKET, object_store
@@ -34,7 +34,7 @@ def spark(quick_jvms: None) -> Iterator[SparkSession]:
     with pytest.MonkeyPatch.context() as patch:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         patch.setenv("PYTHONPATH", os.pathsep.join(paths))  # the workers import this tree
-        session = spark_session(master="local[2,4]", app_name="durable tests", settings=FEW_ROWS)
+        session = spark_session(master="local[2,4]", app_name="durable tests")
         session.conf.set("spark.sql.shuffle.partitions", "2")
         yield session
         session.stop()

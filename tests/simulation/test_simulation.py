@@ -15,6 +15,14 @@ from tests.simulation.bugs import BUGS
 
 _SEEDS = 200
 _MOST_SEEDS = 100  # until a planted bug is found
+_FRUITLESS = {
+    "the fence of a handled message is ignored": 42,
+    "forgotten rows are not released": 10,
+    "room of rolled back messages is not given back": 12,
+    "messages are handed over before the commit": 12,
+    "a dead node leaves its rows with their epoch": 11,
+}
+"""Seeds from 0 on that do not find the bug: they are not tried each time."""
 
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -50,7 +58,9 @@ def test_seed_replays_with_some_of_its_faults() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bug_is_found(bug: str) -> None:
-    done = simulate("--bug", bug, "--seeds", str(_MOST_SEEDS), "--failures", "1", "--whole")
+    first = _FRUITLESS.get(bug, 0)
+    seeds = ("--first", str(first), "--seeds", str(_MOST_SEEDS - first))
+    done = simulate("--bug", bug, *seeds, "--failures", "1", "--whole")
     assert done.returncode == 1, f"not found within {_MOST_SEEDS} seeds\n{done.stdout}{done.stderr}"
     assert "violations: 1 seeds" in done.stdout
 
@@ -58,7 +68,8 @@ def test_planted_bug_is_found(bug: str) -> None:
 @pytest.mark.timeout(300)
 def test_failing_seed_is_shrunk_and_replays() -> None:
     bug = "a dead node leaves its rows with their epoch"
-    done = simulate("--bug", bug, "--seeds", str(_MOST_SEEDS), "--failures", "1")
+    first = _FRUITLESS[bug]
+    done = simulate("--bug", bug, "--first", str(first), "--seeds", str(_MOST_SEEDS - first), "--failures", "1")
     told = re.search(r"fails, with (\d+) of its (\d+) faults", done.stdout)
     assert told is not None, done.stdout + done.stderr
     assert int(told[1]) < int(told[2])

@@ -1,8 +1,8 @@
 """JVMs of Spark that start at half the cost: their classes are loaded and checked once, and kept for all that follow.
 
-Spark's start is some 20,000 classes from its jars. Run as a program this does some jobs in a JVM that writes what it
-has loaded into an archive as it ends (class-data sharing); each later JVM maps that. One that does not fit its jars is
-ignored by the JVM, and without one all is the same, but slower.
+Most of Spark's start is classes from its jars, thousands of them. Run as a program this does some jobs in a JVM that
+writes what it has loaded into an archive as it ends (class-data sharing), and each later JVM maps that. An archive that
+does not fit the jars is ignored by the JVM; without one all is the same, but slower.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def archive() -> Path:
 
 
 def java_options() -> str:
-    """Return SPARK_SUBMIT_OPTS of JVMs for few rows: they compile little, and map the archive if there is one."""
+    """Options of JVMs for few rows, for SPARK_SUBMIT_OPTS: they compile little, and map the archive if there is one."""
     classes = archive()
     return f"{_QUICK} -XX:SharedArchiveFile={classes} -Xlog:disable" if classes.exists() else _QUICK
 
@@ -71,7 +71,8 @@ def main() -> None:
     spark.stop()
     jvm.stdin.close()  # ends it; it writes the archive then
     jvm.wait(_END_SECONDS)
-    made.rename(classes)
+    if made.exists():  # not every Java can
+        made.rename(classes)
 
 
 if __name__ == "__main__":
