@@ -20,7 +20,6 @@ from durable import Bus, InvalidMessage, UnknownMessageType, message
 from durable.embedded import Embedded
 from durable.envelope import Envelope, new_id
 from durable.outcomes import OTHER_BODY, STORED
-from durable.recovery import membership
 from durable.telemetry import Event
 from durable.testing import eventually
 from durable.transports.memory import MemoryTransport
@@ -112,8 +111,7 @@ def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
 
 
 @pytest.fixture
-async def shop(database: Tables, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shop]:
-    monkeypatch.setattr(membership, "_LISTEN_SECONDS", 0.02)  # how soon a node leaves
+async def shop(database: Tables) -> AsyncIterator[Shop]:
     database.clear()
     shop = Shop(database)
     async with shop.bus:

@@ -23,7 +23,6 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from durable.embedded import Embedded
 from durable.envelope import new_id, unix_ms
-from durable.recovery import membership
 from durable.settings import load_settings
 from durable.telemetry import Event
 from durable.testing import eventually
@@ -42,11 +41,6 @@ DOCUMENTATION = Path(__file__).parents[4] / "docs" / "http.md"
 def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
     with shared_tables(servers(18)) as tables:
         yield tables
-
-
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "_LISTEN_SECONDS", 0.02)  # how soon a node leaves
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from openapi_schema_validator import OAS31Validator
 from durable import Bus
 from durable.embedded import Embedded
 from durable.envelope import new_id
-from durable.recovery import membership
 from durable.requests import watch
 from durable.testing import eventually
 from durable.testing.transports.proxy import ChaosProxy
@@ -35,11 +34,6 @@ BOUND = 30  # seconds; no measure
 def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
     with shared_tables(servers(18)) as tables:
         yield tables
-
-
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "_LISTEN_SECONDS", 0.02)  # how soon a node leaves
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from durable import Bus, Context, Reject, message
 from durable.embedded import Embedded
-from durable.recovery import membership
 from durable.testing import eventually
 from tests.support.tables import Tables, shared_tables
 
@@ -49,11 +48,6 @@ class Unexpected(msgspec.Struct):
 def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
     with shared_tables(servers(18)) as tables:
         yield tables
-
-
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "_LISTEN_SECONDS", 0.02)  # how soon a node leaves
 
 
 @dataclass

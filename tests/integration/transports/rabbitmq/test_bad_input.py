@@ -19,7 +19,6 @@ import pytest
 from durable import Bus, InvalidMessage, message
 from durable.embedded import Embedded
 from durable.errors import InvalidSetting
-from durable.recovery import membership
 from durable.testing import eventually
 from tests.support.broker import Foreign, foreign
 from tests.support.command import Agent
@@ -43,10 +42,7 @@ def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
 
 
 @pytest.fixture
-async def shop(
-    database: Tables, broker: AnyBroker, queue_name: Names, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[RabbitShop]:
-    monkeypatch.setattr(membership, "_LISTEN_SECONDS", 0.02)  # how soon a node leaves
+async def shop(database: Tables, broker: AnyBroker, queue_name: Names) -> AsyncIterator[RabbitShop]:
     async with rabbit_shop(database, queue_name("shop"), broker.url, max_message_bytes=LIMIT) as shop:
         yield shop
 

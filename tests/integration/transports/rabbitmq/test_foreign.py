@@ -14,7 +14,6 @@ from uuid import UUID, uuid4
 import pytest
 
 from durable.embedded import Embedded
-from durable.recovery import membership
 from durable.testing import eventually
 from tests.support.rabbit_shop import WITHIN, RabbitShop, Sold, rabbit_shop
 from tests.support.servers import EMBEDDED, AnyBroker, Names
@@ -36,10 +35,8 @@ async def shop(
     database: Tables,
     broker: AnyBroker,
     queue_name: Names,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[RabbitShop]:
     """It listens on a queue of its own, with what a test gives as the options of its address."""
-    monkeypatch.setattr(membership, "_LISTEN_SECONDS", 0.02)  # how soon a node leaves
     options = getattr(request, "param", "")
     async with rabbit_shop(
         database, queue_name("shop"), broker.url, options=options, amqp_exchange=queue_name("exchange")

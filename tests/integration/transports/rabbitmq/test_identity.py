@@ -18,7 +18,6 @@ from durable.embedded import Embedded
 from durable.envelope import Envelope
 from durable.errors import InvalidSetting
 from durable.outcomes import STORED
-from durable.recovery import membership
 from durable.settings import load_settings
 from durable.testing import eventually
 from durable.transports.peers import Credentials
@@ -44,9 +43,8 @@ def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
 
 
 @pytest.fixture
-def opened(database: Tables, broker: AnyBroker, queue_name: Names, monkeypatch: pytest.MonkeyPatch) -> Open:
+def opened(database: Tables, broker: AnyBroker, queue_name: Names) -> Open:
     """Opens a shop on a queue of its own, with these settings."""
-    monkeypatch.setattr(membership, "_LISTEN_SECONDS", 0.02)  # how soon a node leaves
 
     @asynccontextmanager
     async def open_(options: str = "", **settings: Any) -> AsyncIterator[RabbitShop]:
