@@ -89,4 +89,4 @@ async def _provide(url: str, name: str, address: str, options: list[str]) -> Non
 
 
 if __name__ == "__main__":
-    asyncio.run(_provide(*sys.argv[1:4], sys.argv[4:]))
+    asyncio.run(_provide(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]))
