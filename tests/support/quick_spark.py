@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyspark
@@ -65,12 +65,12 @@ def main() -> None:
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # the workers import this tree
     spark = spark_session(master="local[2]", settings=FEW_ROWS)
-    jvm = spark.sparkContext._gateway.proc
+    gateway: Any = spark.sparkContext._gateway
     with TemporaryDirectory() as folder:
         _jobs(spark, Path(folder))
     spark.stop()
-    jvm.stdin.close()  # ends it; it writes the archive then
-    jvm.wait(_END_SECONDS)
+    gateway.proc.stdin.close()  # ends it; it writes the archive then
+    gateway.proc.wait(_END_SECONDS)
     if made.exists():  # not every Java can
         made.rename(classes)
 

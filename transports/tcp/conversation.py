@@ -36,6 +36,8 @@ from datetime import datetime
 from enum import Enum
 from typing import Final
 
+import msgspec
+
 from durable.envelope import Envelope
 from durable.errors import ConnectionFailed, InvalidMessage, ProtocolViolation
 from durable.outcomes import BUSY, LONGEST_REASON, Failed, Outcome, Rejected, merged, printable, tidy
@@ -483,11 +485,15 @@ class ServerSide:
         self.unspent = room
         self.peer_max_frame_bytes = hello.max_frame_bytes
         version = max(set(hello.versions) & set(VERSIONS))
-        limits = (self._max_frame_bytes, MAX_ENVELOPES, room)
-        welcome = Welcome(version, self._service, self._node, *limits)
+        welcome = Welcome(version, self._service, self._node, self._max_frame_bytes, MAX_ENVELOPES, room)
         if (leases := self._leases) is not None:
-            more = (leases.shortest, leases.longest, self._name, __version__)
-            welcome = Welcome(version, self._service, self._node, *limits, *more)
+            welcome = msgspec.structs.replace(
+                welcome,
+                shortest_lease=leases.shortest,
+                longest_lease=leases.longest,
+                name=self._name,
+                program=__version__,
+            )
         return Reply(Frame(welcome))
 
     def _batch(self, frame: Frame, room: int) -> Reply | Deliver:
