@@ -108,7 +108,7 @@ def test_call_prints_the_result(agent: Agent, address: str, given: list[str], re
         (["Inventory.reserv", "{}"], 2, "did you mean 'reserve'"),
         (["Inventry.reserve", "{}"], 2, "did you mean 'Inventory'"),
         (["reserve", "{}"], 2, "is no service of the application"),
-        (["Inventory.reserve", '{"sku": "A"}', "--at", "http://127.0.0.1:1"], 2, "cannot be called"),
+        (["Inventory.reserve", '{"sku": "A"}', "--at", "http://127.0.0.1:1"], 1, "no answer at http://127.0.0.1:1"),
         (["Inventory.reserve", '{"sku": "A"}', "--at", "tcp://127.0.0.1:1"], 1, "no answer at tcp://127.0.0.1:1"),
         (["Inventory.reserve", '{"sku": "A"}', "--timeout", "soon"], 2, "--timeout"),
     ],
