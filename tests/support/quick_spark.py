@@ -65,12 +65,13 @@ def main() -> None:
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # the workers import this tree
     spark = spark_session(master="local[2]", settings=FEW_ROWS)
-    jvm = spark.sparkContext._gateway.proc
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
     with TemporaryDirectory() as folder:
         _jobs(spark, Path(folder))
     spark.stop()
-    jvm.stdin.close()  # ends it; it writes the archive then
-    jvm.wait(_END_SECONDS)
+    gateway.proc.stdin.close()  # ends the JVM, which writes the archive then
+    gateway.proc.wait(_END_SECONDS)
     if made.exists():  # not every Java can
         made.rename(classes)
 
