@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyspark
@@ -65,11 +65,12 @@ def main() -> None:
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # the workers import this tree
     spark = spark_session(master="local[2]", settings=FEW_ROWS)
-    gateway: Any = spark.sparkContext._gateway
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
     with TemporaryDirectory() as folder:
         _jobs(spark, Path(folder))
     spark.stop()
-    gateway.proc.stdin.close()  # ends it; it writes the archive then
+    gateway.proc.stdin.close()  # ends the JVM, which writes the archive then
     gateway.proc.wait(_END_SECONDS)
     if made.exists():  # not every Java can
         made.rename(classes)
