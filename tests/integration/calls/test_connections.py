@@ -23,7 +23,6 @@ from durable.transports.frames import (
     Announce,
     Call,
     Directory,
-    Frame,
     FrameKind,
     Outcomes,
     Ping,
@@ -33,7 +32,6 @@ from durable.transports.frames import (
 )
 from durable.transports.tcp.conversation import Sendable
 from durable.transports.tcp.transport import TcpTransport
-from durable.transports.wire import encode
 from tests.support.calling import Inventory, Stock
 from tests.support.frames import raw_frame
 from tests.support.hubs import Process, Raw, listing, process
@@ -429,25 +427,21 @@ async def test_slow_reader_of_pushes_is_dropped_and_costs_one_push() -> None:
 
 
 async def test_unread_results_take_no_more_than_the_buffer() -> None:
-    async with process("hub", offers=True, buffer_bytes=4 << 20, frame_timeout=60) as hub:
+    async with process("hub", buffer_bytes=4 << 20, frame_timeout=60) as hub:
+        stock = Stock()
+        hub.provider.offer(contract_of(Inventory), stock)
         raw = await Raw.connect(hub.address)
         raw.stream.pause()
-        method = contract_of(Inventory).methods["echo"]
-        body = method.arguments.write(method.bind(b"x" * (1 << 20)))
+        method = contract_of(Inventory).methods["slow"]
+        body = method.arguments.write(method.bind("x" * 500_000))
+        for number in range(40):
+            await raw.say(Call("inventory", "slow", body), 100 + number)
+        await eventually(lambda: len(stock.began) == 40)
+        stock.go.set()
         unsent = 0
-
-        async def call_all() -> None:
-            for number in range(60):
-                await raw.stream.write(_call(body, number))
-
-        calling = asyncio.create_task(call_all())
-        for _ in range(40):
-            await asyncio.sleep(0.05)
+        for _ in range(20):
+            await asyncio.sleep(0.02)
             unsent = max(unsent, hub.unsent_bytes())
-        assert 0 < unsent <= (5 << 20)
-        calling.cancel()
+        assert unsent <= (4 << 20) + 20_000
+        assert hub.counts["unread"] > 20
         raw.stream.abort()
-
-
-def _call(body: bytes, channel: int) -> bytes:
-    return encode(Frame(Call("inventory", "echo", body), channel))

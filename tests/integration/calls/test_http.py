@@ -233,7 +233,7 @@ async def test_calls_share_pooled_connections(tmp_path: Path) -> None:
         assert stock.listener.statistics()["calls"] == 350
 
 
-async def test_redirect_is_not_followed_and_impostor_is_not_believed() -> None:
+async def test_redirect_is_not_followed() -> None:
     served: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -253,6 +253,34 @@ async def test_redirect_is_not_followed_and_impostor_is_not_believed() -> None:
             await caller.reserve("A")
         await links.close()
     assert len(served) == 2
+    server.close()
+    await server.wait_closed()
+
+
+async def test_impostor_without_the_secret_is_not_believed() -> None:
+    offers = msgspec.msgpack.encode([[contract_of(Inventory).offer]])
+    reservation = msgspec.msgpack.encode(Reservation("A", 1))
+    answers = {b"POST /ping": b"", b"GET /offers": offers, b"POST /calls": reservation}
+    kinds = {b"POST /ping": b"text/plain", b"GET /offers": OFFERS.encode(), b"POST /calls": RESULT.encode()}
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        asked = next(each for each in answers if head.startswith(each))
+        status = b"200 OK" if answers[asked] else b"204 No Content"
+        writer.write(b"HTTP/1.1 %b\r\nContent-Type: %b\r\nConnection: close\r\n" % (status, kinds[asked]))
+        writer.write(b"Content-Length: %d\r\n\r\n%b" % (len(answers[asked]), answers[asked]))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    transport = HttpTransport(load_settings(shared_secret=SECRETS["orders"]), service="orders", messages=dict)
+    links = Links(lambda _: transport)
+    place = Elsewhere(f"http://127.0.0.1:{port}", lambda: links)
+    caller = RemoteService(contract_of(Inventory), place, timeout=SOON, options={}, on_error=None).stub()
+    with pytest.raises(NoProvider, match="not signed"):
+        await caller.reserve("A")
+    await links.close()
     server.close()
     await server.wait_closed()
 

@@ -200,7 +200,7 @@ ROWS = (
         "transports/http/caller.py",
         before="        if not answered.is_proven:\n",
         after="        if not answered:\n",
-        killed_by=(f"{_HTTP}::test_redirect_is_not_followed_and_impostor_is_not_believed",),
+        killed_by=(f"{_HTTP}::test_impostor_without_the_secret_is_not_believed",),
     ),
     Mutant(
         "calls",
