@@ -95,7 +95,7 @@ class SingletonLocks:
         begins = now() + self.lease if row.was_held else at
         self._held[service] = Holding(row.epoch, begins, at + self.lease)
         self._singletons.hold(service, self._held[service])
-        log.info("node %d holds %s, in epoch %d", node, service, row.epoch)
+        log.info("node %d holds the singleton %s, in epoch %d", node, service, row.epoch)
 
     def _end_struck_off(self, conn: Connection, number: int, service: str) -> None:
         key = {"class_id": singletons_class(self._schema), "nodes_class_id": nodes_class(self._schema)}
@@ -121,7 +121,7 @@ class SingletonLocks:
         key = {"class_id": singletons_class(self._schema), "number": number}
         conn.execute(self._sql(statements.UNLOCK_SINGLETON), key)
         registry.tell(conn, self._schema)
-        log.info("%s is given up, in epoch %d", service, holding.epoch)
+        log.info("singleton given up: %s, in epoch %d", service, holding.epoch)
 
     def _sql(self, statement: Statement) -> Any:
         return statement.within(self._schema)

@@ -33,7 +33,7 @@ class Relay:
 
     async def reject(self, endpoint: str, raw: bytes, reason: str, headers: Mapping[str, str] | None = None) -> None:
         if self._receiver is None:
-            raise StorageUnavailable("this process is no node now")
+            raise StorageUnavailable("messages cannot be stored: the process is no node now")
         await self._receiver.reject(endpoint, raw, reason, headers)
 
     async def ready(self) -> bool:

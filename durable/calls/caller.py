@@ -113,7 +113,7 @@ class Place(Protocol):
 
 @dataclass(slots=True)
 class _Course:
-    """What has become of a call so far: where it is now, and why it was not run before."""
+    """Course of a call so far: where it is now, and why it was not run before."""
 
     sent_to: Target | None = None
     refusal: CallFailed | None = None

@@ -49,7 +49,7 @@ class Pinned:
         return self._target
 
     def nobody(self) -> CallFailed:
-        return NoProvider(f"no answer at {self.name}")
+        return NoProvider(f"service: no answer at {self.name}")
 
     def begun(self, target: Target) -> None:
         pass

@@ -45,7 +45,7 @@ class Provider:
 
 
 class Providers:
-    """What the callers of a bus share: the registry, the connections, and what became of earlier calls."""
+    """Registry and connections that the callers of a bus share, and the failures of their earlier calls."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Anywhere:
             told = "; ".join(misfits[:_MOST_SHOWN])
             return IncompatibleService(f"{self._contract.title}: {told}")
         if self._field.is_singleton:
-            return NoProvider(f"service {name}: nobody holds it now")
+            return NoProvider(f"service {name}: no node holds the singleton now")
         return NoProvider(f"service {name}: not offered by any provider that is known here")
 
     def begun(self, target: Target) -> None:

@@ -69,7 +69,7 @@ class Registry:
             self.look_again()
 
     def look_again(self) -> None:
-        """Have the own database read soon."""
+        """Ask for a new look at the own database, soon."""
         if self.ask is not None:
             self.ask()
 

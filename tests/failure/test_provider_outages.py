@@ -69,7 +69,7 @@ async def test_known_providers_are_called_while_the_database_is_away(own_server:
         await eventually(is_listed_anew)
 
 
-async def test_listener_that_outlives_its_node_is_closed_with_the_bus(own_server: Embedded) -> None:
+async def test_listener_of_a_lost_node_is_closed_with_the_bus(own_server: Embedded) -> None:
     url = migrated(own_server)
     bus = provider(url, "one", "tcp://127.0.0.1:0", drain_timeout=1)
     async with bus, Bus("shop", url, **ROOMY) as caller:

@@ -112,7 +112,7 @@ async def test_paused_holder_runs_no_call_when_another_one_has_taken_over(databa
             assert rows(database_url, "SELECT epoch FROM durable.services") == [(2,)]
 
 
-async def test_paused_holder_refuses_until_it_has_seen_its_lock_again(database_url: str, caller: Bus) -> None:
+async def test_paused_holder_refuses_until_its_lock_is_seen_again(database_url: str, caller: Bus) -> None:
     with providing(database_url, "first", "singleton", "heartbeat_stale=60") as first:
         pinned = caller.caller(Who, at=first.address)
         who = caller.caller(Who)

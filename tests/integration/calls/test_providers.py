@@ -102,7 +102,7 @@ async def test_offers_while_the_bus_runs_are_told_to_other_nodes(start: Start) -
         await inventory.reserve("A-1")
 
 
-async def test_node_that_stops_takes_its_offers_along(start: Start, database_url: str) -> None:
+async def test_node_takes_its_offers_along_when_stopped(start: Start, database_url: str) -> None:
     caller = await start("shop")
     stock = Bus("shop", database_url, **SOON)
     stock.listen(TCP)
@@ -235,7 +235,7 @@ async def test_compatible_provider_is_called_beside_one_of_another_version(start
     assert await caller.caller(Later).reserve("A-2") == "A-2"
 
 
-async def test_process_that_is_no_node_finds_providers_by_polling(start: Start) -> None:
+async def test_send_only_process_finds_providers_by_polling(start: Start) -> None:
     caller = await start("shop", mode="send-only")
     who = caller.caller(Who)
     with pytest.raises(NoProvider):
@@ -256,7 +256,7 @@ async def test_provider_of_another_service_cannot_be_pinned(start: Start) -> Non
 # ---------------------------------------------------------------- singletons
 
 
-async def test_singleton_runs_on_one_node_and_moves_when_that_one_stops(start: Start, database_url: str) -> None:
+async def test_singleton_runs_on_one_node_and_moves_when_stopped(start: Start, database_url: str) -> None:
     first = Bus("shop", database_url, **SOON)
     first.listen(TCP)
     first.offer(Who, Named("first"), singleton=True)

@@ -51,7 +51,7 @@ def test_first_holder_is_sure_at_once_and_another_one_waits(database_url: str) -
         assert second.rows("SELECT epoch, holder FROM durable.services") == [(1, 1)]
 
 
-def test_holder_after_one_that_vanished_waits_for_its_lease(database_url: str) -> None:
+def test_holder_waits_for_the_lease_of_a_vanished_one(database_url: str) -> None:
     with session(database_url, 2) as second:
         with session(database_url, 1) as first:
             assert (first.look(), second.look()) == (1, 0)
@@ -65,7 +65,7 @@ def test_holder_after_one_that_vanished_waits_for_its_lease(database_url: str) -
         assert (second.singletons.epoch_of("who"), later.epoch_of("who")) == (0, 2)
 
 
-def test_holder_after_one_that_gave_up_is_sure_at_once(database_url: str) -> None:
+def test_holder_is_sure_at_once_when_the_last_one_gave_up(database_url: str) -> None:
     with session(database_url, 1) as first, session(database_url, 2) as second:
         assert (first.look(), second.look()) == (1, 0)
         first.singletons.want({})
@@ -73,7 +73,7 @@ def test_holder_after_one_that_gave_up_is_sure_at_once(database_url: str) -> Non
         assert second.singletons.epoch_of("who") == 2
 
 
-def test_holder_whose_calls_do_not_end_gives_nothing_up(database_url: str) -> None:
+def test_holder_gives_nothing_up_when_its_calls_go_on(database_url: str) -> None:
     with session(database_url, 1) as first, session(database_url, 2) as second:
         assert first.look() == 1
         first.singletons.close()
@@ -89,7 +89,7 @@ def test_holder_whose_calls_do_not_end_gives_nothing_up(database_url: str) -> No
 @pytest.mark.parametrize(
     "loss", ["SELECT pg_advisory_unlock_all()", "UPDATE durable.services SET epoch = 9", "DELETE FROM durable.services"]
 )
-def test_holder_that_does_not_see_its_lock_is_none(database_url: str, loss: str) -> None:
+def test_holder_is_lost_when_its_lock_is_not_seen(database_url: str, loss: str) -> None:
     with session(database_url, 1) as first:
         assert first.look() == 1
         first.conn.execute(text(loss))

@@ -58,7 +58,7 @@ def chosen(*listings: Listing, **facts: Any) -> str | None:
         (Listing(Offer("other", "1.0", []), "shop", 1, ["tcp://a:1"], NOW), []),
     ],
 )
-def test_addresses_that_work_from_here_are_candidates(listed: Listing, expected: list[str] | None) -> None:
+def test_addresses_within_reach_are_candidates(listed: Listing, expected: list[str] | None) -> None:
     assert addresses(listed) == (listed.addresses if expected is None else expected)
 
 

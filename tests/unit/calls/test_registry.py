@@ -50,7 +50,7 @@ def test_changes_are_told_and_sameness_is_not() -> None:
     assert told == [1, 2]
 
 
-def test_what_is_learned_has_bounds() -> None:
+def test_learned_listings_have_bounds() -> None:
     registry = Registry()
     registry.learn("many", [listing(number, "x") for number in range(MAX_LISTINGS + 5)])
     assert len(registry.listings()) == MAX_LISTINGS
@@ -82,7 +82,7 @@ def test_holder_is_sure_from_a_time_until_a_time() -> None:
     assert (singletons.epoch_of("who"), singletons.known_epoch("who")) == (0, 0)
 
 
-def test_nothing_is_held_while_the_node_ends() -> None:
+def test_singletons_are_not_held_while_the_node_ends() -> None:
     singletons = Singletons(lambda: 10.0)
     told: list[int] = []
     singletons.on_change = lambda: told.append(singletons.known_epoch("who"))

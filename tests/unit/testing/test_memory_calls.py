@@ -59,7 +59,7 @@ async def test_own_offer_is_called_and_listed_by_the_virtual_clock() -> None:
 async def test_singleton_is_held_in_memory_and_nowhere_before_and_after() -> None:
     bus = offering("hello", singleton=True)
     greeter = bus.caller(Greeter, greet={"timeout": 0.1})
-    with pytest.raises(NoProvider, match="nobody holds it"):
+    with pytest.raises(NoProvider, match="no node holds"):
         await greeter.greet("A")
     async with InMemoryBus(bus):
         assert await greeter.greet("A") == "hello A"
@@ -94,7 +94,7 @@ async def test_connected_bus_is_called() -> None:
             await chosen.greet("A")
 
 
-async def test_bus_that_is_connected_before_it_is_in_memory_is_called() -> None:
+async def test_bus_connected_before_its_start_in_memory_is_called() -> None:
     stock, orders = offering("hello"), Bus("orders")
     there, here = InMemoryBus(stock), InMemoryBus(orders)
     here.connect(AT, there)
