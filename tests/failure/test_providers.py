@@ -37,7 +37,7 @@ async def sees(bus: Bus, *providers: Providing) -> None:
 
 def rows(database_url: str, sql: str) -> list[Any]:
     with psycopg.connect(database_url) as conn:
-        return conn.execute(sql).fetchall()
+        return conn.execute(sql.encode()).fetchall()
 
 
 async def name_of(who: Who) -> str:

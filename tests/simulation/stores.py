@@ -170,7 +170,7 @@ class Postgres:
 
     def rows(self, names: Collection[str]) -> dict[str, Any]:
         with self.engine.connect() as conn:
-            return {name: _cursor(conn).execute(TABLES[name], prepare=True).fetchall() for name in names}
+            return {name: _cursor(conn).execute(TABLES[name].encode(), prepare=True).fetchall() for name in names}
 
     def empty(self) -> None:
         with self.engine.begin() as conn:

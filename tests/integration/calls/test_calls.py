@@ -186,7 +186,8 @@ async def test_call_without_a_result_returns_before_its_method(stock: Offering) 
 async def test_call_without_a_result_goes_on_beyond_the_timeout(stock: Offering) -> None:
     errors: list[CallFailed] = []
     await stock.caller(on_error=errors.append, note={"timeout": 0.05}).note("late")
-    await asyncio.sleep(0.3)
+    await eventually(lambda: stock.provider.running == 1)
+    await asyncio.sleep(0.1)  # twice its timeout, which would end it
     assert (stock.provider.running, errors) == (1, [])
     stock.stock.go.set()
     await eventually(lambda: stock.stock.noted == ["late"])

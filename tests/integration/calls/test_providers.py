@@ -68,7 +68,7 @@ async def sees(bus: Bus, cls: Any, count: int) -> None:
 
 def rows(database_url: str, sql: str) -> list[Any]:
     with psycopg.connect(database_url, autocommit=True) as conn:
-        cursor = conn.execute(sql)
+        cursor = conn.execute(sql.encode())
         return cursor.fetchall() if cursor.description else []
 
 
