@@ -117,7 +117,7 @@ class CallProvider:
         self._tell()
 
     def _want_singletons(self) -> None:
-        """Want those that are offered, and those of which calls still run: no other holder may begin before their end."""
+        """Want those that are offered, or of which calls still run: the next holder begins after their end."""
         offered = {name: each.contract.version for name, each in self._offered.items() if each.is_singleton}
         self.singletons.want({**self._withdrawn, **offered})
 
