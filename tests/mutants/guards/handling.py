@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_GROUPS = "tests/integration/agents/test_handling_groups.py"
+
 ROWS = (
     Mutant(
         "handling",
@@ -73,15 +75,51 @@ ROWS = (
         "handling",
         "a handler may send COMMIT as text",
         "durable/agents/fence.py",
-        before="""\
-def _before_statement(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
-    if _is_guarded(connection) and""",
-        after="""\
-def _before_statement(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
-    if False and""",
+        before="    if ends_transaction(statement):",
+        after="    if False:",
         killed_by=(
             "tests/integration/agents/test_handling_groups.py::test_message_between_others_leaves_its_neighbours_unchanged[roll back by text-async]",
         ),
+    ),
+    Mutant(
+        "handling",
+        "what a message leaves in its transaction does not end the group",
+        "durable/agents/fence.py",
+        before="        fence.has_lasting_effect = True",
+        after="        pass",
+        killed_by=(f"{_GROUPS}::test_message_meets_nothing_that_another_has_left[leave]",),
+    ),
+    Mutant(
+        "handling",
+        "objects stay in the session for the next message of a group",
+        "durable/agents/runner.py",
+        before="        session.expunge_all()",
+        after="        pass",
+        killed_by=(f"{_GROUPS}::test_message_meets_nothing_that_another_has_left[leave]",),
+    ),
+    Mutant(
+        "handling",
+        "settings of the session stay for the next message of a group",
+        "durable/agents/runner.py",
+        before="                    traces.reset()",
+        after="                    pass",
+        killed_by=(f"{_GROUPS}::test_message_meets_nothing_that_another_has_left[leave]",),
+    ),
+    Mutant(
+        "handling",
+        "a message that failed before joins a group",
+        "durable/agents/delivery.py",
+        before="fresh = [task for task in tasks if not (task.lease.attempts or task.lease.interruptions)]",
+        after="fresh = list(tasks)",
+        killed_by=(f"{_GROUPS}::test_message_that_failed_or_was_interrupted_before_is_alone",),
+    ),
+    Mutant(
+        "handling",
+        "a group goes on when its time is over",
+        "durable/agents/attempts.py",
+        before="now - began >= group.budget",
+        after="False",
+        killed_by=(f"{_GROUPS}::test_group_ends_when_its_time_is_over",),
     ),
     Mutant(
         "handling",
