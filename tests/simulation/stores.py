@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, cast
+from typing import Any, Final, LiteralString, cast
 
 import msgspec
 import psycopg
@@ -26,7 +26,7 @@ FRUITFUL: Final[set[str]] = set()
 """The statements that have found or changed something in memory."""
 _STEP: Final = 600.0
 _LOCK_NOT_AVAILABLE: Final = "55P03"
-TABLES: Final = {
+TABLES: Final[Mapping[str, LiteralString]] = {
     "outgoing": "SELECT * FROM durable.outgoing_envelopes ORDER BY seq",
     "incoming": "SELECT * FROM durable.incoming_envelopes ORDER BY seq",
     "received_ids": "SELECT * FROM durable.received_ids",

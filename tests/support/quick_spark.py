@@ -67,11 +67,14 @@ def main() -> None:
     spark = spark_session(master="local[2]", settings=FEW_ROWS)
     gateway = spark.sparkContext._gateway
     assert gateway is not None
+    jvm = gateway.proc
+    assert jvm is not None
+    assert jvm.stdin is not None
     with TemporaryDirectory() as folder:
         _jobs(spark, Path(folder))
     spark.stop()
-    gateway.proc.stdin.close()  # ends the JVM, which writes the archive then
-    gateway.proc.wait(_END_SECONDS)
+    jvm.stdin.close()  # ends the JVM, which writes the archive then
+    jvm.wait(_END_SECONDS)
     if made.exists():  # not every Java can
         made.rename(classes)
 
