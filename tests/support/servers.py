@@ -6,6 +6,9 @@
 
 DURABLE_TEST_DOCKER=0 leaves Docker out. A server that is given by URL is only ever used, never broken: tests of faults
 have a broker of their own in the second or third way, and a Postgres from the wheel.
+
+A private server keeps its data in memory (/dev/shm), where there is room: processes crash in these tests, not the
+machine.
 """
 
 from __future__ import annotations
