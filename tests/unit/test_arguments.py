@@ -103,6 +103,7 @@ HEADERS = [17, "a=b", ["a"], {"a": 1}, {1: "a"}, ODD]
 WRONG: dict[str, list[Any]] = {
     "str": [*TEXTS, None],
     "str | None": TEXTS,
+    "str | Provider | None": TEXTS,
     "int": [*COUNTS, None],
     "int | None": COUNTS,
     "float": [*NUMBERS, None],
