@@ -20,7 +20,7 @@ from durable.agents.doors import Doors, Relay
 from durable.agents.node_agents import NodeAgents
 from durable.agents.pace import Standing
 from durable.agents.receiving import ReceivingAgent
-from durable.application.application import Application, Transports
+from durable.application.application import Application
 from durable.envelope import ANY_NODE, NodeId
 from durable.errors import StorageUnavailable
 from durable.outbox.envelope_factory import EnvelopeFactory
@@ -53,7 +53,6 @@ class Node:
         context: AgentContext,
         agents: NodeAgents,
         *,
-        transports: Transports,
         envelope_factory: EnvelopeFactory,
         memberships: Memberships,
         registering: Registering,
@@ -65,7 +64,6 @@ class Node:
         self._settings = context.settings
         self._database = context.database
         self._application = application
-        self._transports = transports
         self._envelope_factory = envelope_factory
         self._memberships = memberships
         self._registering = registering
@@ -255,7 +253,7 @@ class Node:
             if (kept := self._doors.take(uri)) is not None:
                 listener, relay = kept
             else:
-                listener, relay = self._transports.of(uri).listener(uri, endpoint), Relay()
+                listener, relay = self.agents.transports.of(uri).listener(uri, endpoint), Relay()
                 await listener.serve(relay)
             relay.lead_to(receiving)
             self._relays[uri] = listener, relay

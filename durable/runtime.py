@@ -431,12 +431,11 @@ class Runtime:
             self._end_watching = self.registry.ask = None
 
     def _make_node(self, memberships: Memberships) -> Node:
-        transports, context = self.transports(), self._context
+        context, transports = self._context, self.transports()
         return Node(
             self.application,
             context,
             NodeAgents(self.application, context, sessions=self.sessions, transports=transports, stuck=self._stuck),
-            transports=transports,
             envelope_factory=self.envelope_factory,
             memberships=memberships,
             registering=self._registering,

@@ -13,6 +13,7 @@ Transport   makes senders and listeners for the URIs of one or more schemes
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -179,6 +180,14 @@ class Directory(Protocol):
     def end(self, connection: object) -> None:
         """Forget what this connection has announced."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Services of a listener: those that can be called there, and the directory of all that this service knows."""
+
+    provider: Provider | None = None
+    directory: Directory | None = None
 
 
 class Spoke(Protocol):

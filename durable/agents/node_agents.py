@@ -55,7 +55,7 @@ class NodeAgents:
         self._application = application
         self._context = context
         self._sessions = sessions
-        self._transports = transports
+        self.transports = transports
         self._stuck = stuck
         self._hint: Hint = lambda destination, key: None
         self._dispatcher = HandlerDispatcher(self.by_type)
@@ -92,7 +92,7 @@ class NodeAgents:
         if agent is not None:
             return agent
         try:
-            sender = self._transports.of(destination).sender(destination)
+            sender = self.transports.of(destination).sender(destination)
         except BaseException as error:  # the address is unknown here, or the transport is the application's
             raise_if_cancelled(error)
             self._tell_unknown(destination, error)

@@ -6,14 +6,23 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from durable.errors import InvalidSetting
 from durable.settings import Settings
-from durable.transports.base import Directory, Provider, Receiver
+from durable.transports.base import Receiver
 from durable.transports.http.address import HttpAddress
 from durable.transports.http.app import make_app
-from durable.transports.http.exchange import Door, Outcomes
+from durable.transports.http.exchange import Door
 from durable.transports.http.server import BACKLOG, Server, Serving
+
+
+class MakeDoor(Protocol):
+    """Function that makes the door of one listener: see Door."""
+
+    def __call__(
+        self, receiver: Callable[[], Receiver | None], endpoint: str, counts: Counter[str], *, allow_local: bool
+    ) -> Door: ...
 
 
 class HttpListener:
@@ -25,23 +34,15 @@ class HttpListener:
         endpoint: str,
         settings: Settings,
         *,
-        service: str,
-        messages: Callable[[], Mapping[str, type]],
+        door: MakeDoor,
         tls: Callable[[], ssl.SSLContext] | None,
-        outcomes: Outcomes | None = None,
-        provider: Provider | None = None,
-        directory: Directory | None = None,
     ) -> None:
         self._address = address
         self._uri = str(address)
         self._endpoint = endpoint
         self._settings = settings
-        self._service = service
-        self._messages = messages
+        self._door = door
         self._tls = tls
-        self._outcomes = outcomes
-        self._provider = provider
-        self._directory = directory
         self._counts: Counter[str] = Counter(connections=0, dropped=0, batches=0, envelopes=0, calls=0, refused=0)
         self._serving: Serving | None = None
 
@@ -61,18 +62,7 @@ class HttpListener:
     async def serve(self, receiver: Receiver) -> None:
         """Bind and return; raises InvalidSetting when the address cannot be bound."""
         listening = self._bind()
-        door = Door(
-            lambda: receiver,
-            self._endpoint,
-            self._service,
-            self._settings,
-            self._messages,
-            allow_local=self._address.is_local,
-            counts=self._counts,
-            outcomes=self._outcomes,
-            provider=self._provider,
-            directory=self._directory,
-        )
+        door = self._door(lambda: receiver, self._endpoint, self._counts, allow_local=self._address.is_local)
         app = make_app(door, self._address.path)
         self._serving = Serving(Server(app, self._settings, self._uri, self._counts, self._tls))
         await self._serving.begin(listening)

@@ -122,17 +122,7 @@ class HttpTransport:
         tls = self._encryption.for_listeners if address.is_encrypted else None
         if tls is not None:
             tls()
-        return HttpListener(
-            address,
-            endpoint,
-            self._settings,
-            service=self._service,
-            messages=self._messages,
-            tls=tls,
-            outcomes=self._outcomes,
-            provider=self._provider,
-            directory=self._directory,
-        )
+        return HttpListener(address, endpoint, self._settings, door=self._door, tls=tls)
 
     def app(
         self,
@@ -149,16 +139,20 @@ class HttpTransport:
         """
         counts = Counter() if counts is None else counts
         counts.update(batches=0, envelopes=0, calls=0, refused=0)
-        settings = self._settings
-        if not allow_local and not peers.has_secrets(settings):
+        if not allow_local and not peers.has_secrets(self._settings):
             log.warning(
                 "bus.asgi() has no secret and refuses every request; set shared_secret or give allow_local=True"
             )
-        door = Door(
+        return make_app(self._door(receiver, endpoint, counts, allow_local=allow_local))
+
+    def _door(
+        self, receiver: Callable[[], Receiver | None], endpoint: str, counts: Counter[str], *, allow_local: bool
+    ) -> Door:
+        return Door(
             receiver,
             endpoint,
             self._service,
-            settings,
+            self._settings,
             self._messages,
             allow_local,
             counts=counts,
@@ -166,7 +160,6 @@ class HttpTransport:
             provider=self._provider,
             directory=self._directory,
         )
-        return make_app(door)
 
     def _credentials_for(self, address: HttpAddress) -> peers.Credentials | None:
         """Return the secret for this address; raises InvalidSetting when it must not be sent there."""

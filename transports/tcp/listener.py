@@ -30,7 +30,7 @@ from durable.settings import Settings
 from durable.tasks.crew import raise_if_cancelled
 from durable.telemetry import log
 from durable.transports import peers
-from durable.transports.base import Directory, Provider, Receiver
+from durable.transports.base import Receiver, Services
 from durable.transports.deadlines import counted_anew
 from durable.transports.doorkeeper import Doorkeeper
 from durable.transports.frames import Frame, Refused
@@ -64,6 +64,9 @@ CREDIT_SECONDS: Final = 0.05
 _READ_AHEAD_BYTES: Final = READ_BYTES // 4  # of each connection, besides the frames that have room
 
 
+_NO_SERVICES: Final = Services()
+
+
 class TcpListener:
     """A `durable.transports.base.Listener` for one `tcp://` or `unix://` address."""
 
@@ -76,11 +79,9 @@ class TcpListener:
         service: str,
         node: Callable[[], int],
         *,
-        provider: Provider | None = None,
-        directory: Directory | None = None,
+        services: Services = _NO_SERVICES,
     ) -> None:
-        self._provider = provider
-        self._directory = directory
+        self._services = services
         self._uri = str(address)
         self._address = address
         self._entrance = entrance
@@ -114,7 +115,7 @@ class TcpListener:
         self._bound, self._uri = bound, bound.uri
         self._tasks = tasks = await asyncio.TaskGroup().__aenter__()
         gate = Gate(receiver, self._endpoint, self._service, self._settings, SCHEMES)
-        intake = _Intake(gate, self._settings, self._counts, self._provider, self._directory)
+        intake = _Intake(gate, self._settings, self._counts, self._services)
         keeper = Doorkeeper(self._uri, self._settings, self._counts, known=self._settings.tcp_connections)
 
         def greet(visit: Visit) -> asyncio.StreamReaderProtocol:
@@ -158,7 +159,7 @@ class TcpListener:
         stream.pause()
         context = self._entrance.for_listener()
         proof = self._entrance.proof_of_listener(stream, context)
-        most_bytes, directory = self._settings.max_frame_bytes, self._directory
+        most_bytes, directory = self._settings.max_frame_bytes, self._services.directory
         told = (None, "") if directory is None else (directory.bounds, directory.name)
         side = ServerSide(self._service, self._node(), most_bytes, proof, *told)
 
@@ -190,17 +191,9 @@ class TcpListener:
 class _Intake:
     """Intake that the connections of a listener share: the receiver, its room, the bytes under way."""
 
-    def __init__(
-        self,
-        gate: Gate,
-        settings: Settings,
-        counts: Counter[str],
-        provider: Provider | None,
-        directory: Directory | None,
-    ) -> None:
+    def __init__(self, gate: Gate, settings: Settings, counts: Counter[str], services: Services) -> None:
         self.gate = gate
-        self.directory = directory
-        self.provider = provider
+        self.services = services
         self.receiver = gate.receiver
         self.counts = counts
         self.open: set[_Connection] = set()
@@ -261,8 +254,8 @@ class _Connection:
         stream.reserve = self._reserve
         self._answered = asyncio.Event()
         self._ended = asyncio.Event()
-        self._calls = Calls(intake.provider, stream, side, settings, intake.counts, self._answered)
-        self._connected = Connected(intake.directory, stream, side)
+        self._calls = Calls(intake.services.provider, stream, side, settings, intake.counts, self._answered)
+        self._connected = Connected(intake.services.directory, stream, side)
         self._has_joined = False
 
     @property

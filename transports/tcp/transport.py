@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from durable.settings import Settings
-from durable.transports.base import Directory, Provider
+from durable.transports.base import Directory, Provider, Services
 from durable.transports.tcp.address import SCHEMES, parse, parse_destination
 from durable.transports.tcp.caller import TcpCaller
 from durable.transports.tcp.entrance import Entrances
@@ -54,8 +54,7 @@ class TcpTransport:
         self._settings = settings
         self._service = service
         self._node = node if callable(node) else lambda: node
-        self._provider = provider
-        self._directory = directory
+        self._services = Services(provider, directory)
         self._entrances = Entrances(settings, service)
 
     def check(self, uri: str) -> None:
@@ -82,8 +81,7 @@ class TcpTransport:
             self._settings,
             self._service,
             self._node,
-            provider=self._provider,
-            directory=self._directory,
+            services=self._services,
         )
 
     def caller(self, uri: str) -> TcpCaller:
