@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from durable.envelope import Envelope
+from durable.errors import InvalidSetting
 from durable.messages import validation as screening
 from durable.pipeline import contents
 from durable.pipeline.publish import message_id_of, uuid8_of
 from durable.pipeline.publishable import whole
 from durable.pipeline.screens import Limits, flaw
+from durable.transports.addresses import check_destination
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 LIMITS = Limits(max_message_bytes=100, dedupe_window=timedelta(days=7), clock_lead=timedelta(days=1))
@@ -108,7 +110,7 @@ ROWS = st.fixed_dictionaries(
         "id": st.sampled_from(
             [ROW["id"], uuid7(NOW), uuid7(NOW - timedelta(days=8)), uuid7(NOW + timedelta(days=2)), bytes(16)]
         ),
-        "destination": TEXT.map(lambda text: f"tcp://h{text}"),
+        "destination": TEXT.map(lambda text: f"tcp://h{text}:1"),
         "message_type": TEXT,
         "source": TEXT,
         "body": st.binary(max_size=8) | st.just(b"x" * 101),
@@ -118,6 +120,14 @@ ROWS = st.fixed_dictionaries(
         "deliver_by": st.none() | MOMENTS,
     }
 )
+
+
+def _is_address(text: str) -> bool:
+    try:
+        check_destination(text)
+    except InvalidSetting:
+        return False
+    return True
 
 
 @given(st.lists(ROWS, min_size=1, max_size=5))
@@ -130,7 +140,7 @@ def test_batch_has_a_flaw_exactly_when_one_of_its_envelopes_has(rows: list[dict[
         misdated = screening.find_misdating(
             envelope, NOW, dedupe_window=LIMITS.dedupe_window, clock_lead=LIMITS.clock_lead
         )
-        return reason is not None or misdated is not None
+        return reason is not None or misdated is not None or not _is_address(row["destination"])
 
     assert (flaw(batch(*rows), LIMITS, NOW) is not None) == any(map(is_refused, rows))
 
