@@ -153,7 +153,7 @@ class _Connection:
 
     def _deny(self, reason: str) -> None:
         if reason != self._denied:
-            log.warning("announcement refused by %s: %s", self._peer, reason)
+            log.warning("announcement at %s failed: %s", self._peer, reason)
         self._denied = reason
         self._is_denied = True
 
