@@ -137,7 +137,7 @@ class Runtime:
         return [*self._stuck.problems(), *of_node, *self.life.problems(), *self._unprovided()]
 
     def _unprovided(self) -> Sequence[str]:
-        """Services that this application has called in vain, and of which no provider is known since."""
+        """List the services that this application has called in vain, and that still have no known provider."""
         known = {each.offer.service for each in self.registry.listings()}
         return [
             f"service {name}: its last call found no provider: start one, or see durable-agent services"

@@ -67,7 +67,9 @@ def accepted(
     """
     name = announcer.name
     if name == service:
-        raise InvalidMessage(f"{name} is the name of this service, whose nodes are known from its database")
+        raise InvalidMessage(
+            f"{name} is the name of this service, whose nodes are known from its database; give the peer another name"
+        )
     if announcer.proven is None and name in settings.peers:
         raise InvalidMessage(f"{shown(name)} is the name of a peer, and not proved; use its secret or its certificate")
     seen: set[str] = set()
@@ -75,9 +77,11 @@ def accepted(
         offered = shown(listing.offer.service)
         if (listing.application, listing.node) != (announcer.application, announcer.node):
             whose = f"{shown(listing.application)} node {listing.node}"
-            raise InvalidMessage(f"{offered} is announced for {whose}, which is somebody else")
+            raise InvalidMessage(
+                f"{offered} is announced for {whose}, another process; announce only your own services"
+            )
         if listing.offer.service in seen:
-            raise InvalidMessage(f"{offered} is announced twice")
+            raise InvalidMessage(f"{offered} is announced twice; announce each service once")
         seen.add(listing.offer.service)
         if not peers.may_offer(settings, announcer.proven, listing.offer.service):
             raise InvalidMessage(f"{name} may not offer {offered}: see offers and types in peers")
@@ -95,7 +99,7 @@ def accepted(
 def _allowed(settings: Settings, announcer: Announcer, listing: Listing, hosts: Collection[str]) -> list[str]:
     reasons = {address: _refusal_of_address(settings, announcer, address, hosts) for address in listing.addresses}
     if all(reasons.values()):
-        why = next(iter(reasons.values()), "it has no address")
+        why = next(iter(reasons.values()), "no address is announced; give one that reaches the provider")
         raise InvalidMessage(f"{shown(listing.offer.service)}: {why}")
     return [address for address, reason in reasons.items() if not reason]
 
@@ -168,7 +172,7 @@ def _split(address: str) -> SplitResult:
         parts = urlsplit(address)
         port = parts.port
     except ValueError:
-        raise InvalidSetting(f"{shown(address)} is no address") from None
+        raise InvalidSetting(f"{shown(address)} is no address; give one such as tcp://orders:2302") from None
     whole = (
         address.isprintable()
         and parts.scheme in _SCHEMES
@@ -183,7 +187,7 @@ def _split(address: str) -> SplitResult:
         whole = whole and (port is not None or parts.scheme in _DEFAULT_PORTS)
         whole = whole and (parts.scheme != "tcp" or parts.path in ("", "/"))
     if not whole:
-        raise InvalidSetting(f"{shown(address)} is no address that can be called")
+        raise InvalidSetting(f"{shown(address)} is no address that can be called; give one such as tcp://orders:2302")
     return parts
 
 

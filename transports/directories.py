@@ -57,7 +57,9 @@ class Assembly:
         self._bytes += size_bytes
         self._listings += part.listings
         if len(self._listings) > MAX_LISTINGS:
-            raise ProtocolViolation(f"a directory has more than {MAX_LISTINGS:,} listings")
+            raise ProtocolViolation(
+                f"a directory has more than {MAX_LISTINGS:,} listings; count the others as left_out"
+            )
         if self._bytes > self._most_bytes:
             raise ProtocolViolation(f"a directory has more than {self._most_bytes:,} bytes; raise buffer_bytes")
         if part.more:

@@ -202,7 +202,7 @@ class Run:
 
 
 class Traces:
-    """What a handler leaves in the session, besides rows."""
+    """Objects and settings that a handler leaves in the session, besides rows."""
 
     def __init__(self, session: Session, fence: Fence) -> None:
         self._session = session

@@ -92,7 +92,7 @@ def _fail(span: Span, kind: str, text: str) -> None:
 
 
 def _bounded(carrier: dict[str, str]) -> TraceContext:
-    """What of it a CALL frame takes."""
+    """Return the part of a trace context that fits into a CALL frame."""
     parent, state = carrier.get("traceparent", ""), carrier.get("tracestate", "")
     if len(parent) > LONGEST_TRACEPARENT:
         return TraceContext()

@@ -93,7 +93,7 @@ class Hub:
         if self._store is not None:
             self._store.put(source, known)
         if before is None:
-            log.info("%s node %d announces %d services", shown(announcer.name), announcer.node, len(known))
+            log.info("peer %s node %d announces %d services", shown(announcer.name), announcer.node, len(known))
 
     def end(self, connection: object) -> None:
         """Forget what this connection has announced."""
@@ -114,15 +114,19 @@ class Hub:
         """Refuse the name, the address and the singleton of another provider, unless it is the same one again."""
         addresses = {place_of(address) for listing in listings for address in listing.addresses}
         if taken := addresses & _places(self._own_addresses()):
-            raise InvalidMessage(f"{shown(min(taken))} is an address of this service")
+            raise InvalidMessage(f"{shown(min(taken))} is an address of this service; announce another")
         for other in others:
             places = _places(address for listing in other.listings for address in listing.addresses)
             if other.announcer.name != announcer.name:
                 if taken := addresses & places:
-                    raise InvalidMessage(f"{shown(min(taken))} is announced by {shown(other.announcer.name)} already")
+                    owner = shown(other.announcer.name)
+                    raise InvalidMessage(
+                        f"{shown(min(taken))} is announced by {owner} already; announce another address"
+                    )
             elif other.announcer.node == announcer.node and announcer.proven is None and addresses != places:
                 raise InvalidMessage(
-                    f"{shown(announcer.name)} node {announcer.node} is announced at other addresses already"
+                    f"{shown(announcer.name)} node {announcer.node} is announced at other addresses already; "
+                    "end that process, or give the two services different names"
                 )
         single = {each.offer.service for each in listings if each.is_singleton}
         for known in self._registry.local():

@@ -149,7 +149,7 @@ class CallTelemetry:
         ]
 
     def unprovided(self) -> list[str]:
-        """Services whose last call, not long ago, found no provider."""
+        """Return the services whose last call, not long ago, found no provider."""
         latest: dict[str, Tally] = {}
         for each in self._tallies.values():
             if each.side is CallSide.CLIENT and each.ended_at >= latest.get(each.service, each).ended_at:

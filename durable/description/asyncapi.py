@@ -185,7 +185,7 @@ def _queue(name: str) -> Json:
 
 
 def _declared(queue: DescribedQueue) -> Json:
-    """What AsyncAPI has no word for: how the queue is declared."""
+    """Return the arguments and bindings of a queue, for which AsyncAPI has no fields."""
     said = {"x-queue-arguments": queue.arguments, "x-queue-bindings": queue.bindings}
     return {name: each for name, each in said.items() if each}
 

@@ -62,7 +62,7 @@ def _services(old: Description, new: Description) -> Iterator[Change]:
 
 
 def _called(subject: str, old: DescribedService | None, new: DescribedService | None) -> Iterator[Change]:
-    """What is called must be there first, which only its provider can tell."""
+    """Compare a service that is called. Only its provider can tell whether the new version is there already."""
     if old is None and new is not None:
         yield Change(subject, f"{new.version} is called")
     elif new is None:
@@ -177,7 +177,7 @@ def _judged(subject: str, how: str, old: Json, new: Json, found: Sequence[Misfit
 
 
 def _details(old: DescribedMessage, new: DescribedMessage) -> Iterator[Change]:
-    """Changes of a message that concern neither its fields nor its existence: every codec is known at each end."""
+    """Compare a message apart from its fields. Another codec is compatible: both ends know every codec."""
     subject = f"message {new.type}"
     if old.content_type != new.content_type:
         yield Change(subject, f"is encoded as {new.content_type}, and no longer as {old.content_type}")

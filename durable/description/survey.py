@@ -86,7 +86,7 @@ def _types(application: Application) -> set[str]:
 
 
 def _returned(application: Application) -> set[str]:
-    """Types that handlers return, and that go to others."""
+    """Return the types that handlers return, and that go to others."""
     found: set[str] = set()
     for handler in application.handlers.values():
         for cls in handler.returns:

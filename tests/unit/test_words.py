@@ -43,8 +43,8 @@ NO_OPENINGS: Final = NO_SUBJECTS | words(
 RELATIVE: Final = words("that which who whose whom what whatever whoever it nobody somebody")
 
 VERBS: Final = words(
-    "archive call cancel change check compare delete discard drop edit erase group inspect list make operate pause "
-    "prove replay reschedule resume return run send show update upgrade write"
+    "archive call cancel change check compare delete describe discard drop edit erase group inspect list make operate "
+    "pause prove replay reschedule resume return run send show update upgrade write"
 )
 """The imperatives that a command's help may start with."""
 

@@ -101,7 +101,7 @@ def encode_offers(offers: Offers) -> bytes:
 
 
 def decode_offers(body: bytes) -> Offers:
-    """Raises ProtocolViolation."""
+    """Read the offers of a peer. Raises ProtocolViolation."""
     try:
         return _offers_decoder.decode(body)
     except UNREADABLE as error:
@@ -113,7 +113,7 @@ def encode_directory(listings: list[Listing]) -> bytes:
 
 
 def decode_directory(body: bytes) -> list[Listing]:
-    """Raises ProtocolViolation."""
+    """Read the directory of a peer. Raises ProtocolViolation."""
     try:
         return _directory_decoder.decode(body).listings
     except UNREADABLE as error:

@@ -65,7 +65,7 @@ class Connected:
 
     def _act(self, said: Register, tasks: asyncio.TaskGroup) -> None:
         if self._directory is None:
-            raise InvalidMessage("this listener has no directory")
+            raise InvalidMessage("the listener has no directory; connect to a hub")
         match said.content:
             case Connect() as connect:
                 self._connect(self._directory, connect, tasks)
@@ -86,7 +86,7 @@ class Connected:
             tasks.create_task(self._push(directory), name=f"directory for {self._side.peer}"),
             tasks.create_task(self._watch(self._watchdog), name=f"lease of {self._side.peer}"),
         ]
-        log.info("%s is connected: %s, durable %s", self._side.peer, connect.name, connect.program)
+        log.info("peer %s is connected: %s, durable %s", self._side.peer, connect.name, connect.program)
 
     def _announcer(self) -> Announcer:
         hello = self._side.hello

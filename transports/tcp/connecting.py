@@ -42,7 +42,7 @@ class Learned:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """What can be called at the peer itself, which knows no more: it is older."""
+    """Offers of the peer itself. An older peer has no directory."""
 
     offers: Offers
 

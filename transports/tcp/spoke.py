@@ -87,7 +87,7 @@ class _Connection:
             await self._hear_more()
 
     async def run(self) -> NoReturn:
-        """Raises TransportError at the end of the connection."""
+        """Keep the connection up to its end. Raises TransportError then."""
         unwatch = self._spoke.watch(self._tell_of_change)
         jobs = {"heartbeat": self._beat(), "reading": self._read()}
         if self._side.bounds is None:
@@ -153,7 +153,7 @@ class _Connection:
 
     def _deny(self, reason: str) -> None:
         if reason != self._denied:
-            log.warning("what this process offers is not announced at %s: %s", self._peer, reason)
+            log.warning("announcement at %s failed: %s", self._peer, reason)
         self._denied = reason
         self._is_denied = True
 
@@ -173,7 +173,7 @@ class _Connection:
             own = [announced(each, self._stream.own_host) for each in self._spoke.listings()]
             listings = [each for each in own if each.addresses]
             if any(each.node != self._side.node for each in listings):
-                raise ConnectionFailed(f"{self._peer}: this process is another node than when it connected")
+                raise ConnectionFailed(f"{self._peer}: the node number of this process has changed; connecting again")
             if _without_loads(listings) != _without_loads(said) or (
                 self._is_due and (listings != said or self._is_denied)
             ):

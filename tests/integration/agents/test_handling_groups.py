@@ -300,7 +300,7 @@ async def leave_async(step: Step, session: AsyncSession, ctx: Context) -> None:
 @settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
-def test_message_meets_nothing_that_another_has_left(
+def test_message_never_meets_leftovers_of_another(
     database: Tables, function: Callable[..., Any], actions: list[str]
 ) -> None:
     async def compare_what_is_met() -> None:
@@ -330,7 +330,7 @@ async def test_group_ends_when_its_time_is_over(database: Tables) -> None:
     assert database.rows("SELECT count(DISTINCT xmin::text) FROM effects") == [4]
 
 
-async def test_message_that_failed_or_was_interrupted_before_is_alone(database: Tables) -> None:
+async def test_message_runs_alone_when_failed_or_interrupted_before(database: Tables) -> None:
     database.clear()
     database.execute("TRUNCATE effects")
     shop = Shop(database, SystemClock(), group_time=60)
@@ -353,7 +353,7 @@ async def test_message_that_failed_or_was_interrupted_before_is_alone(database: 
         await shop.close()
 
 
-async def test_messages_that_have_not_begun_leave_a_group_that_is_rolled_back(database: Tables) -> None:
+async def test_messages_not_yet_begun_leave_a_group_when_rolled_back(database: Tables) -> None:
     calls: list[int] = []
 
     async def count(step: Step, session: AsyncSession, ctx: Context) -> None:

@@ -56,7 +56,7 @@ def make(name: str, url: str, *listen: str, **own: Any) -> Bus:
     return bus
 
 
-async def test_callers_find_providers_of_services_that_they_are_connected_to(
+async def test_callers_find_providers_of_connected_services(
     make_database: Callable[[str], str], stack: AsyncExitStack, tmp_path: Path
 ) -> None:
     at = f"unix://{tmp_path}/stock"
@@ -118,7 +118,7 @@ async def test_elapsed_lease_takes_the_offers_away_at_every_node(
     await eventually(lambda: known(other) == known(hub) == [])
 
 
-async def test_announcements_of_a_hub_that_was_killed_end_with_their_lease(
+async def test_announcements_of_a_killed_hub_end_with_their_lease(
     make_database: Callable[[str], str], stack: AsyncExitStack
 ) -> None:
     url = make_database("hub")
@@ -156,7 +156,7 @@ def _peers(**more: dict[str, Any]) -> dict[str, Any]:
     return {name: {"secrets": {"1": secret}, **more.get(name, {})} for name, secret in SECRETS.items()}
 
 
-async def test_peers_announce_and_see_what_they_may() -> None:
+async def test_peers_announce_and_see_only_allowed_services() -> None:
     may = _peers(viewer={"types": ["inventory.reserve"]}, orders={"types": ["*"], "offers": ["orders.*"]})
     async with process("hub", peers=may) as hub:
         stock = await Raw.connect(hub.address, "stock", peers={"stock": {"secrets": {"1": SECRETS["stock"]}}})
@@ -178,7 +178,7 @@ async def test_proven_peer_cannot_announce_under_another_name() -> None:
     async with process("hub", peers=_peers(), shared_secret=shared) as hub:
         stock = await Raw.connect(hub.address, "stock", peers={"stock": {"secrets": {"1": SECRETS["stock"]}}})
         await stock.join(listing("inventory", application="orders"))
-        assert "is announced for orders node 7, which is somebody else" in await stock.refusal()
+        assert "is announced for orders node 7, another process; " in await stock.refusal()
         nobody = await Raw.connect(hub.address, "stock", shared_secret=shared)
         await nobody.join(listing("inventory"))
         assert await nobody.refusal() == (
@@ -231,7 +231,7 @@ async def test_another_user_neither_calls_nor_connects(tmp_path: Path, monkeypat
     await listener.close()
 
 
-async def test_users_and_groups_that_are_named_may_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_named_users_and_groups_may_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for setting in ({"unix_users": [str(os.geteuid())]}, {"unix_groups": [str(os.getegid())]}):
         at = f"unix://{tmp_path}/{next(iter(setting))}"
         provider = CallProvider()

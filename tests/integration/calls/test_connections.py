@@ -71,7 +71,7 @@ async def test_directory_is_learned_at_once_and_after_each_change(at: str) -> No
         await eventually(lambda: orders.known() == [])
 
 
-async def test_announced_services_are_known_at_the_hub_and_at_all_that_are_connected_to_it(at: str) -> None:
+async def test_announced_services_are_known_at_the_hub_and_all_its_connected_peers(at: str) -> None:
     async with process("hub", at=at) as hub, process("orders", at=None) as orders, process("stock", 7) as stock:
         orders.connections.open(hub.address)
         stock.connections.open(hub.address)
@@ -146,7 +146,7 @@ async def test_directory_is_kept_when_the_connection_is_back_within_the_lease(tm
 # ---------------------------------------------------------------- leases
 
 
-async def test_client_that_never_resets_is_ended_and_forgotten(hub: Process) -> None:
+async def test_client_is_ended_and_forgotten_when_never_resetting(hub: Process) -> None:
     async with process("orders", at=None) as orders:
         orders.connections.open(hub.address)
         raw = await Raw.connect(hub.address)
@@ -234,8 +234,8 @@ async def test_killed_provider_is_taken_away_at_once(hub: Process) -> None:
 @pytest.mark.parametrize(
     ("announced", "reason"),
     [
-        (listing("inventory", application="billing"), "inventory is announced for billing node 7, which is somebody"),
-        (listing("inventory", node=8), "inventory is announced for stock node 8, which is somebody else"),
+        (listing("inventory", application="billing"), "inventory is announced for billing node 7, another process; "),
+        (listing("inventory", node=8), "inventory is announced for stock node 8, another process; "),
         (listing("inventory", at="tcp://10.0.0.7:22"), "tcp://10.0.0.7:22 is not on this machine"),
         (listing("inventory", at="http://user@127.0.0.1:1"), "is no address that can be called"),
         (listing("inventory", at="file:///etc/passwd"), "is no address that can be called"),
@@ -255,10 +255,12 @@ async def test_announcement_of_something_else_is_refused_and_changes_nothing(
 async def test_own_name_and_address_of_the_service_cannot_be_announced(hub: Process) -> None:
     raw = await Raw.connect(hub.address, service="hub")
     await raw.join(listing("inventory", application="hub"))
-    assert await raw.refusal() == "hub is the name of this service, whose nodes are known from its database"
+    assert await raw.refusal() == (
+        "hub is the name of this service, whose nodes are known from its database; give the peer another name"
+    )
     other = await Raw.connect(hub.address)
     await other.join(listing("inventory", at=hub.address))
-    assert await other.refusal() == f"{hub.address} is an address of this service"
+    assert await other.refusal() == f"{hub.address} is an address of this service; announce another"
     assert hub.known() == []
     await raw.close()
     await other.close()
@@ -270,10 +272,13 @@ async def test_name_and_address_of_another_peer_cannot_be_taken_away(hub: Proces
     await eventually(lambda: hub.known() == [("stock", "inventory")])
     second = await Raw.connect(hub.address)
     await second.join(listing("inventory", at="tcp://127.0.0.1:2"))
-    assert await second.refusal() == "stock node 7 is announced at other addresses already"
+    assert await second.refusal() == (
+        "stock node 7 is announced at other addresses already; "
+        "end that process, or give the two services different names"
+    )
     third = await Raw.connect(hub.address, service="billing")
     await third.join(listing("inventory", application="billing"))
-    assert await third.refusal() == "tcp://127.0.0.1:1 is announced by stock already"
+    assert await third.refusal() == "tcp://127.0.0.1:1 is announced by stock already; announce another address"
     assert [each.addresses for each in hub.registry.listings()] == [["tcp://127.0.0.1:1"]]
     again = await Raw.connect(hub.address)  # its former connection is not known to be lost yet
     await again.join(listing("inventory"))
@@ -355,7 +360,7 @@ async def test_flapping_registry_costs_a_few_pushes_a_second(hub: Process) -> No
     await raw.close()
 
 
-async def test_changes_of_what_was_learned_are_not_pushed(hub: Process) -> None:
+async def test_changes_of_learned_services_are_not_pushed(hub: Process) -> None:
     raw = await Raw.connect(hub.address)
     await raw.join()
     assert (await raw.hear()).listings == []
@@ -366,7 +371,7 @@ async def test_changes_of_what_was_learned_are_not_pushed(hub: Process) -> None:
     await raw.close()
 
 
-async def test_large_directory_is_told_in_parts_that_the_peer_takes(hub: Process) -> None:
+async def test_large_directory_is_told_in_parts_small_enough_for_the_peer(hub: Process) -> None:
     services = [f"s{number}" for number in range(2_000)]
     hub.registry.announce("many", [listing(each) for each in services])
     raw = await Raw.connect(hub.address, max_frame_bytes=80_000, max_message_bytes=1_000)

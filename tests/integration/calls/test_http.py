@@ -156,7 +156,7 @@ async def test_waiting_for_a_change_ends_in_time(client: httpx.AsyncClient) -> N
     assert 0.9 < time.monotonic() - began < 10
 
 
-async def test_directory_shows_a_peer_what_it_may_call() -> None:
+async def test_directory_shows_a_peer_only_allowed_services() -> None:
     peers: dict[str, Any] = {name: {"secrets": {"1": secret}} for name, secret in SECRETS.items()}
     peers["orders"]["types"] = ["inventory.*"]
     settings = load_settings(peers=peers)

@@ -94,7 +94,7 @@ def test_comparison_with_an_earlier_description(agent: Agent, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"openapi": "3.1.0"}'])
-def test_file_that_is_no_description_is_an_error(agent: Agent, tmp_path: Path, content: str) -> None:
+def test_invalid_description_is_an_error(agent: Agent, tmp_path: Path, content: str) -> None:
     (tmp_path / "old.json").write_text(content)
     ended = agent("describe", application(agent), "--check", str(tmp_path / "old.json"))
     assert ended.code == 2
@@ -102,7 +102,7 @@ def test_file_that_is_no_description_is_an_error(agent: Agent, tmp_path: Path, c
 
 
 @pytest.mark.parametrize("schema", [3, {"type": 3}, {"$ref": 3}, {"properties": 3}, {"$ref": "#/$defs/A"}, LOOP])
-def test_schema_that_is_none_is_an_error(agent: Agent, tmp_path: Path, schema: object) -> None:
+def test_invalid_schema_is_an_error(agent: Agent, tmp_path: Path, schema: object) -> None:
     app = application(agent)
     old = json.loads(agent("describe", app, "--json").out)
     old["messages"][0]["received"] = schema
@@ -112,7 +112,7 @@ def test_schema_that_is_none_is_an_error(agent: Agent, tmp_path: Path, schema: o
     assert "--debug" not in ended.err, ended.err
 
 
-def test_file_that_is_missing_is_an_error(agent: Agent, tmp_path: Path) -> None:
+def test_missing_file_is_an_error(agent: Agent, tmp_path: Path) -> None:
     ended = agent("describe", application(agent), "--check", str(tmp_path / "none.json"))
     assert ended.code == 2
     assert "none.json: cannot be read: No such file" in ended.err

@@ -26,7 +26,7 @@ ROWS = (
         "transports/watchdog.py",
         before="            self._ends_at += late\n",
         after="            pass\n",
-        killed_by=(f"{_LEASES}::test_server_that_stood_still_lets_the_lease_go_on",),
+        killed_by=(f"{_LEASES}::test_lease_goes_on_when_its_server_stood_still",),
     ),
     Mutant(
         "calls",
@@ -34,7 +34,7 @@ ROWS = (
         "transports/tcp/connected.py",
         before="            elapsed = watchdog.has_elapsed(self._loop.time())\n",
         after="            watchdog.has_elapsed(self._loop.time())\n",
-        killed_by=(f"{_CONNECTIONS}::test_client_that_never_resets_is_ended_and_forgotten",),
+        killed_by=(f"{_CONNECTIONS}::test_client_is_ended_and_forgotten_when_never_resetting",),
         hangs=True,
     ),
     Mutant(
@@ -83,7 +83,7 @@ ROWS = (
         "transports/announcements.py",
         before="    return [address for address, reason in reasons.items() if not reason]\n",
         after="    return list(reasons)\n",
-        killed_by=(f"{_RULES}::test_address_that_leads_elsewhere_is_refused",),
+        killed_by=(f"{_RULES}::test_address_is_refused_when_leading_elsewhere",),
     ),
     Mutant(
         "calls",
@@ -111,7 +111,7 @@ ROWS = (
         "durable/calls/hub.py",
         before=" if peers.may_see(self._settings, peer, each.offer)]",
         after="]",
-        killed_by=(f"{_BUSES}::test_peers_announce_and_see_what_they_may",),
+        killed_by=(f"{_BUSES}::test_peers_announce_and_see_only_allowed_services",),
     ),
     Mutant(
         "calls",
@@ -119,7 +119,7 @@ ROWS = (
         "transports/peers.py",
         before="        return known.types is None\n",
         after="        return True\n",
-        killed_by=(f"{_BUSES}::test_peers_announce_and_see_what_they_may",),
+        killed_by=(f"{_BUSES}::test_peers_announce_and_see_only_allowed_services",),
     ),
     Mutant(
         "calls",

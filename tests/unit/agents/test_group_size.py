@@ -44,7 +44,7 @@ def test_budget_of_nothing_leaves_every_message_alone() -> None:
     assert size.at_most(1_000, 1) == 1
 
 
-def test_each_rollback_doubles_the_messages_that_run_alone() -> None:
+def test_each_rollback_doubles_the_messages_run_alone() -> None:
     size = practised()
 
     def alone() -> int:
@@ -65,7 +65,7 @@ def test_each_rollback_doubles_the_messages_that_run_alone() -> None:
     assert alone() == 16
 
 
-def test_long_message_keeps_those_after_it_alone() -> None:
+def test_long_message_keeps_later_messages_alone() -> None:
     size = practised()
     size.took(BUDGET * 6)
     assert size.at_most(1_000, 1) == 1
@@ -74,7 +74,7 @@ def test_long_message_keeps_those_after_it_alone() -> None:
     assert size.at_most(1_000, 1) > 1
 
 
-def test_handler_that_must_be_alone_stays_alone() -> None:
+def test_handler_stays_alone_when_told_to() -> None:
     size = practised()
     size.stay_alone()
     for _ in range(100_000):
@@ -88,7 +88,7 @@ def test_handler_that_must_be_alone_stays_alone() -> None:
     st.integers(1, 10_000),
     st.integers(1, 100),
 )
-def test_group_is_never_empty_nor_larger_than_a_share_of_what_waits(
+def test_group_is_never_empty_nor_larger_than_a_share_of_the_queue(
     history: list[float | str], waiting: int, workers: int
 ) -> None:
     size = GroupSize(BUDGET)

@@ -130,7 +130,9 @@ colours.__name__ = "colour"
         ("1.3", {"reserve": reserve_fraction}, "result the whole: a number may be written"),
     ],
 )
-def test_change_of_a_service_that_callers_notice(version: str, methods: dict[str, Any], told: str | None) -> None:
+def test_change_of_a_service_is_told_when_callers_notice(
+    version: str, methods: dict[str, Any], told: str | None
+) -> None:
     check(changes(offering("1.2", reserve=reserve), offering(version, **methods)), told)
 
 
@@ -139,7 +141,7 @@ def test_new_value_of_an_enum_in_a_result_is_noticed_and_a_removed_one_is_not() 
     check(changes(offering("1.0", colour=colours), offering("1.1", colour=colour)), None)
 
 
-def test_service_that_is_withdrawn_is_noticed() -> None:
+def test_withdrawn_service_is_noticed() -> None:
     check(changes(offering(reserve=reserve), described(Bus("shop"))), "is offered no more")
     check(changes(described(Bus("shop")), offering(reserve=reserve)), None)
 
@@ -159,30 +161,30 @@ def test_service_that_is_withdrawn_is_noticed() -> None:
         ({"id": list[int]}, {"id": list[str]}, "id[]: an integer may be", "id[]: text may be written"),
     ],
 )
-def test_change_of_a_message_that_others_notice(
+def test_change_of_a_message_is_told_when_others_notice(
     old: dict[str, Any], new: dict[str, Any], when_handled: str | None, when_sent: str | None
 ) -> None:
     check(changes(handling(old), handling(new)), when_handled)
     check(changes(handling(old, is_sent=True), handling(new, is_sent=True)), when_sent)
 
 
-def test_message_that_is_handled_no_more_is_noticed() -> None:
+def test_message_is_noticed_when_handled_no_more() -> None:
     check(changes(handling({"id": int}), described(Bus("shop"))), "handle it until nobody sends it")
     check(changes(handling({"id": int}, is_sent=True), described(Bus("shop"))), "is sent no more")
 
 
-def test_new_version_of_a_message_needs_an_upcaster_where_it_is_handled() -> None:
+def test_new_version_of_a_message_needs_an_upcaster_when_handled() -> None:
     old = handling({"id": int})
     check(changes(old, handling({"id": int}, version=2)), "shop.order.v2 is, without an upcaster")
     check(changes(old, handling({"id": int}, version=2, since=1)), None)
 
 
-def test_new_version_of_a_message_is_noticed_where_it_is_sent() -> None:
+def test_new_version_of_a_message_is_noticed_when_sent() -> None:
     new = handling({"id": int}, version=2, is_sent=True)
     check(changes(handling({"id": int}, is_sent=True), new), "deploy receivers that handle shop.order.v2 first")
 
 
-def test_message_whose_destination_changes_is_told() -> None:
+def test_changed_destination_of_a_message_is_told() -> None:
     old = handling({"id": int}, is_sent=True)
     new = msgspec.json.decode(msgspec.json.encode(old).replace(b"2305", b"2306"), type=Description)
     found = changes(old, new)
@@ -198,7 +200,7 @@ def check(found: list[Change], told: str | None) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff", b'{"format": 1}', b"[" * 100_000])
-def test_file_that_is_no_description_is_refused(content: bytes) -> None:
+def test_invalid_description_is_refused(content: bytes) -> None:
     with pytest.raises(InvalidSetting, match=r"old.json: is no description: .*; make one with"):
         read(content, "old.json")
 

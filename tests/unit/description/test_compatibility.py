@@ -174,7 +174,7 @@ def test_misfit_is_named(written: Any, read: Any, path: str, fault: Fault) -> No
     assert (path, fault) in [(each.path.replace("[0]", ""), each.fault) for each in found], found
 
 
-def test_class_that_is_written_has_its_defaults() -> None:
+def test_written_class_has_its_defaults() -> None:
     assert misfits(schema_of(A_AND_OPTIONAL, written=True), schema_of(A_AND_REQUIRED)) == []
     sparing = defstruct("A", [("x", int), ("y", int, 1)], omit_defaults=True)
     assert misfits(schema_of(sparing, written=True), schema_of(A_AND_REQUIRED)) != []
@@ -281,7 +281,7 @@ def is_valid(kind: Any) -> bool:
 @pytest.mark.parametrize("codec", [msgspec.json, msgspec.msgpack], ids=["json", "msgpack"])
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(pair=pairs().filter(lambda pair: is_valid(pair[0]) and is_valid(pair[1])), data=st.data())
-def test_whatever_fits_is_decoded(codec: Any, pair: Pair, data: st.DataObject) -> None:
+def test_fitting_value_is_decoded(codec: Any, pair: Pair, data: st.DataObject) -> None:
     old, new, values = pair
     assert misfits(schema_of(old, written=True), schema_of(old)) == [], "what is not changed fits"
     if not misfits(schema_of(old, written=True), schema_of(new)):

@@ -117,7 +117,7 @@ def test_methods_beyond_a_bound_share_one_label(monkeypatch: pytest.MonkeyPatch)
     assert {each.method: each.outcomes["ok"] for each in calls.statistics()} == {"method0": 1, "method1": 1, "other": 7}
 
 
-def test_traffic_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traffic_covers_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1_000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     calls = CallTelemetry()

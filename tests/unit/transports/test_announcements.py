@@ -37,14 +37,14 @@ def _with(announcement: Any, at: tuple[str, ...]) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "tcp://[::1]:1", "unix:///run/x", "http://localhost:80/a"])
-def test_peer_of_this_machine_is_on_it(address: str) -> None:
+def test_peer_of_this_machine_announces_local_addresses(address: str) -> None:
     assert addresses(HERE, address) == [address]
     with pytest.raises(InvalidMessage, match="on the machine of each caller"):
         addresses(AWAY, address)
 
 
 @pytest.mark.parametrize("address", ["tcp://10.0.0.7:1", "tcp://stock.internal:1", "https://stock.internal"])
-def test_peer_of_another_machine_is_where_it_comes_from(address: str) -> None:
+def test_peer_of_another_machine_announces_addresses_of_its_origin(address: str) -> None:
     assert addresses(AWAY, address) == [address]
     with pytest.raises(InvalidMessage, match="not on this machine"):
         addresses(HERE, address)
@@ -69,7 +69,7 @@ def test_peer_of_another_machine_is_where_it_comes_from(address: str) -> None:
         "unix://host/path",
     ],
 )
-def test_address_that_leads_elsewhere_is_refused(address: str) -> None:
+def test_address_is_refused_when_leading_elsewhere(address: str) -> None:
     with pytest.raises(InvalidMessage):
         addresses(AWAY, address)
     assert addresses(AWAY, address, "tcp://10.0.0.7:1") == ["tcp://10.0.0.7:1"]
@@ -113,7 +113,7 @@ def test_name_is_the_proven_one() -> None:
 
 
 @pytest.mark.parametrize("service", ["prices", "price.old"])
-def test_offers_of_a_peer_say_what_it_may_announce(service: str) -> None:
+def test_offers_of_a_peer_allow_its_announcements(service: str) -> None:
     assert accepted(SETTINGS, "hub", Announcer("prices", 7, "prices"), [listing(service, "prices")])
 
 

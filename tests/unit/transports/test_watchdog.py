@@ -48,7 +48,7 @@ def test_reset_begins_a_lease() -> None:
     assert waited(watchdog, 100.0, 200.0) == (True, pytest.approx(105.0, abs=0.01))
 
 
-def test_server_that_stood_still_lets_the_lease_go_on() -> None:
+def test_lease_goes_on_when_its_server_stood_still() -> None:
     watchdog = Watchdog(BOUNDS, 0.0)
     watchdog.reset(15.0, 0.0)
     _, now = waited(watchdog, 0.0, 10.0)
@@ -86,7 +86,7 @@ def test_client_resets_three_times_within_its_lease() -> None:
     assert resets == 3
 
 
-def test_client_that_stood_still_resets_nothing() -> None:
+def test_client_resets_nothing_after_standing_still() -> None:
     keeping = Keeping(30.0, 0.0)
     assert keeping.has_lapsed(30.0)
     assert not keeping.has_lapsed(29.9)

@@ -24,7 +24,7 @@ async def test_work_within_its_deadline_returns(deadline: Deadline) -> None:
 
 
 @pytest.mark.parametrize("earlier", [[], [30.0], [30.0, 0.0]])
-async def test_work_that_takes_too_long_is_cancelled(deadline: Deadline, earlier: list[float]) -> None:
+async def test_work_is_cancelled_when_too_long(deadline: Deadline, earlier: list[float]) -> None:
     """Also when the deadline before was a later one, or has rung already."""
     for seconds in earlier:
         await deadline.keep(after(seconds), asyncio.sleep(0))
@@ -36,7 +36,7 @@ async def test_work_that_takes_too_long_is_cancelled(deadline: Deadline, earlier
     assert task.cancelling() == 0
 
 
-async def test_deadline_that_moves_on_does_not_ring_early(deadline: Deadline) -> None:
+async def test_moved_deadline_does_not_ring_early(deadline: Deadline) -> None:
     await deadline.keep(after(0.02), asyncio.sleep(0))
     began = after(0)
     with pytest.raises(TimeoutError):
@@ -44,7 +44,7 @@ async def test_deadline_that_moves_on_does_not_ring_early(deadline: Deadline) ->
     assert after(0) - began >= 0.1
 
 
-async def test_deadline_of_work_that_is_over_cancels_nothing(deadline: Deadline) -> None:
+async def test_deadline_of_finished_work_cancels_nothing(deadline: Deadline) -> None:
     await deadline.keep(after(0.01), asyncio.sleep(0))
     await asyncio.sleep(0.05)  # it rings meanwhile
 
