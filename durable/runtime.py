@@ -88,7 +88,7 @@ class Runtime:
         )
         self.sessions = Sessions(settings, self.envelope_factory, self, scope, **engines)
         self._stuck = StuckThreads()
-        self.links = Links(lambda uri: self.transports().of(uri))
+        self.links = Links(lambda uri: self.transports().of(uri), idle=settings.address_idle)
         self.registry = Registry(self.listings)
         self.providers = Providers(
             self.registry,

@@ -282,7 +282,7 @@ class Settings(BaseSettings):
         "allows those below it, * any",
     )
     address_idle: Duration = timedelta(minutes=10)
-    """time after which an undeclared address is forgotten, when no message waits for it"""
+    """time after which an undeclared address is forgotten when no message waits for it, or one that nobody calls"""
 
     amqp_url: SecretStr | None = None
     """URL of the RabbitMQ broker 'default', such as amqps://user:***@host:5671/vhost"""

@@ -1,13 +1,22 @@
-"""Connections to the addresses that are called, each opened by the first call and closed with the bus."""
+"""Connections to the addresses that are called, each opened by the first call and closed with the bus.
+
+Providers come and go, and so do their addresses. When a new one is opened, those are closed that nobody has called for
+a while.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from datetime import timedelta
+from types import TracebackType
+from typing import Final, Protocol, Self
 
 from durable.errors import InvalidSetting
-from durable.transports.base import Caller, Transport
+from durable.transports.base import Answer, Caller, Transport
+from durable.transports.frames import Call, Offers
+
+_IDLE: Final = timedelta(minutes=10)
 
 
 class _Calling(Protocol):
@@ -19,10 +28,15 @@ class _Calling(Protocol):
 class Links:
     """Callers by address. `transport_of` returns the transport of an address, or raises InvalidSetting."""
 
-    def __init__(self, transport_of: Callable[[str], Transport]) -> None:
+    def __init__(self, transport_of: Callable[[str], Transport], *, idle: timedelta = _IDLE) -> None:
         self.transport_of = transport_of
-        self._callers: dict[str, Caller] = {}
+        self._idle_seconds = idle.total_seconds()
+        self._links: dict[str, _Link] = {}
         self._entering = asyncio.Lock()
+
+    def __len__(self) -> int:
+        """Return the number of addresses that are kept."""
+        return len(self._links)
 
     def check(self, at: str) -> None:
         """Raise InvalidSetting for an address that cannot be called."""
@@ -30,19 +44,26 @@ class Links:
 
     async def to(self, at: str) -> Caller:
         """Return the caller of an address."""
-        found = self._callers.get(at)
+        found = self._links.get(at)
         if found is not None:
+            found.use()
             return found
         async with self._entering:
-            if at not in self._callers:
-                self._callers[at] = await self._make(at).__aenter__()
-        return self._callers[at]
+            if at not in self._links:
+                await self._close_idle()
+                self._links[at] = await _Link(self._make(at)).__aenter__()
+        return self._links[at]
 
     async def close(self) -> None:
         """Close the connections; calls under way end as ProviderGone."""
-        callers, self._callers = self._callers, {}
-        for caller in callers.values():
-            await caller.__aexit__(None, None, None)
+        links, self._links = self._links, {}
+        for link in links.values():
+            await link.__aexit__(None, None, None)
+
+    async def _close_idle(self) -> None:
+        idle = [at for at, link in self._links.items() if link.is_idle_for(self._idle_seconds)]
+        for link in [self._links.pop(at) for at in idle]:
+            await link.__aexit__(None, None, None)
 
     def _make(self, at: str) -> Caller:
         transport = self.transport_of(at)
@@ -51,3 +72,38 @@ class Links:
             raise InvalidSetting(f"{at}: cannot be called; give a tcp://, unix:// or http:// address")
         caller: Caller = make(at)
         return caller
+
+
+class _Link:
+    """Caller that knows for how long nobody has used it."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._under_way = 0
+        self.use()
+
+    def use(self) -> None:
+        self._used_at = asyncio.get_running_loop().time()
+
+    def is_idle_for(self, seconds: float) -> bool:
+        return not self._under_way and asyncio.get_running_loop().time() - self._used_at > seconds
+
+    async def __aenter__(self) -> Self:
+        await self._caller.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._caller.__aexit__(kind, error, trace)
+
+    async def offers(self) -> Offers:
+        return await self._caller.offers()
+
+    async def call(self, call: Call) -> Answer:
+        self._under_way += 1
+        try:
+            return await self._caller.call(call)
+        finally:
+            self._under_way -= 1
+            self.use()
