@@ -150,7 +150,7 @@ class Membership:
         key = {"class_id": nodes_class(self._settings.db_schema), "node": node}
         if not conn.execute(self._sql(housekeeping.LOCK_NODE), key).scalar_one():
             raise LeaseLost(f"new node {node}: the lock is held by another session")
-        driver.execute(f'LISTEN "{channel(self._settings.db_schema)}"')
+        driver.execute(f'LISTEN "{channel(self._settings.db_schema)}"'.encode())
         return node
 
     def _stay(self, conn: Connection, node: NodeId) -> None:

@@ -78,6 +78,8 @@ class CallingSide(ClientSide):
                 return Told(offers)
             case Frame(Refused(reason), channel) if channel in self._calls:
                 return self._ended(channel, Fault(FaultKind.INVALID, printable(reason)))
+            case _:
+                pass
         return self.hear(item)
 
     def _ended(self, channel: int, answer: Result | Fault) -> Ended | Stray:

@@ -94,4 +94,6 @@ class ConnectingSide(ClientSide):
                     raise ConnectionFailed(f"the peer ended the connection: {printable(reason)}")
                 case Frame(Refused(reason)):
                     return Denied(printable(reason))
+                case _:
+                    pass
         return self.hear(item)
