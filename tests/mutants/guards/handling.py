@@ -87,7 +87,7 @@ ROWS = (
         "durable/agents/fence.py",
         before="        fence.has_lasting_effect = True",
         after="        pass",
-        killed_by=(f"{_GROUPS}::test_message_meets_nothing_that_another_has_left[leave]",),
+        killed_by=(f"{_GROUPS}::test_message_never_meets_leftovers_of_another[leave]",),
     ),
     Mutant(
         "handling",
@@ -95,7 +95,7 @@ ROWS = (
         "durable/agents/runner.py",
         before="        session.expunge_all()",
         after="        pass",
-        killed_by=(f"{_GROUPS}::test_message_meets_nothing_that_another_has_left[leave]",),
+        killed_by=(f"{_GROUPS}::test_message_never_meets_leftovers_of_another[leave]",),
     ),
     Mutant(
         "handling",
@@ -103,7 +103,7 @@ ROWS = (
         "durable/agents/runner.py",
         before="                    traces.reset()",
         after="                    pass",
-        killed_by=(f"{_GROUPS}::test_message_meets_nothing_that_another_has_left[leave]",),
+        killed_by=(f"{_GROUPS}::test_message_never_meets_leftovers_of_another[leave]",),
     ),
     Mutant(
         "handling",
@@ -111,7 +111,7 @@ ROWS = (
         "durable/agents/delivery.py",
         before="fresh = [task for task in tasks if not (task.lease.attempts or task.lease.interruptions)]",
         after="fresh = list(tasks)",
-        killed_by=(f"{_GROUPS}::test_message_that_failed_or_was_interrupted_before_is_alone",),
+        killed_by=(f"{_GROUPS}::test_message_runs_alone_when_failed_or_interrupted_before",),
     ),
     Mutant(
         "handling",
