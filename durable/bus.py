@@ -28,7 +28,7 @@ from durable.application import answers
 from durable.application.application import Application, Listening
 from durable.application.circuit_breaker import CircuitBreaker
 from durable.application.cron import Misfire
-from durable.application.handlers import Handler, OnDeadLetter, OnExpiry, refuse_verdicts
+from durable.application.handlers import Handler, MaxBatch, OnDeadLetter, OnExpiry, refuse_verdicts
 from durable.application.middleware import Middleware, Stage
 from durable.application.retry import ByError, Retry, RetryAfter
 from durable.application.schedules import Factory, declare
@@ -143,7 +143,7 @@ class Bus:
         retry: Retry | None = None,
         on_error: ByError | None = None,
         concurrency: int | None = None,
-        max_batch: int | None = None,
+        max_batch: MaxBatch = 1,
         timeout: Duration | None = None,
         circuit_breaker: CircuitBreaker | None = None,
         inherit_deliver_by: bool = False,
@@ -158,9 +158,9 @@ class Bus:
         `retry`: policy for failed messages (default: the settings retry_*). `on_error`: policies for single exception
         classes, `{TimeoutError: Retry(...)}`; the nearest class counts. `concurrency`: messages handled at once on each
         node (default: the setting). `max_batch`: up to this many waiting messages share one transaction and its
-        session; when one of them fails, each is run alone. 1: each has its own. By default as many share one as take
-        `group_time` together, and handlers do not notice: see docs/guide.md. A handler whose message is annotated
-        list[cls] is called once for the batch, and messages that it sends begin new conversations.
+        session, which is much faster for small handlers; when one of them fails, each is run alone. "auto": as many as
+        take the setting group_time together. A handler whose message is annotated list[cls] is called once for the
+        batch, and messages that it sends begin new conversations.
 
         `timeout`: longest attempt (seconds, "30s" or a timedelta; default: the setting handler_timeout).
         `circuit_breaker`: stops the handler on every node while too many of its messages fail. `inherit_deliver_by`:

@@ -239,7 +239,7 @@ class Settings(BaseSettings):
     handler_timeout: Duration = timedelta(seconds=60)
     """longest attempt of a handler"""
     group_time: PauseBefore = timedelta(milliseconds=20)
-    """time for which waiting messages of a handler without max_batch share a transaction; 0: each has its own"""
+    """time for which waiting messages of a handler with max_batch="auto" share a transaction; 0: each has its own"""
     unit_of_work_timeout: Duration = timedelta(seconds=60)
     """longest statement of a unit of work, and longest pause between statements of its transaction"""
     drain_timeout: Duration = timedelta(seconds=10)

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -27,7 +26,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable.agents.context import AgentContext
-from durable.agents.fence import fence_of
 from durable.agents.pace import Standing
 from durable.agents.runner import Here, InLoop, InSteps, NoRoom, Run, finished, nothing
 from durable.agents.stuck_threads import StuckThreads
@@ -55,32 +53,32 @@ class Task(NamedTuple):
     attempt: int
 
 
-@dataclass(eq=False, slots=True)
 class Group:
-    """Messages that share a transaction, or a single one."""
+    """Messages that share a transaction, or a single one. Safe between threads."""
 
-    tasks: Sequence[Task]
-    budget: float | None = None
-    """Seconds after which no other of them begins; None: all begin, whatever happens."""
-    begun: int = 0
-    """The number of those whose handler was called in this attempt."""
-    seconds: list[float] = field(default_factory=list)
-    """The time of each message whose handler came to its end."""
-    has_lasting_effect: bool = False
-    """True if the last of them changed the transaction itself: with a budget, no other begins then."""
+    def __init__(self, tasks: Sequence[Task], budget: float | None = None) -> None:
+        """`budget`: seconds after which no other of them begins; None: all begin, unless the handler pauses itself."""
+        self.tasks = tasks
+        self.budget = budget
+        self.begun = 0
+        """The number of those whose handler was called in this attempt."""
+        self.seconds: list[float] = []
+        """The time of each message whose handler came to its end."""
+        self._lock = threading.Lock()
 
-    @property
-    def may_leave(self) -> bool:
-        """Tell whether those that have not begun may go without the others, and none may notice another."""
-        return self.budget is not None
+    def begin(self, count: int = 1) -> bool:
+        """Begin the next of them, or so many. False when none is left."""
+        with self._lock:
+            if self.begun + count > len(self.tasks):
+                return False
+            self.begun += count
+            return True
 
-    @property
-    def done(self) -> Sequence[Task]:
-        return self.tasks[: self.begun]
-
-    @property
-    def left(self) -> Sequence[Task]:
-        return self.tasks[self.begun :]
+    def cut(self) -> Sequence[Task]:
+        """Take those out that have not begun, and return them."""
+        with self._lock:
+            left, self.tasks = self.tasks[self.begun :], self.tasks[: self.begun]
+            return left
 
 
 class LateInGroup(Exception):
@@ -182,7 +180,8 @@ class Attempts:
         )
 
     async def run(self, group: Group) -> None:
-        """Handle these messages in one transaction, within the handler's timeout; `begun` says how many.
+        """Handle these messages in one transaction, within the handler's timeout. Those that
+        have not begun then are not handled.
 
         Raises what the handler raises, LeaseLost when another node has one of them by now, what the database says, and
         NoRoom when the handler was not entered.
@@ -277,10 +276,9 @@ class Attempts:
             self._sessions,
             partial(self._calls, group),
             self._handle,
-            lambda session, outbox: self._complete(group.done, session, outbox),
+            lambda session, outbox: self._complete(group.tasks[: group.begun], session, outbox),
             prepare=self._prepare,
             entered=entry.enter,
-            separates=group.may_leave,
         )
         if self._threads is None:
             await attempt.at(InLoop(self._sessions.open(self._longest)))
@@ -303,19 +301,20 @@ class Attempts:
 
     def _calls(self, group: Group, session: Session | AsyncSession, outbox: Outbox) -> Iterator[Incoming]:
         failpoint("C15")
+        tasks = group.tasks
         began = before = time.perf_counter()
-        for number, call in enumerate(calls(self.handler, group.tasks, self._asked, session, outbox)):
-            if number and group.tasks[number].lease.envelope.is_late(self._clock.now()):
-                if group.may_leave:
+        for number, call in enumerate(calls(self.handler, tasks, self._asked, session, outbox)):
+            if number and tasks[number].lease.envelope.is_late(self._clock.now()):
+                if group.budget is not None:
                     return
                 raise LateInGroup
-            group.begun = len(group.tasks) if self.handler.takes_list else number + 1
+            if not group.begin(len(tasks) if self.handler.takes_list else 1):
+                return
             yield call
             now = time.perf_counter()
             group.seconds.append(now - before)
             before = now
-            group.has_lasting_effect = fence_of(session).has_lasting_effect
-            if group.budget is not None and (group.has_lasting_effect or now - began >= group.budget):
+            if self._asked or (group.budget is not None and now - began >= group.budget):
                 return
 
     def _complete(self, tasks: Sequence[Task], session: Session, outbox: Outbox) -> None:

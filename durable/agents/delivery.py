@@ -6,9 +6,9 @@
                   +--> handed back, or expired
 
 With `max_batch=N` up to N messages share one transaction; when one of them fails it rolls back, and each is run alone,
-as long as nothing has stopped the handler meanwhile. Each attempt decodes its message anew. When nothing is said, the
-rule of durable.agents.group_size says how many, no message meets what another has left in session or transaction, and
-one that has failed before is alone.
+as long as nothing has stopped the handler meanwhile. Each attempt decodes its message anew. With `max_batch="auto"` the
+rule of durable.agents.group_size says how many. There a message that has failed before is alone, and of a group that
+fails only the one that failed is run at once; the others go back to the queue, so that any worker may take them.
 
 Any error of a handler is a failed attempt, also a BaseException. A failure of the infrastructure is none: without a
 connection or a thread a message goes back uncounted, and when the database goes away in an attempt it runs again.
@@ -25,6 +25,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from datetime import timedelta
 from typing import Final, NamedTuple
 
+from sqlalchemy.exc import DBAPIError
+
 from durable.agents.attempts import Attempts, Group, Task
 from durable.agents.context import AgentContext
 from durable.agents.group_size import GroupSize
@@ -38,10 +40,12 @@ from durable.encryption.decoding import decode
 from durable.envelope import LeasedEnvelope
 from durable.errors import LeaseLost, MissingKey, said
 from durable.storage.database import answer
+from durable.storage.outages import sqlstate
 from durable.storage.rows import UNCOUNTED, Failure, Letter, Tried
 from durable.telemetry import Event, log
 
 BREATH: Final = 1.0  # seconds until more is begun where there was no connection or thread, or a worker has failed
+_CONFLICTS: Final = ("40", "55P03")  # deadlock, serialization; a lock that is not to be had
 _SUSPICIOUS: Final = 2  # deaths; one is an accident, and what the dead node had in memory is handled at full speed
 _FREE_OUTAGES: Final = 2  # of one message, in a row; a handler that breaks its connection each time comes to its end
 
@@ -57,11 +61,8 @@ class BlockedKeys(set[str]):
             self.add(lease.ordering_key)
 
 
-class Delivered(NamedTuple):
-    """Keys of which nothing more may be begun, and messages that were not begun."""
-
-    held: BlockedKeys
-    left: Sequence[LeasedEnvelope]
+PutBack = Callable[[Sequence[LeasedEnvelope]], None]
+"""Takes messages that were not begun back into the queue, for any worker."""
 
 
 class NoRoomSpell(NamedTuple):
@@ -113,38 +114,38 @@ class Delivery:
 
     def at_most(self, waiting: int) -> int:
         """Return the number of messages that a worker may take, when so many wait."""
-        return self._handler.max_batch or self._size.at_most(waiting, self._workers)
+        if isinstance(self._handler.max_batch, int):
+            return self._handler.max_batch
+        # Those that are put back would lose the turns of their tenants.
+        return 1 if self._handler.fair_by else self._size.at_most(waiting, self._workers)
 
-    async def handle(self, taken: Sequence[LeasedEnvelope]) -> Delivered:
-        """Deliver messages. A key is held when a message of it has not come to its end, so no later one may follow."""
+    async def handle(self, taken: Sequence[LeasedEnvelope], put_back: PutBack) -> BlockedKeys:
+        """Deliver messages. Returns the held keys: a message of theirs has not come to its end, so no later one may
+        follow.
+        """
         held = BlockedKeys()
-        taken = await self._with_keys(taken, held)
+        taken = self._of_one_transaction(await self._with_keys(taken, held), put_back)
         sound = [lease for lease in taken if not is_suspect(lease)]
         tasks = [task for lease in sound if (task := await self._prepare(lease, held)) is not None]
-        group, alone = self._grouped(tasks)
-        if len(group.tasks) > 1:
-            again = await self._handle_together(group, held)
-            for task in again:
+        if len(tasks) == 1:
+            await self._handle_alone(tasks[0], held)
+        elif tasks:
+            for task in await self._handle_together(tasks, held, put_back):
                 # What became of those before may have stopped it.
                 if await self._may_begin(task.lease, held, has_threads=self._attempts.has_last_threads):
                     await self._handle_alone(task, held)
-        for task in alone:
-            if len(tasks) == 1 or await self._may_begin(task.lease, held):
-                await self._handle_alone(task, held)
         for lease in taken:
             if is_suspect(lease):
                 await self._handle_suspect(lease, held)
-        return Delivered(held, [task.lease for task in group.left] if group.may_leave else [])
+        return held
 
-    def _grouped(self, tasks: Sequence[Task]) -> tuple[Group, Sequence[Task]]:
-        """The messages that share a transaction, and those that are alone."""
-        if len(tasks) < 2:
-            return Group([]), tasks
-        if self._handler.max_batch is not None:
-            return Group(tasks), []
-        fresh = [task for task in tasks if not (task.lease.attempts or task.lease.interruptions)]
-        alone = [task for task in tasks if task.lease.attempts or task.lease.interruptions]
-        return (Group(fresh, self._budget), alone) if len(fresh) > 1 else (Group([]), [*fresh, *alone])
+    def _of_one_transaction(self, taken: Sequence[LeasedEnvelope], put_back: PutBack) -> Sequence[LeasedEnvelope]:
+        """Return the messages that this worker handles now. With "auto", one that has failed before is alone."""
+        marked = next((lease for lease in taken if lease.attempts or lease.interruptions), None)
+        if marked is None or not self._handler.is_auto:
+            return taken
+        put_back([lease for lease in taken if lease is not marked])
+        return [marked]
 
     async def _with_keys(self, taken: Sequence[LeasedEnvelope], held: BlockedKeys) -> Sequence[LeasedEnvelope]:
         """Return the messages whose encryption keys are here, or that are readable; the others are parked."""
@@ -227,6 +228,8 @@ class Delivery:
         if not isinstance(error, NoRoom):
             self.no_room = None
         asked = self._attempts.take_asked()
+        if error is not None and len(group.tasks) > 1:
+            return error  # its messages run again, and ask again
         if asked and await self.circuit.pause(asked):
             self._stop_here()
         return error
@@ -244,28 +247,53 @@ class Delivery:
             self._counters.durations.observe(elapsed)
             for seconds in group.seconds or [elapsed] * min(group.begun, 1):
                 self._size.took(seconds)
-            if group.has_lasting_effect:
-                self._size.stay_alone()
         return None
 
-    async def _handle_together(self, group: Group, held: BlockedKeys) -> Sequence[Task]:
+    async def _handle_together(self, tasks: Sequence[Task], held: BlockedKeys, put_back: PutBack) -> Sequence[Task]:
         """Handle them in one transaction. Returns those that are to be run alone, decoded anew, because it failed."""
-        error = await self._attempt(group)
-        if error is None:
-            self._size.committed()
-            await self._handled([task.lease for task in group.done])
-            return []
+        group = Group(tasks, self._budget if self._handler.is_auto else None)
+
+        def cut() -> None:
+            put_back([task.lease for task in group.cut()])
+
+        ends = None if group.budget is None else asyncio.get_running_loop().call_later(group.budget, cut)
+        try:
+            error = await self._attempt(group)
+        finally:
+            if ends is not None:
+                ends.cancel()
         if isinstance(error, NoRoom):
             await self._give_back(group.tasks, error, held)
-            group.begun = len(group.tasks)
             return []
-        self._size.rolled_back()
-        tasks = group.done if group.may_leave else group.tasks
-        log.info("a group of %d rolled back, each is run alone: %s", len(tasks), said(error))
+        if error is None or group.budget is not None:
+            cut()
+        if error is None:
+            self._size.committed()
+            await self._handled([task.lease for task in group.tasks])
+            return []
+        log.info("a group of %d rolled back, each is run alone: %s", len(group.tasks), said(error))
+        again = group.tasks
+        if group.budget is not None:
+            self._note_rollback(error)
+            again = again[-1:]
+            put_back([task.lease for task in group.tasks[:-1]])
         if isinstance(error, Outage):
             await self._wait_for_database()
-        again = [await self._decode(task.lease, task.attempt, held) for task in tasks]
-        return [task for task in again if task is not None]
+        decoded = [await self._decode(task.lease, task.attempt, held) for task in again]
+        return [task for task in decoded if task is not None]
+
+    def _note_rollback(self, error: BaseException) -> None:
+        """Let the messages after it be alone for a while; for good, where those of a group may wait for each other."""
+        self._size.rolled_back()
+        is_conflict = isinstance(error, DBAPIError) and sqlstate(error).startswith(_CONFLICTS)
+        if is_conflict or isinstance(error, TimeoutError):
+            self._size.stay_alone()
+            log.warning(
+                "handler %s: a transaction for several messages met a lock or its timeout; each message is alone from "
+                "now on: %s",
+                self._handler.name,
+                said(error),
+            )
 
     async def _give_back(self, tasks: Sequence[Task], error: NoRoom, held: BlockedKeys) -> None:
         """Hand messages back to any node, uncounted: there was no room for their attempt."""

@@ -20,7 +20,6 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, Transaction, event
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, SessionTransaction
 
 from durable.errors import TransactionEnded, WiringError
@@ -39,12 +38,12 @@ _NO_STATEMENT: Final = re.compile(
     r"""'(?:[^']|'')*' | "(?:[^"]|"")*" | \$(\w*)\$.*?\$\1\$ | --[^\n]* | /\*.*?\*/""", re.DOTALL | re.VERBOSE
 )
 
-# What works on until the end of the transaction, and so beyond the message whose handler did it.
-_LASTS: Final = re.compile(
-    r"\s*(?:SET|RESET|DISCARD|LOCK|DECLARE|PREPARE|LISTEN|UNLISTEN|CREATE\s+(?:(?:LOCAL|GLOBAL)\s+)?TEMP(?:ORARY)?)\b"
-    r"|.*\b(?:set_config\s*\(|pg_(?:try_)?advisory_xact_lock|INTO\s+(?:(?:LOCAL|GLOBAL)\s+)?TEMP)",
-    re.IGNORECASE | re.DOTALL,
+_SAVEPOINT: Final = re.compile(
+    r"\s*(?:(SAVEPOINT)|ROLLBACK(?:\s+(?:WORK|TRANSACTION))?\s+TO(?:\s+SAVEPOINT)?|RELEASE(?:\s+SAVEPOINT)?)\s+"
+    r'("[^"]+"|\w+)',
+    re.IGNORECASE,
 )
+_OF_SQLALCHEMY: Final = "sa_savepoint_"  # these are followed by check()
 
 _fences: WeakKeyDictionary[Connection, Fence] = WeakKeyDictionary()
 _watched: WeakSet[Engine] = WeakSet()
@@ -83,8 +82,7 @@ class Fence:
         """True if the database has ended a connection of the session, or the way to it is lost."""
         self.is_complete = False
         """True if the next COMMIT is that of the runner."""
-        self.has_lasting_effect = False
-        """True if a statement has changed the transaction itself: its settings, locks, cursors, temporary tables."""
+        self._savepoints: set[str] = set()
         session.info[_KEY] = self
 
     @property
@@ -111,6 +109,20 @@ class Fence:
         """Tell whether no commit can succeed any more: after a rollback, a failed flush, or the end of the session."""
         return self._has_ended or not self._session.is_active
 
+    def begin_message(self) -> None:
+        """Forget the savepoints that the message before has begun as SQL text: they are not the next one's."""
+        self._savepoints.clear()
+
+    def meet_savepoints(self, sql: str) -> None:
+        """Note the savepoints of a statement. Raise TransactionEnded for one that this message has not begun: alone,
+        the database would refuse it; in a group it may reach into the messages before.
+        """
+        for begins, name in savepoints(sql):
+            if begins:
+                self._savepoints.add(name)
+            elif name not in self._savepoints:
+                raise TransactionEnded
+
     def begun(self, transaction: SessionTransaction, connection: Connection) -> None:
         """A connection takes part in a transaction of the session."""
         if transaction is not self._root:
@@ -136,20 +148,17 @@ def ends_transaction(sql: str) -> bool:
     return any(_ENDS.match(statement) for statement in _NO_STATEMENT.sub(" ", sql).split(";"))
 
 
-@lru_cache(maxsize=1_024)
-def lasts(sql: str) -> bool:
-    """Tell whether one of these statements changes the transaction itself, not only rows.
+def savepoints(sql: str) -> list[tuple[bool, str]]:
+    """Return the savepoints that these statements name, in order, each with whether it is begun there.
 
-    >>> [lasts(sql) for sql in ("SET LOCAL role = a", "UPDATE a SET b = 1", "SELECT set_config('a', 'b', true)")]
-    [True, False, True]
+    >>> savepoints("SAVEPOINT a; ROLLBACK TO SAVEPOINT b")
+    [(True, 'a'), (False, 'b')]
     """
-    return any(_LASTS.match(statement) for statement in _NO_STATEMENT.sub(" ", sql).split(";"))
-
-
-def fence_of(session: Session | AsyncSession) -> Fence:
-    """Return the fence of a session whose attempt is under way."""
-    fence: Fence = session.info[_KEY]
-    return fence
+    if "savepoint" not in (lower := sql.lower()) and "rollback" not in lower and "release" not in lower:
+        return []
+    found = filter(None, (_SAVEPOINT.match(statement) for statement in sql.split(";")))
+    named = [(match[1] is not None, match[2].strip('"').lower()) for match in found]
+    return [(begins, name) for begins, name in named if not name.startswith(_OF_SQLALCHEMY)]
 
 
 @event.listens_for(Session, "after_begin")
@@ -165,8 +174,7 @@ def _before_statement(connection: Connection, _cursor: Any, statement: str, *_: 
         return
     if ends_transaction(statement):
         raise WiringError(_REFUSED.format(told=f"it sent {statement.strip()[:40]!r}"))
-    if lasts(statement):
-        fence.has_lasting_effect = True
+    fence.meet_savepoints(statement)
 
 
 def _before_commit(connection: Connection) -> None:

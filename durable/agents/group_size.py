@@ -1,12 +1,11 @@
-"""Size of groups: how many waiting messages of a handler may share a transaction, when nothing is said.
+"""Size of groups: how many waiting messages of a handler may share a transaction, with `max_batch="auto"`.
 
     alone --messages take little time--> groups that fit into the budget, while more wait than there are workers
       ^                                    |
-      +---- a rollback, a long message ----+          for good: a statement that works beyond its message
+      +---- a rollback, a long message ----+          for good: a deadlock, a lock that is not to be had, a timeout
 
-A group saves most of a short message: BEGIN, completion and COMMIT are done once for all. What it costs is bounded: the
-first of a group waits for its commit for the budget and one message longer, and a rollback runs the others again. So
-each rollback doubles the number of messages that run alone afterwards, and each commit of a group halves it again, as
+A group saves most of a short message: BEGIN, completion and COMMIT are done once for all. A rollback runs its messages
+again, so each doubles the number of messages that run alone afterwards, and each commit of a group halves it again, as
 Ethernet backs off (IEEE 802.3, truncated binary exponential backoff).
 """
 

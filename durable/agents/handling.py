@@ -53,7 +53,7 @@ class HandlingAgent:
         self.buffer = FairQueue(
             settings.buffer_size,
             settings.buffer_bytes,
-            run=handler.max_batch or 1,
+            run=handler.run_of_key,
             share_of=handler.share_of,
             weights=handler.weights,
             alone=is_suspect,
@@ -243,6 +243,14 @@ class HandlingAgent:
             self._changed.clear()
             await self._changed.wait()
 
+    def _put_back(self, left: Sequence[LeasedEnvelope]) -> None:
+        """Let any worker take messages that were taken and not begun."""
+        if left:
+            self._working.difference_update(lease.key for lease in left)
+            self.buffer.put_back(left)
+            self.buffer.settled(left)
+            self._changed.set()
+
     def _end_if_cancelled(self) -> None:
         """Raise CancelledError when this agent was cancelled, whatever was raised instead on the way.
 
@@ -279,23 +287,27 @@ class HandlingAgent:
         failpoint("C14")
         self._working.update(lease.key for lease in taken)
         held = BlockedKeys(lease.ordering_key for lease in taken)
-        left: Sequence[LeasedEnvelope] = ()
+        own = {lease.key: lease for lease in taken}
+
+        def put_back(left: Sequence[LeasedEnvelope]) -> None:
+            for lease in left:
+                del own[lease.key]
+            self._put_back(left)
+
         try:
             try:
-                held, left = await self._delivery.handle(taken)
+                held = await self._delivery.handle(taken, put_back)
             except Exception:
                 self._end_if_cancelled()
                 # Not the handler's failure, which the delivery settles, but ours. The rows stay owned, and are
                 # released as forgotten, so another attempt follows.
-                ids = [str(lease.envelope.id) for lease in taken]
+                ids = [str(lease.envelope.id) for lease in own.values()]
                 log.exception("internal error while handling %s; will retry", ids)
-            self.buffer.put_back(left)
             await self._hand_back(self.buffer.withdraw(held))
         finally:
-            self._working.difference_update(lease.key for lease in taken)
-            again = {lease.key for lease in left}
-            self.buffer.done([lease for lease in taken if lease.key not in again])
-            for key in self.buffer.settled(taken) - held:
+            self._working.difference_update(own)
+            self.buffer.done(list(own.values()))
+            for key in self.buffer.settled(own.values()) - held:
                 self._on_key_released(key)
             if self.claim_pending and self.buffer.room_for_claim(self._settings.batch_size):
                 self.claim_pending = False

@@ -138,8 +138,6 @@ class Run:
     prepare: Callable[[Session], object] = nothing
     entered: Callable[[], None] = lambda: None
     """Called just before the first call."""
-    separates: bool = False
-    """True if no call is to meet the objects that another has left in the session."""
 
     async def at(self, place: Place) -> None:
         """Run the attempt. Raises NoRoom, Outage, TransactionEnded, and errors of the handler and the completion."""
@@ -167,19 +165,15 @@ class Run:
             raise NoRoom(text_of(error)) from error
 
     async def _call(self, place: Place, outbox: Outbox, fence: Fence) -> None:
-        traces = Traces(place.sync_session, fence)
         with self.sessions.scope.entered(lambda: outbox):
             for call in self.calls(place.session, outbox):
+                fence.begin_message()
                 try:
                     await self.handle(call)
                 except GeneratorExit as error:  # to what awaits this, the coroutine would seem to be closed
                     raise RuntimeError("the handler raised GeneratorExit") from error
-                if self.separates and traces.has_objects:
-                    await place.do(traces.remove)
-                elif fence.is_disturbed:
+                if fence.is_disturbed:
                     await place.do(lambda _: fence.check())
-                if self.separates:
-                    traces.reset()
 
     async def _finish(self, place: Place, outbox: Outbox, fence: Fence) -> None:
         def complete(session: Session) -> None:
@@ -199,34 +193,6 @@ class Run:
             if is_lost or isinstance(error, StorageUnavailable) or is_outage(error):
                 raise Outage(f"the database cannot be used: {type(error).__name__}") from error
             raise
-
-
-class Traces:
-    """Objects and settings that a handler leaves in the session, besides rows."""
-
-    def __init__(self, session: Session, fence: Fence) -> None:
-        self._session = session
-        self._fence = fence
-        self._autoflush = session.autoflush
-        self._info = dict(session.info)
-
-    @property
-    def has_objects(self) -> bool:
-        return bool(self._session.identity_map) or bool(self._session.new)
-
-    def remove(self, session: Session) -> None:
-        """Write the objects, as at the end of a transaction, and forget them."""
-        self._fence.check()
-        session.flush()
-        self._fence.check()  # listeners of the flush are the application's, too
-        session.expunge_all()
-
-    def reset(self) -> None:
-        """Undo what it has set on the session itself."""
-        self._session.autoflush = self._autoflush
-        if self._session.info != self._info:
-            self._session.info.clear()
-            self._session.info.update(self._info)
 
 
 def _is_consequence(error: Exception) -> bool:

@@ -28,6 +28,7 @@ from durable.errors import InvalidSetting, Verdict
 from durable.messages.ordering import share_of
 from durable.outbox.envelope_factory import Cause
 
+MaxBatch = int | Literal["auto"]
 OnDeadLetter = Literal["continue", "park"]
 OnExpiry = Literal["forget", "dead-letter"]
 
@@ -46,9 +47,9 @@ class Handler:
     """None: as the settings say."""
     concurrency: int | None
     """The number of messages that run at once on each node; None: as the settings say."""
-    max_batch: int | None
-    """The number of waiting messages that may share one transaction; 1: each has its own; None: as many as take little
-    time together, see durable.agents.group_size."""
+    max_batch: MaxBatch
+    """The number of waiting messages that may share one transaction; 1: each has its own; "auto": as many as take
+    `group_time` together, see durable.agents.group_size."""
     timeout: timedelta | None
     """The bound of one attempt; None: as the settings say."""
     by_error: ByError = field(default_factory=dict)
@@ -80,9 +81,7 @@ class Handler:
         refuse_verdicts(f"handler {self.name}", self.by_error)
         if self.timeout is not None and self.timeout <= timedelta(0):
             raise InvalidSetting(f"{self.name}: timeout must be above 0 (got {self.timeout})")
-        if (self.max_batch is not None and self.max_batch < 1) or (
-            self.concurrency is not None and self.concurrency < 1
-        ):
+        if self.run_of_key < 1 or (self.concurrency is not None and self.concurrency < 1):
             raise InvalidSetting(f"{self.name}: concurrency and max_batch must be at least 1")
         if self.on_dead_letter not in (None, "continue", "park"):
             raise InvalidSetting(f"{self.name}: on_dead_letter={self.on_dead_letter!r}; use 'continue' or 'park'")
@@ -95,8 +94,8 @@ class Handler:
         is_async = inspect.iscoroutinefunction(self.function)
         object.__setattr__(self, "is_async", is_async)
         object.__setattr__(self, "takes_list", takes_list(self.function, self.cls, of=self.name))
-        if self.takes_list and self.max_batch is None:
-            object.__setattr__(self, "max_batch", 1)  # one call is for one list, of as many as somebody has said
+        if self.takes_list and self.max_batch == "auto":
+            raise InvalidSetting(f"{self.name}: one call for a list has no time for each; give max_batch a number")
         if self.takes_list and self.inherit_deliver_by:
             raise InvalidSetting(f"{self.name}: a list of messages has no one deliver_by to inherit; take them singly")
         object.__setattr__(self, "_injected", resolve(self.function, self.cls, is_async=is_async, of=self.name))
@@ -109,6 +108,16 @@ class Handler:
     @property
     def name(self) -> str:
         return signatures.dotted_name(self.function)
+
+    @property
+    def is_auto(self) -> bool:
+        """True if durable decides how many messages share a transaction."""
+        return self.max_batch == "auto"
+
+    @property
+    def run_of_key(self) -> int:
+        """Return the number of messages of one key that may be taken together."""
+        return self.max_batch if isinstance(self.max_batch, int) else 1
 
     @property
     def returns(self) -> Sequence[type]:

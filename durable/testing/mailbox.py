@@ -179,7 +179,7 @@ class Mailbox:
 
     def _most_at_once(self, handler: Handler | None) -> int:
         is_tried = handler is not None and self.circuits.of(CircuitKind.HANDLER, handler.message_type) is not None
-        return 1 if handler is None or is_tried else handler.max_batch or 1
+        return 1 if handler is None or is_tried else handler.run_of_key
 
     def departing(self, destinations: Collection[str]) -> list[Row]:
         """Take out the due messages for these destinations, unless they are paused."""

@@ -10,6 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from durable import Bus
+from durable.application.handlers import MaxBatch
 from durable.envelope import Envelope, new_id
 from durable.telemetry import Event
 from tests.benchmarks import floor
@@ -36,7 +37,7 @@ class Local:
         self._stored = Row("store a send in a business transaction", "asyncpg: two INSERTs in a transaction")
         self._stored_plainly = Row("the same", "SQLAlchemy session: two INSERTs in a transaction")
         self._singly = Row("handle, a transaction each", "asyncpg: effect and completion in a transaction")
-        self._unsaid = Row("handle, nothing said", "the same")
+        self._auto = Row('handle, max_batch="auto"', "asyncpg: effect and completion in a transaction")
         self._grouped = Row("handle, max_batch=100", "asyncpg: 100 effects and a completion in a transaction")
         self._listed = Row("handle, max_batch=100 as a list", "asyncpg: 100 effects by one statement, and a completion")
 
@@ -46,12 +47,12 @@ class Local:
 
     @property
     def handling(self) -> list[Row]:
-        return [self._singly, self._unsaid, self._grouped, self._listed]
+        return [self._singly, self._auto, self._grouped, self._listed]
 
     async def run_round(self) -> None:
         await self._store(self._stored, self._stored_plainly)
         await self._handle(self._singly, _take, floor.handle_singly, max_batch=1)
-        await self._handle(self._unsaid, _take, floor.handle_singly, max_batch=None)
+        await self._handle(self._auto, _take, floor.handle_singly, max_batch="auto")
         await self._handle(self._grouped, _take, floor.handle_in_groups, max_batch=100)
         await self._handle(self._listed, _take_list, floor.handle_lists, max_batch=100)
 
@@ -103,7 +104,7 @@ class Local:
         await engine.dispose()
 
     async def _handle(
-        self, row: Row, handler: Callable[..., Awaitable[None]], work: FloorWork, *, max_batch: int | None
+        self, row: Row, handler: Callable[..., Awaitable[None]], work: FloorWork, *, max_batch: MaxBatch
     ) -> None:
         items = floor.envelopes(self._count)
         async with floor.open_pool(self._databases.fresh()) as pool:

@@ -1,9 +1,8 @@
 """Messages that share a transaction: whatever each of them does, the result is that of handling them one by one.
 
 Each message of a group does one thing to what it shares with its neighbours. The same messages are handled with
-`max_batch=1`, in a group, and in groups that durable makes by itself; effects, messages that were sent, dead letters
-and history must be equal. Nobody has asked for the last kind, so there what messages leave in the transaction and in
-the session is not to be met by the others either.
+`max_batch=1`, in a group of all, and with "auto"; effects, messages that were sent, dead letters and history must be
+equal.
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ from datetime import timedelta
 from typing import Any
 
 import msgspec
+import psycopg
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import Session
 
 from durable import Context, Incoming, Middleware, message
 from durable.application.middleware import HandleNext, MiddlewareStack
@@ -32,15 +32,6 @@ from tests.support.tables import Tables
 
 HANGS = timedelta(milliseconds=300)
 _INSERT = text("INSERT INTO effects (number) VALUES (:number)")
-_STOCK = """
-DROP TABLE IF EXISTS stock; CREATE TABLE stock (sku integer PRIMARY KEY, count integer); INSERT INTO stock VALUES (1, 1)
-"""
-_MET = text("""
-SELECT coalesce(current_setting('durable_test.tenant', true), '') AS setting,
-    (SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory') AS locks,
-    (SELECT count(*) FROM pg_class WHERE relname = 'left_behind') AS tables,
-    (SELECT count(*) FROM pg_cursors WHERE name = 'left_behind') AS cursors
-""")
 _UNIQUE = text("INSERT INTO taken (number) VALUES (0)")
 
 
@@ -107,6 +98,17 @@ def act(step: Step, session: Session, ctx: Context) -> Billed | None:
             ctx.headers["tenant"] = "other"  # type: ignore[index]
         case "change the attempt":
             ctx.attempt = 99  # type: ignore[misc]
+        case "roll back to a savepoint of another":
+            session.execute(text("ROLLBACK TO SAVEPOINT left_open"))
+        case "leave a savepoint as text":
+            session.execute(text("SAVEPOINT left_open"))
+            session.execute(_INSERT, {"number": step.number * 1_000 + 4})
+        case "roll back a savepoint as text":
+            session.execute(text('savepoint "Left_Open"'))
+            session.execute(_INSERT, {"number": step.number * 1_000 + 5})
+            session.execute(text('ROLLBACK WORK TO "Left_Open"'))
+        case "release a savepoint of another":
+            session.execute(text("RELEASE left_open"))
         case "send":
             ctx.send(Billed(step.number))
             return Billed(step.number + 500)
@@ -135,9 +137,10 @@ def act(step: Step, session: Session, ctx: Context) -> Billed | None:
 ACTIONS = [
     "succeed", "raise", "roll back", "roll back after a unique violation", "swallow a unique violation", "commit",
     "commit the connection", "roll back the connection", "commit by text", "roll back by text", "leave a savepoint",
-    "roll back a savepoint", "leave a savepoint of the connection", "mutate", "mutate and return",
-    "change the headers", "change the attempt", "send", "send and raise", "send without a route", "panic", "exit",
-    "interrupt", "end the generator", "cancel",
+    "roll back a savepoint", "leave a savepoint of the connection", "leave a savepoint as text",
+    "roll back a savepoint as text", "roll back to a savepoint of another", "release a savepoint of another",
+    "mutate", "mutate and return", "change the headers", "change the attempt", "send", "send and raise",
+    "send without a route", "panic", "exit", "interrupt", "end the generator", "cancel",
 ]  # fmt: skip
 
 
@@ -219,105 +222,18 @@ async def compare(tables: Tables, kind: str, actions: list[str]) -> None:
 
     alone = await result(tables, actions, function, max_batch=1, onion=onion(), **how)
     together = await result(tables, actions, function, max_batch=len(actions), onion=onion(), **how)
-    by_itself = await result(tables, actions, function, max_batch=None, onion=onion(), **how)
+    by_itself = await result(tables, actions, function, max_batch="auto", onion=onion(), **how)
     assert together == alone
     assert by_itself == alone
     assert alone["inbox"] == 0
     assert len(alone["history"]) == len(actions)
 
 
-class Base(DeclarativeBase):
-    pass
-
-
-class Stock(Base):
-    __tablename__ = "stock"
-    sku: Mapped[int] = mapped_column(primary_key=True)
-    count: Mapped[int]
-
-
-_kept: list[Stock] = []
-
-LEAVES = [
-    "a setting", "a setting by a function", "a lock", "a temporary table", "a cursor", "an object that it has read",
-    "an object that it has changed", "an object that it has added", "an object that cannot be written",
-    "another autoflush", "a note",
-]  # fmt: skip
-
-
-def leave(step: Step, session: Session, ctx: Context) -> None:
-    """Write what is met in transaction and session, and leave something there."""
-    seen = session.execute(_MET).one()
-    objects = len(session.identity_map) + len(session.new)
-    met = [
-        seen.setting != "",
-        seen.locks > 0,
-        seen.tables > 0,
-        seen.cursors > 0,
-        objects > 0,
-        not session.autoflush,
-        "tenant" in session.info,
-    ]
-    count = session.get_one(Stock, 1).count if step.does == "an object that it has changed" else 0
-    number = step.number * 100_000 + count * 100 + sum(2**n for n, is_met in enumerate(met) if is_met)
-    session.execute(_INSERT, {"number": number})
-    match step.does:
-        case "a setting":
-            session.execute(text("SET LOCAL durable_test.tenant = 'one'"))
-        case "a setting by a function":
-            session.execute(text("SELECT 1, set_config('durable_test.tenant', 'one', true)"))
-        case "a lock":
-            session.execute(text("SELECT pg_advisory_xact_lock(4711)"))
-        case "a temporary table":
-            session.execute(text("CREATE TEMPORARY TABLE left_behind (number integer) ON COMMIT DROP"))
-        case "a cursor":
-            session.execute(text("DECLARE left_behind CURSOR FOR SELECT 1"))
-        case "an object that it has read":
-            _kept.append(session.get_one(Stock, 1))  # what nobody refers to is not in the session either
-        case "an object that it has changed":
-            session.get_one(Stock, 1).count += 1
-        case "an object that it has added":
-            session.add(Stock(sku=100 + step.number, count=1))
-        case "an object that cannot be written":
-            session.add(Stock(sku=1, count=1))
-        case "another autoflush":
-            session.autoflush = False
-        case "a note":
-            session.info["tenant"] = "one"
-        case _:  # "nothing"
-            pass
-    if step.does == "send":
-        ctx.send(Billed(step.number))
-
-
-async def leave_async(step: Step, session: AsyncSession, ctx: Context) -> None:
-    await session.run_sync(lambda sync_session: leave(step, sync_session, ctx))
-
-
-@pytest.mark.parametrize("function", [leave_async, leave])
-@given(actions=st.lists(st.sampled_from([*LEAVES, "nothing", "send"]), min_size=2, max_size=7))
-@example(actions=["nothing", *LEAVES, "nothing"])
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
-def test_message_never_meets_leftovers_of_another(
-    database: Tables, function: Callable[..., Any], actions: list[str]
-) -> None:
-    async def compare_what_is_met() -> None:
-        for leaves in (actions, [*actions, *actions]):
-            database.execute(_STOCK)
-            alone = await result(database, leaves, function, max_batch=1)
-            database.execute(_STOCK)
-            assert await result(database, leaves, function, max_batch=None) == alone
-
-    asyncio.run(compare_what_is_met())
-
-
-async def test_messages_share_transactions_by_themselves_as_long_as_their_time_allows(database: Tables) -> None:
+async def test_messages_share_transactions_as_long_as_their_time_allows(database: Tables) -> None:
     numbers = "SELECT count(DISTINCT xmin::text) FROM effects"
-    await result(database, ["succeed"] * 50, handle, max_batch=None)
+    await result(database, ["succeed"] * 50, handle, max_batch="auto")
     assert database.rows(numbers) == [1]
-    await result(database, ["succeed"] * 50, handle, max_batch=None, group_time=0)
+    await result(database, ["succeed"] * 50, handle, max_batch="auto", group_time=0)
     assert database.rows(numbers) == [50]
 
 
@@ -326,8 +242,72 @@ async def test_group_ends_when_its_time_is_over(database: Tables) -> None:
         await session.execute(_INSERT, {"number": step.number})
         await asyncio.sleep(0.03)
 
-    await result(database, ["succeed"] * 4, linger, max_batch=None, group_time=0.02)
+    await result(database, ["succeed"] * 4, linger, max_batch="auto", group_time=0.02)
     assert database.rows("SELECT count(DISTINCT xmin::text) FROM effects") == [4]
+
+
+async def test_messages_behind_a_long_one_are_handled_by_another_worker(database: Tables) -> None:
+    others = asyncio.Event()
+    calls: list[int] = []
+
+    async def wait(step: Step, session: AsyncSession) -> None:
+        calls.append(step.number)
+        if len(calls) == 10:
+            others.set()
+        if step.number == 0:
+            await others.wait()
+
+    how: dict[str, Any] = {"concurrency": 2, "timeout": timedelta(seconds=60)}
+    found = await result(database, ["succeed"] * 10, wait, max_batch="auto", group_time=0.05, **how)
+    assert (found["letters"], sorted(calls)) == ([], list(range(10)))
+
+
+@pytest.mark.parametrize("max_batch", [10, "auto"])
+async def test_no_message_of_a_group_begins_after_its_handler_has_paused(database: Tables, max_batch: Any) -> None:
+    database.clear()
+    shop = Shop(database, SystemClock(), group_time=60)
+    calls: list[int] = []
+
+    async def pause(step: Step, session: AsyncSession, ctx: Context) -> None:
+        calls.append(step.number)
+        if step.number == 2:
+            ctx.circuit.open(for_=3_600, reason="quota used up")
+
+    try:
+        shop.handles(pause, cls=Step, max_batch=max_batch)
+        learn(shop)
+        bodies = [msgspec.json.encode(Step(number, "succeed")) for number in range(10)]
+        await shop.receive_all([envelope(number, body=body) for number, body in enumerate(bodies)])
+        async with shop.open():
+            await shop.settled()
+        assert (calls, len(shop.inbox())) == ([0, 1, 2], 7)
+    finally:
+        await shop.close()
+        database.clear()
+
+
+async def test_handler_stays_alone_when_its_group_met_a_lock(database: Tables) -> None:
+    database.clear()
+    shop = Shop(database, SystemClock(), group_time=60)
+
+    async def lock(step: Step, session: AsyncSession) -> None:
+        await session.execute(text("SELECT number FROM taken FOR UPDATE NOWAIT"))
+
+    try:
+        shop.handles(lock, cls=Step, max_batch="auto")
+        learn(shop)
+        bodies = [msgspec.json.encode(Step(number, "succeed")) for number in range(3)]
+        await shop.receive_all([envelope(number, body=body) for number, body in enumerate(bodies)])
+        with psycopg.connect(database.url) as conn:
+            conn.execute("SELECT number FROM taken FOR UPDATE")
+            async with shop.open():
+                await shop.settled()
+        for _ in range(100):
+            learn(shop)
+        assert shop.agent._delivery.at_most(1_000) == 1
+    finally:
+        await shop.close()
+        database.clear()
 
 
 async def test_message_runs_alone_when_failed_or_interrupted_before(database: Tables) -> None:
@@ -339,7 +319,7 @@ async def test_message_runs_alone_when_failed_or_interrupted_before(database: Ta
         await session.execute(_INSERT, {"number": step.number})
 
     try:
-        shop.handles(write, cls=Step, max_batch=None)
+        shop.handles(write, cls=Step, max_batch="auto")
         learn(shop)
         bodies = [msgspec.json.encode(Step(number, "succeed")) for number in range(6)]
         waiting = [envelope(number, body=body) for number, body in enumerate(bodies)]
@@ -360,7 +340,7 @@ async def test_messages_not_yet_begun_leave_a_group_when_rolled_back(database: T
         calls.append(step.number)
         await handle(step, session, ctx)
 
-    await result(database, ["succeed", "succeed", "raise", "succeed", "succeed"], count, max_batch=None)
+    await result(database, ["succeed", "succeed", "raise", "succeed", "succeed"], count, max_batch="auto")
     assert sorted(calls) == [0, 0, 1, 1, 2, 2, 3, 4]
 
 
@@ -368,6 +348,12 @@ async def test_messages_not_yet_begun_leave_a_group_when_rolled_back(database: T
 @pytest.mark.parametrize("does", ACTIONS)
 async def test_message_between_others_leaves_its_neighbours_unchanged(database: Tables, kind: str, does: str) -> None:
     await compare(database, kind, ["mutate and return", "send", does, "succeed", "send"])
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_message_cannot_reach_a_savepoint_of_its_neighbour(database: Tables, kind: str) -> None:
+    for reach in ("roll back to a savepoint of another", "release a savepoint of another"):
+        await compare(database, kind, ["leave a savepoint as text", "send", "succeed", reach, "succeed"])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -83,34 +83,42 @@ ROWS = (
     ),
     Mutant(
         "handling",
-        "what a message leaves in its transaction does not end the group",
+        "a message rolls back to a savepoint of its neighbour",
         "durable/agents/fence.py",
-        before="        fence.has_lasting_effect = True",
-        after="        pass",
-        killed_by=(f"{_GROUPS}::test_message_never_meets_leftovers_of_another[leave]",),
+        before="            elif name not in self._savepoints:",
+        after="            elif False:",
+        killed_by=(f"{_GROUPS}::test_message_cannot_reach_a_savepoint_of_its_neighbour[async]",),
     ),
     Mutant(
         "handling",
-        "objects stay in the session for the next message of a group",
-        "durable/agents/runner.py",
-        before="        session.expunge_all()",
-        after="        pass",
-        killed_by=(f"{_GROUPS}::test_message_never_meets_leftovers_of_another[leave]",),
+        "messages wait behind a long one of their group",
+        "durable/agents/delivery.py",
+        before="        ends = None if group.budget is None else asyncio.get_running_loop().call_later(group.budget, cut)",
+        after="        ends: asyncio.TimerHandle | None = None",
+        killed_by=(f"{_GROUPS}::test_messages_behind_a_long_one_are_handled_by_another_worker",),
     ),
     Mutant(
         "handling",
-        "settings of the session stay for the next message of a group",
-        "durable/agents/runner.py",
-        before="                    traces.reset()",
-        after="                    pass",
-        killed_by=(f"{_GROUPS}::test_message_never_meets_leftovers_of_another[leave]",),
+        "a group goes on when its handler has paused itself",
+        "durable/agents/attempts.py",
+        before="            if self._asked or (group.budget",
+        after="            if (group.budget",
+        killed_by=(f"{_GROUPS}::test_no_message_of_a_group_begins_after_its_handler_has_paused[10]",),
+    ),
+    Mutant(
+        "handling",
+        "a handler whose groups meet locks goes on with them",
+        "durable/agents/delivery.py",
+        before="            self._size.stay_alone()",
+        after="            pass",
+        killed_by=(f"{_GROUPS}::test_handler_stays_alone_when_its_group_met_a_lock",),
     ),
     Mutant(
         "handling",
         "a message that failed before joins a group",
         "durable/agents/delivery.py",
-        before="fresh = [task for task in tasks if not (task.lease.attempts or task.lease.interruptions)]",
-        after="fresh = list(tasks)",
+        before="marked = next((lease for lease in taken if lease.attempts or lease.interruptions), None)",
+        after="marked = next((lease for lease in taken if lease.attempts > 99), None)",
         killed_by=(f"{_GROUPS}::test_message_runs_alone_when_failed_or_interrupted_before",),
     ),
     Mutant(
@@ -140,10 +148,10 @@ ROWS = (
         "a failed group's objects are used again",
         "durable/agents/delivery.py",
         before="""\
-        again = [await self._decode(task.lease, task.attempt, held) for task in tasks]
+        decoded = [await self._decode(task.lease, task.attempt, held) for task in again]
 """,
         after="""\
-        again = list(tasks)
+        decoded = list(again)
 """,
         killed_by=(
             "tests/integration/agents/test_handling_groups.py::test_message_between_others_leaves_its_neighbours_unchanged[raise-async]",
