@@ -96,7 +96,8 @@ class CallProvider:
         functions = {name: getattr(implementation, name) for name in contract.methods}
         tallies = {name: self.telemetry.of(CallSide.SERVER, contract.name, name) for name in contract.methods}
         self._offered[contract.name] = Offered(contract, functions, self.clock.now(), singleton, tallies)
-        self._withdrawn.pop(contract.name, None)
+        if singleton:  # another offer does not give up what calls of the last one still use
+            self._withdrawn.pop(contract.name, None)
         self._want_singletons()
         self._tell()
 
