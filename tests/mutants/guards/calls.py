@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 _CONNECTIONS = "tests/integration/calls/test_connections.py"
 _BUSES = "tests/integration/calls/test_connected_buses.py"
 _HTTP = "tests/integration/calls/test_http.py"
+_PROVIDERS = "tests/integration/calls/test_providers.py"
 _RULES = "tests/unit/transports/test_announcements.py"
 _DIRECTORIES = "tests/unit/transports/test_directories.py"
 _LEASES = "tests/unit/transports/test_watchdog.py"
@@ -109,9 +110,92 @@ ROWS = (
         "calls",
         "a peer sees services that it may not call",
         "durable/calls/hub.py",
-        before=" if peers.may_see(self._settings, peer, each.offer)]",
-        after="]",
-        killed_by=(f"{_BUSES}::test_peers_announce_and_see_only_allowed_services",),
+        before="peers.seen(self._settings, peer, each.offer)) for",
+        after="each.offer) for",
+        killed_by=(
+            f"{_BUSES}::test_peers_announce_and_see_only_allowed_services",
+            f"{_BUSES}::test_peer_is_told_only_methods_that_it_may_call",
+        ),
+    ),
+    Mutant(
+        "calls",
+        "LOOKUP tells a peer all methods",
+        "transports/tcp/answering.py",
+        before="peers.seen_of(self._settings, self._side.proven, offers)",
+        after="offers",
+        killed_by=(f"{_BUSES}::test_peer_is_told_only_methods_that_it_may_call",),
+    ),
+    Mutant(
+        "calls",
+        "GET /offers tells a peer all methods",
+        "transports/http/calls.py",
+        before="peers.seen_of(door.settings, peer, provider.offers())",
+        after="provider.offers()",
+        killed_by=(f"{_HTTP}::test_lists_show_a_peer_only_methods_that_it_may_call",),
+    ),
+    Mutant(
+        "calls",
+        "GET /openapi.json tells a peer all types",
+        "transports/http/openapi.py",
+        before=" if peers.may_send(door.settings, entry.peer, name)}",
+        after="}",
+        killed_by=(f"{_HTTP}::test_lists_show_a_peer_only_methods_that_it_may_call",),
+    ),
+    Mutant(
+        "calls",
+        "unknown headers of a call are ignored",
+        "transports/http/calls.py",
+        before="        refuse_unknown(headers.raw, _HEADERS)\n",
+        after="        pass\n",
+        killed_by=(f"{_HTTP}::test_misspelt_header_is_told_with_its_name",),
+    ),
+    Mutant(
+        "calls",
+        "a plain offer gives up a withdrawn singleton",
+        "durable/calls/provider.py",
+        before="        if singleton:  # another",
+        after="        if True:  # another",
+        killed_by=(f"{_PROVIDERS}::test_withdrawn_singleton_is_kept_when_the_service_is_offered_without_it",),
+    ),
+    Mutant(
+        "calls",
+        "characters are removed from encoded methods",
+        "durable/calls/stored.py",
+        before="msgspec.json.encode([_storable(method) for method in each.offer.signatures]).decode()",
+        after='msgspec.json.encode(each.offer.signatures).decode().replace("\\\\u0000", "")',
+        killed_by=(f"{_PROVIDERS}::test_service_with_escapes_in_its_signature_is_listed_and_called",),
+    ),
+    Mutant(
+        "calls",
+        "an offer that the database refuses stops the others",
+        "recovery/offering.py",
+        before="        if not refused:\n",
+        after="        if refused:\n",
+        killed_by=(f"{_PROVIDERS}::test_offer_that_the_database_refuses_stops_no_other",),
+    ),
+    Mutant(
+        "calls",
+        "an unreadable time stops the reading of all offers",
+        "durable/storage/sql/registry.py",
+        before=" AND since BETWEEN '0001-01-02 00:00+00' AND '9999-12-30 00:00+00'",
+        after="",
+        killed_by=(f"{_PROVIDERS}::test_unreadable_row_stops_the_reading_of_no_other",),
+    ),
+    Mutant(
+        "calls",
+        "unreadable methods stop the reading of all offers",
+        "durable/calls/stored.py",
+        before="        with suppress(msgspec.DecodeError):\n",
+        after="        with suppress(KeyError):\n",
+        killed_by=(f"{_PROVIDERS}::test_unreadable_row_stops_the_reading_of_no_other",),
+    ),
+    Mutant(
+        "calls",
+        "a failed writing of offers stops their reading",
+        "recovery/registering.py",
+        before="            await self._surviving(_WRITING, partial(self._write, own))\n",
+        after="            await self._write(own)\n",
+        killed_by=(f"{_PROVIDERS}::test_reading_goes_on_when_nothing_can_be_written",),
     ),
     Mutant(
         "calls",
