@@ -1,7 +1,8 @@
 """OpenAPI 3.1 description of the endpoints: GET /openapi.json.
 
 Each message type that is handled now, and that the peer may send, has a path and a schema of its own, made from its
-class. The schemas of the classes within have names that begin with the type, so that no two types can be in each other's way.
+class. The schemas of the classes within have names that begin with the type, so that no two types can be in each
+other's way.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ _CONNECTIONS = "tests/integration/calls/test_connections.py"
 _BUSES = "tests/integration/calls/test_connected_buses.py"
 _HTTP = "tests/integration/calls/test_http.py"
 _PROVIDERS = "tests/integration/calls/test_providers.py"
+_CALLS = "tests/integration/calls/test_calls.py"
+_SINGLETONS = "tests/unit/calls/test_provider.py"
 _RULES = "tests/unit/transports/test_announcements.py"
 _DIRECTORIES = "tests/unit/transports/test_directories.py"
 _LEASES = "tests/unit/transports/test_watchdog.py"
@@ -196,6 +198,65 @@ ROWS = (
         before="            await self._surviving(_WRITING, partial(self._write, own))\n",
         after="            await self._write(own)\n",
         killed_by=(f"{_PROVIDERS}::test_reading_goes_on_when_nothing_can_be_written",),
+    ),
+    Mutant(
+        "calls",
+        "a call within the process has arguments of any size",
+        "durable/calls/places.py",
+        before="        if len(call.body) > most_bytes:\n",
+        after="        if len(call.body) < 0:\n",
+        killed_by=(f"{_CALLS}::test_call_larger_than_a_frame_is_refused",),
+    ),
+    Mutant(
+        "calls",
+        "a call within the process has a result of any size",
+        "durable/calls/places.py",
+        before="        if isinstance(answer, Result) and len(answer.body) > most_bytes:\n",
+        after="        if isinstance(answer, Result) and len(answer.body) < 0:\n",
+        killed_by=(f"{_CALLS}::test_call_larger_than_a_frame_is_refused",),
+    ),
+    Mutant(
+        "calls",
+        "a method that cancels itself is the end of its provider",
+        "durable/calls/provider.py",
+        before="_GONE if entry.is_given_up else _BROKEN_OFF",
+        after="_GONE",
+        killed_by=(f"{_CALLS}::test_method_that_cancels_its_own_task_is_a_remote_error",),
+    ),
+    Mutant(
+        "calls",
+        "each failure that nobody hears of is a line",
+        "durable/calls/unheard.py",
+        before="            self._begin(method)\n            return\n",
+        after="            return\n",
+        killed_by=(
+            "tests/unit/calls/test_unheard.py::test_flood_is_one_line_at_once_and_one_with_its_number",
+            f"{_CALLS}::test_many_failures_without_a_hook_are_two_lines",
+        ),
+    ),
+    Mutant(
+        "calls",
+        "calls of singletons go on when their node ends",
+        "durable/calls/provider.py",
+        before="        running = self._give_up(entry for entry in self._running if entry.is_fenced)\n",
+        after="        running: list[asyncio.Task[None]] = []\n",
+        killed_by=(f"{_SINGLETONS}::test_closed_singletons_end_their_calls_and_no_others",),
+    ),
+    Mutant(
+        "calls",
+        "waiting calls of singletons go on when their node ends",
+        "durable/calls/provider.py",
+        before="        for entry in [entry for entry in self._queue if entry.is_fenced]:\n",
+        after="        for entry in list[_Waiting]():\n",
+        killed_by=(f"{_SINGLETONS}::test_closed_singletons_end_their_calls_and_no_others",),
+    ),
+    Mutant(
+        "calls",
+        "a singleton whose call does not end is given up",
+        "durable/calls/provider.py",
+        before="        self.singletons.is_idle = not await end(running, within=within)\n",
+        after="        await end(running, within=within)\n        self.singletons.is_idle = True\n",
+        killed_by=(f"{_SINGLETONS}::test_call_that_does_not_end_keeps_its_singleton",),
     ),
     Mutant(
         "calls",
