@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -501,7 +502,8 @@ async def test_call_larger_than_a_frame_is_refused(place: str, tmp_path: Path) -
         inventory = stock.caller()
         assert await inventory.echo(bytes(60_000)) == bytes(60_000)
         with pytest.raises(InvalidCall, match="bytes"):
-            await inventory.echo(bytes(80_000))
+            await inventory.slow("x" * 80_000)
+        assert stock.stock.began == []
         with pytest.raises(InvalidCall):
             await inventory.double(bytes(40_000))
         assert await inventory.double(bytes(30_000)) == bytes(60_000)
@@ -517,9 +519,13 @@ async def test_method_that_cancels_its_own_task_is_a_remote_error(stock: Offerin
 async def test_many_failures_without_a_hook_are_two_lines(stock: Offering, caplog: pytest.LogCaptureFixture) -> None:
     """Of a bus, whichever of its callers has met them."""
     failed = stock.telemetry.of(CallSide.CLIENT, "inventory", "note").outcomes
+
+    def has_failed(times: int) -> bool:
+        return sum(failed.values()) == times
+
     for number in range(5):
         await stock.caller().note("")
-        await eventually(lambda number=number: sum(failed.values()) > number)
+        await eventually(partial(has_failed, number + 1))
     stock.telemetry.unheard.flush()
     lines = [each.getMessage() for each in caplog.records if "nobody waits" in each.getMessage()]
     assert len(lines) == 2

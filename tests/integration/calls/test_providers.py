@@ -12,15 +12,19 @@ from typing import Annotated, Any, Protocol
 import psycopg
 import pytest
 from msgspec import Meta
+from sqlalchemy import NullPool, create_engine
 
 from durable import Bus
 from durable.calls import service
+from durable.calls.singletons import Singletons
 from durable.calls.stored import listings_of, loads_of, methods_of
+from durable.envelope import NodeId
 from durable.errors import IncompatibleService, InvalidSetting, NoProvider, Overloaded, ProviderSuperseded
 from durable.recovery import offering
+from durable.recovery.singleton_locks import SingletonLocks
 from durable.settings import load_settings
 from durable.storage import registry
-from durable.storage.database import Database
+from durable.storage.database import Database, lock_engine_url
 from durable.testing import eventually
 from durable.transports.frames import Listing, Offer, Signature
 from tests.failure.workbench import QUICK
@@ -415,3 +419,21 @@ async def test_withdrawn_singleton_is_kept_when_the_service_is_offered_without_i
     assert await running == "one"
     await eventually(lambda: held.epoch_of("who"))
     assert first.runtime.application.offers.singletons.wanted == {}
+
+
+def test_lock_of_a_singleton_is_given_up_only_when_its_calls_have_ended(database_url: str) -> None:
+    """Otherwise the next holder would begin at once, beside the call that goes on."""
+    settings, singletons = load_settings(database_url=database_url), Singletons()
+    singletons.open()
+    singletons.want({"who": "1.0"})
+    locks, node = SingletonLocks(singletons, settings), NodeId(7)
+    engine = create_engine(lock_engine_url(settings), poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as conn:
+        locks.look(conn, node)
+        assert singletons.known_epoch("who") == 1
+        singletons.close()
+        for is_idle, holder in ((False, 7), (True, None)):
+            singletons.is_idle = is_idle
+            locks.leave(conn)
+            assert rows(database_url, "SELECT holder FROM durable.services") == [(holder,)]
+    engine.dispose()

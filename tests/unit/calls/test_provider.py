@@ -80,6 +80,7 @@ async def test_closed_singletons_end_their_calls_and_no_others(bench: Bench) -> 
     await eventually(lambda: bench.working.began == ["runs", "goes on"])
     await bench.provider.close_singletons(5)
     assert bench.faults() == {"waits": FaultKind.SUPERSEDED, "runs": FaultKind.GONE}
+    assert bench.answers["waits"] == Fault(FaultKind.SUPERSEDED, "single is given up here")
     assert bench.provider.singletons.is_idle
     bench.call("single", "late")
     assert bench.faults()["late"] is FaultKind.SUPERSEDED
