@@ -143,7 +143,7 @@ class LocalCaller:
         """
         most_bytes = self._provider.most_bytes
         if len(call.body) > most_bytes:
-            raise InvalidMessage(f"a call of {len(call.body):,} bytes is larger than max_frame_bytes ({most_bytes:,})")
+            raise InvalidMessage(f"a call of {len(call.body):,} bytes; max_frame_bytes allows {most_bytes:,}")
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         cancel = self._provider.begin(call, None, lambda answer: _set(answered, answer))
         try:

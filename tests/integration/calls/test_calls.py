@@ -509,7 +509,7 @@ async def test_call_larger_than_a_frame_is_refused(place: str, tmp_path: Path) -
         assert await inventory.double(bytes(30_000)) == bytes(60_000)
 
 
-async def test_method_that_cancels_its_own_task_is_a_remote_error(stock: Offering) -> None:
+async def test_method_cancelling_its_own_task_is_a_remote_error(stock: Offering) -> None:
     with pytest.raises(RemoteError, match="has cancelled its own task") as raised:
         await stock.caller().give_up()
     assert raised.value.error == "CancelledError"

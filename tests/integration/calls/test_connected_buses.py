@@ -177,7 +177,7 @@ async def test_peers_announce_and_see_only_allowed_services() -> None:
         await eventually(lambda: ("orders", "orders.status") in hub.known())
 
 
-async def test_peer_is_told_only_methods_that_it_may_call() -> None:
+async def test_peer_is_told_only_callable_methods() -> None:
     may = _peers(viewer={"types": ["inventory.reserve"]})
     own = {"viewer": {"secrets": {"1": SECRETS["viewer"]}}}
     async with process("hub", offers=True, peers=may) as hub:

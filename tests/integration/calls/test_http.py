@@ -198,7 +198,7 @@ async def test_directory_shows_a_peer_only_allowed_services() -> None:
     await listener.close()
 
 
-async def test_lists_show_a_peer_only_methods_that_it_may_call() -> None:
+async def test_lists_show_a_peer_only_callable_methods() -> None:
     peers: dict[str, Any] = {name: {"secrets": {"1": secret}} for name, secret in SECRETS.items()}
     peers["orders"]["types"] = ["inventory.reserve", "shop.*", "billing.*"]
     settings = load_settings(peers=peers)

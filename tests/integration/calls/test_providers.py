@@ -203,7 +203,7 @@ async def test_service_with_escapes_in_its_signature_is_listed_and_called(start:
     assert await caller.caller(Who).name() == "one"
 
 
-async def test_offer_that_the_database_refuses_stops_no_other(
+async def test_offer_refused_by_the_database_stops_no_other(
     start: Start, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows(database_url, "ALTER TABLE durable.offers ADD CHECK (service <> 'lines')")
@@ -399,7 +399,7 @@ async def test_withdrawn_singleton_is_kept_until_its_calls_are_finished(start: S
     assert await who.name() == "other"
 
 
-async def test_withdrawn_singleton_is_kept_when_the_service_is_offered_without_it(start: Start) -> None:
+async def test_withdrawn_singleton_is_kept_when_offered_as_a_plain_service(start: Start) -> None:
     """The calls under way belong to the singleton: no other node may begin beside them."""
     one, other = Named("one"), Named("other")
     first = await start("shop", TCP, offer=lambda bus: bus.offer(Who, one, singleton=True))
@@ -437,3 +437,14 @@ def test_lock_of_a_singleton_is_given_up_only_when_its_calls_have_ended(database
             locks.leave(conn)
             assert rows(database_url, "SELECT holder FROM durable.services") == [(holder,)]
     engine.dispose()
+
+
+async def test_singleton_is_given_up_when_its_node_stops(database_url: str) -> None:
+    """The next holder begins at once, and not after a lease."""
+    bus = Bus("shop", database_url, **SOON)
+    bus.listen(TCP)
+    bus.offer(Who, Named("one"), singleton=True)
+    async with bus:
+        await eventually(lambda: bus.runtime.application.offers.singletons.epoch_of("who"))
+        assert rows(database_url, "SELECT holder FROM durable.services") != [(None,)]
+    assert rows(database_url, "SELECT holder FROM durable.services") == [(None,)]

@@ -116,7 +116,7 @@ ROWS = (
         after="each.offer) for",
         killed_by=(
             f"{_BUSES}::test_peers_announce_and_see_only_allowed_services",
-            f"{_BUSES}::test_peer_is_told_only_methods_that_it_may_call",
+            f"{_BUSES}::test_peer_is_told_only_callable_methods",
         ),
     ),
     Mutant(
@@ -125,7 +125,7 @@ ROWS = (
         "transports/tcp/answering.py",
         before="peers.seen_of(self._settings, self._side.proven, offers)",
         after="offers",
-        killed_by=(f"{_BUSES}::test_peer_is_told_only_methods_that_it_may_call",),
+        killed_by=(f"{_BUSES}::test_peer_is_told_only_callable_methods",),
     ),
     Mutant(
         "calls",
@@ -133,7 +133,7 @@ ROWS = (
         "transports/http/calls.py",
         before="peers.seen_of(door.settings, peer, provider.offers())",
         after="provider.offers()",
-        killed_by=(f"{_HTTP}::test_lists_show_a_peer_only_methods_that_it_may_call",),
+        killed_by=(f"{_HTTP}::test_lists_show_a_peer_only_callable_methods",),
     ),
     Mutant(
         "calls",
@@ -141,7 +141,7 @@ ROWS = (
         "transports/http/openapi.py",
         before=" if peers.may_send(door.settings, entry.peer, name)}",
         after="}",
-        killed_by=(f"{_HTTP}::test_lists_show_a_peer_only_methods_that_it_may_call",),
+        killed_by=(f"{_HTTP}::test_lists_show_a_peer_only_callable_methods",),
     ),
     Mutant(
         "calls",
@@ -157,7 +157,7 @@ ROWS = (
         "durable/calls/provider.py",
         before="        if singleton:  # another",
         after="        if True:  # another",
-        killed_by=(f"{_PROVIDERS}::test_withdrawn_singleton_is_kept_when_the_service_is_offered_without_it",),
+        killed_by=(f"{_PROVIDERS}::test_withdrawn_singleton_is_kept_when_offered_as_a_plain_service",),
     ),
     Mutant(
         "calls",
@@ -173,7 +173,7 @@ ROWS = (
         "recovery/offering.py",
         before="        if not refused:\n",
         after="        if refused:\n",
-        killed_by=(f"{_PROVIDERS}::test_offer_that_the_database_refuses_stops_no_other",),
+        killed_by=(f"{_PROVIDERS}::test_offer_refused_by_the_database_stops_no_other",),
     ),
     Mutant(
         "calls",
@@ -221,7 +221,7 @@ ROWS = (
         "durable/calls/provider.py",
         before="_GONE if entry.is_given_up else _BROKEN_OFF",
         after="_GONE",
-        killed_by=(f"{_CALLS}::test_method_that_cancels_its_own_task_is_a_remote_error",),
+        killed_by=(f"{_CALLS}::test_method_cancelling_its_own_task_is_a_remote_error",),
     ),
     Mutant(
         "calls",
@@ -264,8 +264,7 @@ ROWS = (
         "durable/node.py",
         before="_close_listeners()]\n        await self._application.offers.close_singletons(self._ending_seconds)\n",
         after="_close_listeners()]\n",
-        killed_by=("tests/failure/test_providers.py::test_singleton_moves_at_once_when_its_node_stops_in_good_order",),
-        hangs=True,
+        killed_by=(f"{_PROVIDERS}::test_singleton_is_given_up_when_its_node_stops",),
     ),
     Mutant(
         "calls",
@@ -281,7 +280,7 @@ ROWS = (
         "durable/calls/provider.py",
         before="        self.singletons.is_idle = not await end(running, within=within)\n",
         after="        await end(running, within=within)\n        self.singletons.is_idle = True\n",
-        killed_by=(f"{_SINGLETONS}::test_call_that_does_not_end_keeps_its_singleton",),
+        killed_by=(f"{_SINGLETONS}::test_endless_call_keeps_its_singleton",),
     ),
     Mutant(
         "calls",

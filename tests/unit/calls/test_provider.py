@@ -91,7 +91,7 @@ async def test_closed_singletons_end_their_calls_and_no_others(bench: Bench) -> 
     assert bench.working.cancelled == ["runs"]
 
 
-async def test_call_that_does_not_end_keeps_its_singleton(bench: Bench) -> None:
+async def test_endless_call_keeps_its_singleton(bench: Bench) -> None:
     """The next holder waits: two of them would run."""
     bench.call("single", "stubborn")
     await eventually(lambda: bench.working.began)

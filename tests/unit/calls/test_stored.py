@@ -38,7 +38,7 @@ def is_storable(text: str) -> bool:
 
 
 @given(LISTINGS)
-def test_any_listing_becomes_a_row_that_can_be_stored(given: Listing) -> None:
+def test_any_listing_becomes_a_storable_row(given: Listing) -> None:
     (row,), methods = rows_of([given])
     (text,) = methods.values()
     signatures = msgspec.json.decode(text, type=list[Signature])
@@ -50,7 +50,7 @@ def test_any_listing_becomes_a_row_that_can_be_stored(given: Listing) -> None:
 
 
 @given(LISTINGS.filter(lambda each: is_storable(repr(each)) and "\\x00" not in repr(each) and "\\ud" not in repr(each)))
-def test_storable_listing_comes_back_as_it_was(given: Listing) -> None:
+def test_storable_listing_comes_back_unchanged(given: Listing) -> None:
     rows, methods = rows_of([given])
     stored = [StoredOffer("x", None, row, timedelta()) for row in rows]
     (back,) = listings_of(stored, methods_of(methods))
