@@ -15,10 +15,12 @@ from typing import Final
 
 from durable.calls import stored
 from durable.errors import InvalidMessage
+from durable.recovery import offering
 from durable.recovery.troubles import Troubles
 from durable.settings import Settings
 from durable.storage import registry as storage
 from durable.storage.database import Database
+from durable.storage.rows import storable
 from durable.tasks.crew import raise_if_cancelled
 from durable.telemetry import log
 from durable.transports.frames import Listing
@@ -35,14 +37,17 @@ class Announcing:
         self._lease = settings.heartbeat_stale
         self._wanted: dict[str, Sequence[Listing]] = {}
         self._changed: dict[str, None] = {}
+        self._rows: dict[str, int] = {}
         self._woken = asyncio.Event()
         self._troubles = Troubles(often=["announcements"])
 
     def put(self, source: str, listings: Sequence[Listing]) -> None:
+        source = storable(source)
         self._wanted[source] = listings
         self._change(source)
 
     def drop(self, source: str) -> None:
+        source = storable(source)
         self._wanted.pop(source, None)
         self._change(source)
 
@@ -86,20 +91,21 @@ class Announcing:
             await self._database().transaction(storage.tell)
             return
         for source, listings in list(self._wanted.items()):
-            loads = {each.offer.service: each.load for each in listings}
+            loads = stored.loads_of(listings)
             renewed = await self._database().transaction(storage.renew, source, loads, lease=self._lease)
-            if renewed != len(listings) and source in self._wanted:
+            if renewed != self._rows.get(source) and source in self._wanted:
                 self._change(source)  # they were swept, because this process stood still
 
     async def _write(self, source: str) -> None:
         listings = self._wanted.get(source)
-        try:
-            if listings:
-                rows, methods = stored.rows_of(listings)
-                await self._database().transaction(storage.write, source, rows, methods, lease=self._lease)
-            else:
-                await self._database().transaction(storage.remove, source)
-        except InvalidMessage as error:
-            log.warning("announcement is known to this process alone, as the database refuses it: %s", error)
+        if listings:
+            try:
+                self._rows[source] = await offering.write(self._database(), source, listings, lease=self._lease)
+            except InvalidMessage as error:
+                self._rows[source] = 0
+                log.warning("announcement is known to this process alone, as the database refuses it: %s", error)
+        else:
+            self._rows.pop(source, None)
+            await self._database().transaction(storage.remove, source)
         if self._wanted.get(source) is listings:
             self._changed.pop(source, None)

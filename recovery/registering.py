@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
+from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
@@ -21,6 +22,7 @@ from durable.calls import stored
 from durable.calls.registry import Registry
 from durable.envelope import ANY_NODE, NodeId
 from durable.errors import StorageUnavailable
+from durable.recovery import offering
 from durable.recovery.troubles import Troubles
 from durable.settings import Settings
 from durable.storage import registry as storage
@@ -32,6 +34,9 @@ from durable.transports.frames import Listing
 _GATHERING: Final = 0.1  # seconds in which changes gather
 _LONGEST_LEAVING: Final = 2.0  # seconds; after that the rows go with the node
 _SWEEP_EVERY: Final = 10  # heartbeats
+_WRITING: Final = "own offers"
+_READING: Final = "the registry"
+_SWEEPING: Final = "elapsed offers"
 _MOST_SWEPT: Final = 1_000
 
 
@@ -53,22 +58,24 @@ class Registering:
         self._lease = settings.heartbeat_stale
         self._node = ANY_NODE
         self._written: Sequence[Listing] = ()
+        self._rows = 0
         self._methods: stored.Methods = {}
+        self._unreadable: Set[bytes] = frozenset()
         self._renewed_at = 0.0
         self._rounds = 0
-        self._troubles = Troubles(often=["the registry"])
+        self._troubles = Troubles(often=[_WRITING, _READING])
 
     async def join(self, node: NodeId) -> None:
         """Write what this node offers; when that fails, run() does it later."""
         self._node, self._written = node, ()
         self._registry.tell()  # the process has another node id
-        await self._surviving(self._look)
+        await self._look()
 
     async def run(self) -> None:
         """Work until cancelled. Without join() before, nothing is written."""
         while True:
             self.woken.clear()
-            await self._surviving(self._look)
+            await self._look()
             await asyncio.sleep(_GATHERING)
             try:
                 async with asyncio.timeout(self._interval):
@@ -92,17 +99,24 @@ class Registering:
     async def read(self) -> None:
         """Read the registry of the database. Raises StorageUnavailable."""
         offers, found = await self._database().transaction(storage.read, self._methods.keys())
-        known = {**self._methods, **stored.methods_of(found)}
+        read = stored.methods_of(found)
+        if unreadable := found.keys() - read.keys() - self._unreadable:
+            services = sorted({each.offer.service for each in offers if each.offer.digest in unreadable})
+            log.warning("offers in the registry are unreadable here, and left out: %s", ", ".join(services))
+        self._unreadable = found.keys() - read.keys()
+        known = {**self._methods, **read}
         self._methods = {each.offer.digest: known[each.offer.digest] for each in offers if each.offer.digest in known}
         self._registry.store(stored.listings_of(offers, self._methods))
 
     async def _look(self) -> None:
+        """Write and read, whatever becomes of the other."""
         own = self._own() if self._node != ANY_NODE else ()
         if own or self._written:
-            await self._write(own)
+            await self._surviving(_WRITING, partial(self._write, own))
         if own or self._registry.is_used:
-            await self.read()
-            await self._sweep()
+            await self._surviving(_READING, self.read)
+            await self._surviving(_SWEEPING, self._sweep)
+        self._registry.looks += 1
 
     async def _write(self, own: Sequence[Listing]) -> None:
         source, now = storage.source_of(self._node), time.monotonic()
@@ -110,13 +124,12 @@ class Registering:
         if still == self._written:
             if now - self._renewed_at < self._interval:
                 return
-            loads = {each.offer.service: each.load for each in own}
+            loads = stored.loads_of(own)
             renewed = await self._database().transaction(storage.renew, source, loads, lease=self._lease)
             self._renewed_at = now
-            if renewed == len(own):
+            if renewed == self._rows:
                 return
-        rows, methods = stored.rows_of(own)
-        await self._database().transaction(storage.write, source, rows, methods, lease=self._lease, node=self._node)
+        self._rows = await offering.write(self._database(), source, own, lease=self._lease, node=self._node)
         self._written, self._renewed_at = still, now
         await self._database().transaction(storage.tell)
 
@@ -128,12 +141,11 @@ class Registering:
             log.info("offers are swept, because nobody has lengthened their leases: %d", len(swept))
             await self._database().transaction(storage.tell)
 
-    async def _surviving(self, story: Callable[[], Awaitable[None]]) -> None:
+    async def _surviving(self, name: str, story: Callable[[], Awaitable[None]]) -> None:
         try:
             await story()
         except BaseException as error:
             raise_if_cancelled(error)
-            self._troubles.meet("the registry", error)
+            self._troubles.meet(name, error)
         else:
-            self._troubles.overcome("the registry")
-        self._registry.looks += 1
+            self._troubles.overcome(name)

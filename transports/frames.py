@@ -150,11 +150,12 @@ class Signature(Struct, array_like=True, frozen=True):
 
 
 class Offer(Struct, array_like=True, frozen=True):
-    """A service that can be called here."""
+    """A service that can be called here. `is_partial`: it has methods that the peer may not call, and is not told."""
 
     service: Name
     version: Name
     signatures: Annotated[list[Signature], Meta(max_length=MAX_METHODS)]
+    is_partial: bool = False
 
 
 class Offers(Struct, array_like=True, frozen=True):

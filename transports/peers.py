@@ -17,9 +17,11 @@ from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
+from msgspec.structs import replace
+
 from durable.errors import InvalidSetting
 from durable.settings import Peer, Settings
-from durable.transports.frames import Offer
+from durable.transports.frames import Offer, Offers
 
 _ANY: Final = "*"
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -159,12 +161,21 @@ def may_offer(settings: Settings, peer: str | None, service: str) -> bool:
     return any(_fits(each, service) for each in known.offers)
 
 
-def may_see(settings: Settings, peer: str | None, offer: Offer) -> bool:
-    """Tell whether a peer may call a method of this service."""
+def seen(settings: Settings, peer: str | None, offer: Offer) -> Offer | None:
+    """Return what a peer is told of a service: the methods that it may call; None where it may call none."""
     known = _known(settings, peer)
     if known is None or known.types is None:
-        return True
-    return any(may_send(settings, peer, f"{offer.service}.{each.method}") for each in offer.signatures)
+        return offer
+    methods = [each for each in offer.signatures if may_send(settings, peer, f"{offer.service}.{each.method}")]
+    if len(methods) == len(offer.signatures):
+        return offer
+    return replace(offer, signatures=methods, is_partial=True) if methods else None
+
+
+def seen_of(settings: Settings, peer: str | None, offers: Offers) -> Offers:
+    """Return what a peer is told of these services."""
+    told = (seen(settings, peer, each) for each in offers.offers)
+    return Offers([each for each in told if each is not None])
 
 
 def is_ours(settings: Settings, destination: str, schemes: Collection[str], service: str) -> bool:

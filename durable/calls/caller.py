@@ -158,6 +158,7 @@ class RemoteService:
         """Wait for the calls for whose results nobody waits."""
         while self._forgotten:
             await asyncio.wait(self._forgotten)
+        self._telemetry.unheard.flush()
 
     def _function(self, method: Method) -> Callable[..., Awaitable[Any]]:
         options = self._options[method.name]
@@ -326,7 +327,7 @@ class RemoteService:
             await self._call(method, call, None)
         except CallFailed as error:
             if self._on_error is None:
-                log.warning("call failed, for whose result nobody waits: %s", error)
+                self._telemetry.unheard.tell(method.full_name, error)
                 return
             try:
                 self._on_error(error)

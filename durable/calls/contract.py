@@ -183,14 +183,15 @@ class Contract:
         if there < here:
             return "it is older than the caller; deploy providers before their callers"
         known = {each.method: each for each in offered.signatures}
-        if missing := sorted(self.methods.keys() - known.keys()):
+        missing = sorted(self.methods.keys() - known.keys())
+        if missing and not offered.is_partial:  # of a part, those which are not told may be there, for others
             return f"it has no {', '.join(missing)}"
         if there > here:
             return ""
         return "; ".join(
             _how(method.described, known[name])
             for name, method in self.methods.items()
-            if method.described.digest != known[name].digest
+            if name in known and method.described.digest != known[name].digest
         )
 
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 from uuid import uuid4
 
+from msgspec.structs import replace
+
 from durable.calls.registry import Registry
 from durable.errors import InvalidMessage, InvalidSetting
 from durable.redaction import shown
@@ -73,8 +75,9 @@ class Hub:
         return Bounds(settings.call_lease_shortest.total_seconds(), settings.call_lease_longest.total_seconds())
 
     def listings(self, peer: str | None) -> Sequence[Listing]:
-        """Return the providers that this peer may call."""
-        return [each for each in self._registry.local() if peers.may_see(self._settings, peer, each.offer)]
+        """Return the providers that this peer may call, each with the methods that it may call."""
+        told = ((each, peers.seen(self._settings, peer, each.offer)) for each in self._registry.local())
+        return [replace(each, offer=offer) for each, offer in told if offer is not None]
 
     def watch(self, told: Callable[[], None]) -> Callable[[], None]:
         return self._registry.watch(told)

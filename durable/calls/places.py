@@ -16,9 +16,9 @@ from typing import Final, Self
 from durable.calls.choice import HERE
 from durable.calls.links import Links
 from durable.calls.provider import CallProvider
-from durable.errors import CallFailed, NoProvider, WiringError
+from durable.errors import CallFailed, InvalidMessage, NoProvider, WiringError
 from durable.transports.base import Answer, Caller
-from durable.transports.frames import Call, Offers
+from durable.transports.frames import Call, Fault, FaultKind, Offers, Result
 
 _EVERYWHERE: Final = ("tcp://0.0.0.0:", "tcp://[::]:")
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -138,15 +138,24 @@ class LocalCaller:
         return self._provider.offers()
 
     async def call(self, call: Call) -> Answer:
-        """Run the call. One that nobody waits for goes on when its caller is cancelled."""
+        """Run the call. One that nobody waits for goes on when its caller is cancelled. Raises InvalidMessage when the
+        arguments are larger than a frame may be.
+        """
+        most_bytes = self._provider.most_bytes
+        if len(call.body) > most_bytes:
+            raise InvalidMessage(f"a call of {len(call.body):,} bytes; max_frame_bytes allows {most_bytes:,}")
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         cancel = self._provider.begin(call, None, lambda answer: _set(answered, answer))
         try:
-            return await answered
+            answer = await answered
         except asyncio.CancelledError:
             if call.awaited:
                 cancel()
             raise
+        if isinstance(answer, Result) and len(answer.body) > most_bytes:
+            too_large = f"the result of {len(answer.body):,} bytes is larger than max_frame_bytes"
+            return Fault(FaultKind.INVALID, too_large)
+        return answer
 
 
 def _set(future: asyncio.Future[Answer], answer: Answer) -> None:

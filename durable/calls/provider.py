@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from asyncio import CancelledError
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
@@ -38,6 +39,9 @@ _LONGEST_TEXT: Final = 1_000
 _LONGEST_ERROR: Final = 200
 _OVERLOADED: Final = "too many calls wait for their turn"
 _GONE: Final = Fault(FaultKind.GONE, "the provider is ending")
+_BROKEN_OFF: Final = Fault(
+    FaultKind.RAISED, "the method, or code that it called, has cancelled its own task", CancelledError.__qualname__
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class _Waiting:
     tally: Tally
     began: float
     is_cancelled: bool = False
+    is_given_up: bool = False
     task: asyncio.Task[None] | None = None
 
 
@@ -96,7 +101,8 @@ class CallProvider:
         functions = {name: getattr(implementation, name) for name in contract.methods}
         tallies = {name: self.telemetry.of(CallSide.SERVER, contract.name, name) for name in contract.methods}
         self._offered[contract.name] = Offered(contract, functions, self.clock.now(), singleton, tallies)
-        self._withdrawn.pop(contract.name, None)
+        if singleton:  # another offer does not give up what calls of the last one still use
+            self._withdrawn.pop(contract.name, None)
         self._want_singletons()
         self._tell()
 
@@ -154,6 +160,11 @@ class CallProvider:
     def waiting(self) -> int:
         """Calls that wait for their turn."""
         return len(self._queue)
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes that the arguments, or the result, of a call may have."""
+        return self._settings().max_frame_bytes
 
     @property
     def load(self) -> int:
@@ -224,7 +235,8 @@ class CallProvider:
     def _start(self, entry: _Waiting) -> None:
         self._running.add(entry)
         entry.task = asyncio.create_task(self._run(entry), name=f"call {entry.method.full_name}")
-        entry.task.add_done_callback(lambda _: self._ended(entry, _GONE))  # one that is cancelled may not have begun
+        # One that is cancelled may not have begun.
+        entry.task.add_done_callback(lambda _: self._ended(entry, _GONE if entry.is_given_up else _BROKEN_OFF))
 
     def _ended(self, entry: _Waiting, answer: Answer) -> None:
         if entry not in self._running:
@@ -296,18 +308,27 @@ class CallProvider:
             self._queue.remove(entry)
             self._leave(entry)
             self._tell_answer(entry, Fault(FaultKind.SUPERSEDED, f"{entry.call.service} is given up here"))
-        running = [entry.task for entry in self._running if entry.is_fenced and entry.task is not None]
+        running = self._give_up(entry for entry in self._running if entry.is_fenced)
         self.singletons.is_idle = not await end(running, within=within)
 
     async def stop(self, within: float) -> None:
-        """Answer what waits, and cancel what runs, for so many seconds."""
+        """Answer what waits, and cancel what runs, for so many seconds; log the failures that are not told yet."""
+        self.telemetry.unheard.flush()
         while self._queue:
             entry = self._queue.popleft()
             self._leave(entry)
             self._tell_answer(entry, _GONE)
-        left = await end([entry.task for entry in self._running if entry.task is not None], within=within)
+        left = await end(self._give_up(self._running), within=within)
         for task in left:
             log.warning("call does not end when it is cancelled: %s", task.get_name())
+
+    @staticmethod
+    def _give_up(entries: Iterable[_Waiting]) -> list[asyncio.Task[None]]:
+        """Return the tasks of these calls, which are to be cancelled because the provider ends."""
+        given_up = [entry for entry in entries if entry.task is not None]
+        for entry in given_up:
+            entry.is_given_up = True
+        return [entry.task for entry in given_up if entry.task is not None]
 
 
 def _expiry(call: Call) -> float | None:

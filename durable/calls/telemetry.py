@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 from msgspec import Struct
 
+from durable.calls.unheard import Unheard
 from durable.errors import (
     CallExpired,
     CallFailed,
@@ -113,6 +114,7 @@ class CallTelemetry:
     def __init__(self) -> None:
         self.spans: CallSpans | None = None
         self.record: Record | None = None
+        self.unheard = Unheard()
         self._tallies: dict[tuple[CallSide, str, str], Tally] = {}
         self._recent: dict[str, _Recent] = {}
 

@@ -12,9 +12,11 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError, StatementError
 
 from durable.envelope import NodeId
 from durable.storage.database import channel
+from durable.storage.outages import described, is_passing
 from durable.storage.sql import registry as statements
 
 CHANGED: Final = "services"
@@ -22,6 +24,8 @@ CHANGED: Final = "services"
 
 MOST_OFFERS: Final = 10_000
 """Offers that are read, at most."""
+
+_TRIAL: Final = "trial"
 
 
 class OfferRow(NamedTuple):
@@ -85,6 +89,23 @@ def write(
         "epochs": [each.epoch for each in offers],
     }
     conn.execute(statements.WRITE_OFFERS.within(schema), params)
+
+
+def refused(
+    conn: Connection, schema: str, offers: Sequence[OfferRow], signatures: Mapping[bytes, str]
+) -> dict[str, str]:
+    """Try each of these alone, and write nothing. Return the services that the database refuses, and its reasons."""
+    reasons: dict[str, str] = {}
+    for each in offers:
+        trial = conn.begin_nested()
+        try:
+            write(conn, schema, _TRIAL, [each], signatures, lease=timedelta())
+        except (StatementError, UnicodeError) as error:
+            if isinstance(error, DBAPIError) and is_passing(error):
+                raise
+            reasons[each.service] = described(error)
+        trial.rollback()
+    return reasons
 
 
 def renew(conn: Connection, schema: str, source: str, loads: Mapping[str, int], *, lease: timedelta) -> int:

@@ -42,6 +42,10 @@ class Inventory(Protocol):
 
     async def echo(self, data: bytes) -> bytes: ...
 
+    async def double(self, data: bytes) -> bytes: ...
+
+    async def give_up(self) -> None: ...
+
     async def fail(self, text: str) -> None: ...
 
     async def wrong(self) -> int: ...
@@ -72,6 +76,15 @@ class Stock:
 
     async def echo(self, data: bytes) -> bytes:
         return data
+
+    async def double(self, data: bytes) -> bytes:
+        return 2 * data
+
+    async def give_up(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
 
     async def fail(self, text: str) -> None:
         raise LookupError(text)

@@ -39,6 +39,8 @@ from durable.transports.frames import (
     Result,
 )
 from durable.transports.http.exchange import RETRY_SOON, Door, Entry, admitted
+from durable.transports.http.headers import refuse_unknown
+from durable.transports.http.messages import refused
 from durable.transports.http.problems import problem
 from durable.transports.http.receipts import waiting
 from durable.transports.http.wire import ARGUMENTS, DIRECTORY, OFFERS, RESULT, encode_directory, encode_offers
@@ -47,6 +49,7 @@ EXPIRES_IN: Final = "Durable-Expires-In"
 AWAITED: Final = "Durable-Awaited"
 EPOCH: Final = "Durable-Epoch"
 LONGEST_NAME: Final = 200
+_HEADERS: Final = tuple(name.lower() for name in (EXPIRES_IN, AWAITED, EPOCH))
 
 STATUS: Final = {
     FaultKind.UNKNOWN: 404,
@@ -68,7 +71,9 @@ def routes(door: Door) -> list[BaseRoute]:
         return []
     return [
         Route("/calls/{service}/{method}", partial(_call, door, door.provider), methods=["POST"]),
-        Route("/offers", partial(_tell, door, door.provider.watch, partial(_offers, door.provider)), methods=["GET"]),
+        Route(
+            "/offers", partial(_tell, door, door.provider.watch, partial(_offers, door, door.provider)), methods=["GET"]
+        ),
         *_directory_routes(door),
     ]
 
@@ -123,6 +128,8 @@ def _read(request: Request, entry: Entry) -> Call:
     if max(len(service), len(method)) > LONGEST_NAME:
         raise HTTPException(404, f"the name of a service, or of a method, has at most {LONGEST_NAME} characters")
     headers = request.headers
+    with refused(400):
+        refuse_unknown(headers.raw, _HEADERS)
     awaited = headers.get(AWAITED, "yes")
     if awaited not in ("yes", "no"):
         raise HTTPException(400, f"{AWAITED} must be yes or no")
@@ -197,8 +204,8 @@ async def _tell(door: Door, watch: _Watch, read: _List, request: Request) -> Res
             unwatch()
 
 
-def _offers(provider: Provider, _peer: str | None) -> tuple[bytes, str]:
-    return encode_offers(provider.offers()), OFFERS
+def _offers(door: Door, provider: Provider, peer: str | None) -> tuple[bytes, str]:
+    return encode_offers(peers.seen_of(door.settings, peer, provider.offers())), OFFERS
 
 
 def _directory(door: Door, peer: str | None) -> tuple[bytes, str]:

@@ -16,7 +16,7 @@ Values are UTF-8. A header that is not known here is refused, for a misspelt one
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 from typing import Annotated, Final
 from uuid import NAMESPACE_URL, UUID, uuid5
@@ -76,13 +76,22 @@ OPTIONS: Final = Options.__struct_encode_fields__
 def read_options(headers: Headers) -> Options:
     """Read the options of a message. Raises InvalidMessage."""
     given = {name: value for name, value in _ours(headers).items() if not name.startswith(OWN_PREFIX)}
-    for name in given:
-        if name not in OPTIONS:
-            raise InvalidMessage(f"unknown header: {name!r}{suggestion(name, OPTIONS)}")
+    _refuse_unknown(given, OPTIONS)
     try:
         return msgspec.convert(given, Options)
     except msgspec.ValidationError as error:
         raise InvalidMessage(f"a header is not as it should be: {error}") from None
+
+
+def refuse_unknown(headers: Headers, known: Collection[str]) -> None:
+    """Raise InvalidMessage for a header of durable that comes twice, or is none of these, which are in lower case."""
+    _refuse_unknown(_ours(headers), known)
+
+
+def _refuse_unknown(given: Iterable[str], known: Collection[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise InvalidMessage(f"unknown header: {name!r}{suggestion(name, known)}")
 
 
 def own_headers(headers: Headers) -> dict[str, str]:

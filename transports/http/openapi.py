@@ -1,7 +1,8 @@
 """OpenAPI 3.1 description of the endpoints: GET /openapi.json.
 
-Each message type that is handled now has a path and a schema of its own, made from its class. The schemas of the
-classes within have names that begin with the type, so that no two types can be in each other's way.
+Each message type that is handled now, and that the peer may send, has a path and a schema of its own, made from its
+class. The schemas of the classes within have names that begin with the type, so that no two types can be in each
+other's way.
 """
 
 from __future__ import annotations
@@ -168,10 +169,11 @@ def routes(door: Door) -> list[BaseRoute]:
 
 
 async def _describe(door: Door, request: Request) -> Response:
-    async with admitted(request, door, most_bytes=0):
+    async with admitted(request, door, most_bytes=0) as entry:
         secured = peers.has_secrets(door.settings)
         url = request.scope.get("root_path") or "/"
-        return JSONResponse(describe(door.service, door.messages(), secured=secured, url=url))
+        may = {name: cls for name, cls in door.messages().items() if peers.may_send(door.settings, entry.peer, name)}
+        return JSONResponse(describe(door.service, may, secured=secured, url=url))
 
 
 def describe(service: str, messages: Mapping[str, type], *, secured: bool = True, url: str = "/") -> Json:

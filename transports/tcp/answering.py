@@ -96,8 +96,8 @@ class Calls:
         if self._stream.is_backed_up:  # the peer reads slowly: it is told the last state only
             self._tell_soon()
             return
-        provider = self._provider
-        self._stream.post_soon(encode(Frame(provider.offers() if provider is not None else Offers([]))))
+        offers = self._provider.offers() if self._provider is not None else Offers([])
+        self._stream.post_soon(encode(Frame(peers.seen_of(self._settings, self._side.proven, offers))))
 
     def _answer(self, channel: int, answer: Answer) -> None:
         self._under_way.pop(channel, None)

@@ -43,10 +43,13 @@ FROM unnest(CAST(:services AS text[]), CAST(:loads AS bigint[])) AS renewed (ser
 WHERE row.source = :source AND row.service = renewed.service
 """)
 REMOVE_OFFERS = Statement("DELETE FROM {schema}.offers WHERE source = :source")
+# A time that no driver can decode would stop the reading of all.
 READ_OFFERS = Statement("""
 SELECT service, source, node_id, application, node, machine, version, digest, addresses, since, load, is_singleton,
     epoch, leased_until - clock_timestamp() AS lease
-FROM {schema}.offers WHERE leased_until > clock_timestamp() ORDER BY service, source LIMIT :most
+FROM {schema}.offers
+WHERE leased_until > clock_timestamp() AND since BETWEEN '0001-01-02 00:00+00' AND '9999-12-30 00:00+00'
+ORDER BY service, source LIMIT :most
 """)
 READ_SIGNATURES = Statement("""
 SELECT DISTINCT ON (digest) digest, CAST(signatures AS text) AS signatures FROM {schema}.offers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +31,7 @@ from durable.errors import (
     WiringError,
 )
 from durable.settings import Peer, load_settings
+from durable.statistics import CallSide
 from durable.testing import eventually
 from durable.testing.transports import envelopes
 from durable.transports.tcp.transport import TcpTransport
@@ -489,3 +491,42 @@ async def test_two_services_on_postgres_call_each_other(make_database: Any, tmp_
             await inventory.reserve("A-1", 3)
     async with stock, orders:
         assert await inventory.reserve("A-1", 3) == Reservation("A-1", 3)
+
+
+# ---------------------------------------------------------------- bounds of each place
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_call_larger_than_a_frame_is_refused(place: str, tmp_path: Path) -> None:
+    async with offering(place, tmp_path, max_frame_bytes=70_000, max_message_bytes=1_000) as stock:
+        inventory = stock.caller()
+        assert await inventory.echo(bytes(60_000)) == bytes(60_000)
+        with pytest.raises(InvalidCall, match="bytes"):
+            await inventory.slow("x" * 80_000)
+        assert stock.stock.began == []
+        with pytest.raises(InvalidCall):
+            await inventory.double(bytes(40_000))
+        assert await inventory.double(bytes(30_000)) == bytes(60_000)
+
+
+async def test_method_cancelling_its_own_task_is_a_remote_error(stock: Offering) -> None:
+    with pytest.raises(RemoteError, match="has cancelled its own task") as raised:
+        await stock.caller().give_up()
+    assert raised.value.error == "CancelledError"
+    assert await stock.caller().reserve("A-1") == Reservation("A-1", 1)
+
+
+async def test_many_failures_without_a_hook_are_two_lines(stock: Offering, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a bus, whichever of its callers has met them."""
+    failed = stock.telemetry.of(CallSide.CLIENT, "inventory", "note").outcomes
+
+    def has_failed(times: int) -> bool:
+        return sum(failed.values()) == times
+
+    for number in range(5):
+        await stock.caller().note("")
+        await eventually(partial(has_failed, number + 1))
+    stock.telemetry.unheard.flush()
+    lines = [each.getMessage() for each in caplog.records if "nobody waits" in each.getMessage()]
+    assert len(lines) == 2
+    assert "4 more" in lines[1]

@@ -13,6 +13,10 @@ import psycopg
 import pytest
 
 from durable import Bus
+from durable.calls.caller import RemoteService
+from durable.calls.contract import contract_of
+from durable.calls.links import Links
+from durable.calls.places import Elsewhere
 from durable.calls.provider import CallProvider
 from durable.errors import ConnectionFailed, InvalidSetting, NoProvider
 from durable.settings import load_settings
@@ -171,6 +175,27 @@ async def test_peers_announce_and_see_only_allowed_services() -> None:
         orders = await Raw.connect(hub.address, "orders", peers={"orders": {"secrets": {"1": SECRETS["orders"]}}})
         await orders.join(listing("orders.status", "orders", at="tcp://127.0.0.1:3"))
         await eventually(lambda: ("orders", "orders.status") in hub.known())
+
+
+async def test_peer_is_told_only_callable_methods() -> None:
+    may = _peers(viewer={"types": ["inventory.reserve"]})
+    own = {"viewer": {"secrets": {"1": SECRETS["viewer"]}}}
+    async with process("hub", offers=True, peers=may) as hub:
+        caller = TcpTransport(load_settings(peers=own), "viewer", 2).caller(hub.address)
+        async with caller:
+            (offer,) = (await caller.offers()).offers
+            assert ([each.method for each in offer.signatures], offer.is_partial) == (["reserve"], True)
+        links = Links(lambda _: TcpTransport(load_settings(peers=own), "viewer", 2))
+        place = Elsewhere(hub.address, lambda: links)
+        inventory = RemoteService(contract_of(Inventory), place, timeout=5, options={}, on_error=None).stub()
+        assert await inventory.reserve("A-1") == Reservation("A-1", 1)
+        with pytest.raises(NoProvider, match=r"viewer may not call inventory\.slow"):
+            await inventory.slow("A")
+        await links.close()
+        viewer = await Raw.connect(hub.address, "viewer", peers=own)
+        await viewer.join()
+        (told,) = (await viewer.hear()).listings
+        assert [each.method for each in told.offer.signatures] == ["reserve"]
 
 
 async def test_proven_peer_cannot_announce_under_another_name() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from durable.calls.caller import RemoteService
 from durable.calls.contract import contract_of
@@ -24,10 +25,12 @@ from durable.errors import InvalidCall, NoProvider, ProviderGone
 from durable.settings import load_settings
 from durable.testing import eventually
 from durable.testing.transports import MemoryReceiver
+from durable.transports.frames import Offer
 from durable.transports.http.transport import HttpTransport
 from durable.transports.http.wire import ARGUMENTS, DIRECTORY, OFFERS, RESULT, decode_directory, decode_offers
 from tests.support.calling import SOON, Inventory, Offering, Reservation, Stock, offering
 from tests.support.hubs import listing
+from tests.support.providing import Named, Who
 
 SECRETS = {"orders": "the-secret-of-orders-alone", "other": "the-secret-of-another-one"}
 
@@ -92,6 +95,9 @@ async def test_fault_is_a_problem(
         ({**KIND, "Durable-Awaited": "perhaps"}, 400),
         ({**KIND, "Durable-Epoch": "-1"}, 400),
         ({**KIND, "Durable-Epoch": str(2**63)}, 400),
+        ({**KIND, "Durable-Expires-Inn": "1"}, 400),
+        ({**KIND, "Durable-Source": "orders"}, 400),
+        ({**KIND, "Durable-Header-Colour": "red"}, 400),
     ],
 )
 async def test_malformed_request_is_refused_before_the_call(
@@ -116,6 +122,17 @@ async def test_arguments_beyond_the_limit_are_refused_unread(tmp_path: Path) -> 
         with pytest.raises(InvalidCall, match="larger than max_frame_bytes"):
             await caller.prices(place="x" * 69_992)
         await links.close()
+
+
+async def test_misspelt_header_is_told_with_its_name(client: httpx.AsyncClient) -> None:
+    response = await client.post(RESERVE, content=arguments("A"), headers={**KIND, "Durable-Expires-Inn": "1"})
+    assert response.json()["detail"] == "unknown header: 'durable-expires-inn'; did you mean 'durable-expires-in'?"
+    twice = [*KIND.items(), ("Durable-Epoch", "0"), ("Durable-Epoch", "0")]
+    response = await client.post(RESERVE, content=arguments("A"), headers=twice)
+    assert (response.status_code, response.json()["detail"]) == (
+        400,
+        "the header 'durable-epoch' comes twice; send it once",
+    )
 
 
 async def test_closed_request_cancels_its_call(stock: Offering, client: httpx.AsyncClient) -> None:
@@ -178,6 +195,44 @@ async def test_directory_shows_a_peer_only_allowed_services() -> None:
             assert response.headers["content-type"] == DIRECTORY
             assert [each.offer.service for each in decode_directory(response.content)] == seen
         assert (await client.get("/directory")).status_code == 401
+    await listener.close()
+
+
+async def test_lists_show_a_peer_only_callable_methods() -> None:
+    peers: dict[str, Any] = {name: {"secrets": {"1": secret}} for name, secret in SECRETS.items()}
+    peers["orders"]["types"] = ["inventory.reserve", "shop.*", "billing.*"]
+    settings = load_settings(peers=peers)
+    provider, registry = CallProvider(lambda: settings), Registry()
+    provider.offer(contract_of(Inventory), Stock())
+    provider.offer(contract_of(Who), Named("one"))
+    registry.announce("x", [replace(listing("inventory"), offer=contract_of(Inventory).offer), listing("other")])
+    transport = HttpTransport(
+        settings,
+        service="hub",
+        messages=lambda: {"shop.reservation": Reservation, "secret.reservation": Reservation},
+        provider=provider,
+        directory=Hub(registry, settings, "hub"),
+    )
+    listener = transport.listener("http://127.0.0.1:0", "hub")
+    await listener.serve(MemoryReceiver())
+    async with httpx.AsyncClient(base_url=listener.address) as client:
+
+        async def told(name: str, path: str) -> httpx.Response:
+            return await client.get(path, headers={"Authorization": f"Bearer {SECRETS[name]}"})
+
+        def methods(offers: Sequence[Offer]) -> dict[str, list[str]]:
+            return {each.service: [method.method for method in each.signatures] for each in offers}
+
+        offers = decode_offers((await told("orders", "/offers")).content).offers
+        assert methods(offers) == {"inventory": ["reserve"]}
+        listings = decode_directory((await told("orders", "/directory")).content)
+        assert methods([each.offer for each in listings]) == {"inventory": ["reserve"]}
+        described = (await told("orders", "/openapi.json")).text
+        assert "shop.reservation" in described
+        assert "secret.reservation" not in described
+        offers = decode_offers((await told("other", "/offers")).content).offers
+        assert methods(offers) == {"inventory": list(contract_of(Inventory).methods), "who": ["name", "wait"]}
+        assert "secret.reservation" in (await told("other", "/openapi.json")).text
     await listener.close()
 
 

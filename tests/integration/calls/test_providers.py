@@ -5,16 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import psycopg
 import pytest
+from msgspec import Meta
+from sqlalchemy import NullPool, create_engine
 
 from durable import Bus
 from durable.calls import service
+from durable.calls.singletons import Singletons
+from durable.calls.stored import listings_of, loads_of, methods_of
+from durable.envelope import NodeId
 from durable.errors import IncompatibleService, InvalidSetting, NoProvider, Overloaded, ProviderSuperseded
+from durable.recovery import offering
+from durable.recovery.singleton_locks import SingletonLocks
+from durable.settings import load_settings
+from durable.storage import registry
+from durable.storage.database import Database, lock_engine_url
 from durable.testing import eventually
+from durable.transports.frames import Listing, Offer, Signature
 from tests.failure.workbench import QUICK
 from tests.support.calling import Inventory, Reservation, Stock
 from tests.support.providing import Named, Who
@@ -163,6 +175,86 @@ async def test_load_is_told_with_the_heartbeat(start: Start) -> None:
     assert stock.runtime.application.offers.load == 0
 
 
+# ---------------------------------------------------------------- rows that cannot be stored, or read
+
+Line = Annotated[str, Meta(pattern=r"^[^\u0000-\u001f]*$")]
+
+
+@service("lines", version="1.0")
+class Lines(Protocol):
+    async def put(self, line: Line, by: str = r"\u0000") -> int: ...
+
+
+class Putting:
+    async def put(self, line: str, by: str) -> int:
+        return len(line)
+
+
+def lines_and_who(bus: Bus) -> None:
+    bus.offer(Lines, Putting())
+    bus.offer(Who, Named("one"))
+
+
+async def test_service_with_escapes_in_its_signature_is_listed_and_called(start: Start) -> None:
+    await start("shop", TCP, offer=lines_and_who)
+    caller = await start("shop")
+    await sees(caller, Lines, 1)
+    assert await caller.caller(Lines).put("x") == 1
+    assert await caller.caller(Who).name() == "one"
+
+
+async def test_offer_refused_by_the_database_stops_no_other(
+    start: Start, database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows(database_url, "ALTER TABLE durable.offers ADD CHECK (service <> 'lines')")
+    stock = await start("shop", TCP, offer=lines_and_who)
+    caller = await start("shop", TCP, offer=lambda bus: bus.offer(Inventory, Stock()))
+    await sees(caller, Who, 1)
+    assert await caller.caller(Who).name() == "one"
+    await sees(stock, Inventory, 1)
+    assert await nodes_of(caller, Lines) == []
+    written = "SELECT n_tup_ins FROM pg_stat_user_tables WHERE relname = 'offers'"
+    assert rows(database_url, written)[0][0] < 20
+    assert len([each for each in caplog.records if "offer of lines" in each.getMessage()]) == 1
+
+
+@pytest.mark.parametrize("bad", ["since = '0044-03-15 BC'", "signatures = '[[1]]', digest = 'x'"])
+async def test_unreadable_row_stops_the_reading_of_no_other(start: Start, database_url: str, bad: str) -> None:
+    await start("shop", TCP, offer=lines_and_who)
+    await eventually(lambda: len(rows(database_url, "SELECT 1 FROM durable.offers")) == 2)
+    rows(database_url, f"UPDATE durable.offers SET {bad} WHERE service = 'lines'")
+    caller = await start("shop")
+    await sees(caller, Who, 1)
+    assert await caller.caller(Who).name() == "one"
+    assert await nodes_of(caller, Lines) == []
+
+
+async def test_reading_goes_on_when_nothing_can_be_written(start: Start, database_url: str) -> None:
+    await start("shop", TCP, offer=named("one"))
+    await eventually(lambda: rows(database_url, "SELECT 1 FROM durable.offers"))
+    rows(database_url, "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE ''no''; END'")
+    rows(database_url, "CREATE TRIGGER refuse BEFORE INSERT ON durable.offers EXECUTE FUNCTION refuse()")
+    caller = await start("shop", TCP, offer=lambda bus: bus.offer(Inventory, Stock()))
+    registry = caller.runtime.registry
+    registry.use()
+    await eventually(lambda: "who" in {each.offer.service for each in registry.listings()})
+
+
+async def test_announcement_of_any_text_is_stored(database_url: str) -> None:
+    settings = load_settings(database_url=database_url)
+    database, since = Database(settings), datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=14)))
+    texts = ["\0", r"\u0000", "\\\0", "\ud800", "ok"]
+    listings = [
+        Listing(Offer(f"s{number} {text}", text, [Signature(text, b"", text)]), text, 1, [text], since, machine=text)
+        for number, text in enumerate(texts)
+    ]
+    assert await offering.write(database, "x", listings, lease=timedelta(minutes=1)) == len(texts)
+    offers, methods = await database.transaction(registry.read, ())
+    assert len(listings_of(offers, methods_of(methods))) == len(texts)
+    assert await database.transaction(registry.renew, "x", loads_of(listings), lease=timedelta(minutes=1)) == len(texts)
+    await database.close()
+
+
 # ---------------------------------------------------------------- who is called
 
 
@@ -305,3 +397,54 @@ async def test_withdrawn_singleton_is_kept_until_its_calls_are_finished(start: S
     one.go.set()
     assert await running == "one"
     assert await who.name() == "other"
+
+
+async def test_withdrawn_singleton_is_kept_when_offered_as_a_plain_service(start: Start) -> None:
+    """The calls under way belong to the singleton: no other node may begin beside them."""
+    one, other = Named("one"), Named("other")
+    first = await start("shop", TCP, offer=lambda bus: bus.offer(Who, one, singleton=True))
+    caller = await start("shop")
+    running = asyncio.create_task(caller.caller(Who).wait())
+    await eventually(lambda: one.began == 1)
+    second = await start("shop", TCP, offer=lambda bus: bus.offer(Who, other, singleton=True))
+    for again in (False, True, False):
+        first.withdraw(Who)
+        first.offer(Who, Named("again"), singleton=again)
+    assert first.runtime.application.offers.singletons.wanted == {"who": "1.0"}
+    held = second.runtime.application.offers.singletons
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1.5):  # several looks at the lock
+            await eventually(lambda: held.known_epoch("who"))
+    one.go.set()
+    assert await running == "one"
+    await eventually(lambda: held.epoch_of("who"))
+    assert first.runtime.application.offers.singletons.wanted == {}
+
+
+def test_lock_of_a_singleton_is_given_up_only_when_its_calls_have_ended(database_url: str) -> None:
+    """Otherwise the next holder would begin at once, beside the call that goes on."""
+    settings, singletons = load_settings(database_url=database_url), Singletons()
+    singletons.open()
+    singletons.want({"who": "1.0"})
+    locks, node = SingletonLocks(singletons, settings), NodeId(7)
+    engine = create_engine(lock_engine_url(settings), poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as conn:
+        locks.look(conn, node)
+        assert singletons.known_epoch("who") == 1
+        singletons.close()
+        for is_idle, holder in ((False, 7), (True, None)):
+            singletons.is_idle = is_idle
+            locks.leave(conn)
+            assert rows(database_url, "SELECT holder FROM durable.services") == [(holder,)]
+    engine.dispose()
+
+
+async def test_singleton_is_given_up_when_its_node_stops(database_url: str) -> None:
+    """The next holder begins at once, and not after a lease."""
+    bus = Bus("shop", database_url, **SOON)
+    bus.listen(TCP)
+    bus.offer(Who, Named("one"), singleton=True)
+    async with bus:
+        await eventually(lambda: bus.runtime.application.offers.singletons.epoch_of("who"))
+        assert rows(database_url, "SELECT holder FROM durable.services") != [(None,)]
+    assert rows(database_url, "SELECT holder FROM durable.services") == [(None,)]
