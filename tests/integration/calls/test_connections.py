@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 import signal
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from durable.calls.contract import contract_of
+from durable.calls.places import this_machine
 from durable.calls.provider import CallProvider
 from durable.settings import load_settings
 from durable.testing import eventually
@@ -239,6 +242,9 @@ async def test_killed_provider_is_taken_away_at_once(hub: Process) -> None:
         (listing("inventory", at="tcp://10.0.0.7:22"), "tcp://10.0.0.7:22 is not on this machine"),
         (listing("inventory", at="http://user@127.0.0.1:1"), "is no address that can be called"),
         (listing("inventory", at="file:///etc/passwd"), "is no address that can be called"),
+        (listing("inventory", at="tcp://127.0.0.1:1?bogus=1"), "the only options are reuse_port=1 and tls=1"),
+        (listing("inventory", at="http://127.0.0.1:1/a//b"), "the path is not one of plain"),
+        (listing("inventory", at="unix:///tmp/" + "p" * 150), "the path of a Unix socket has at most"),
     ],
 )
 async def test_announcement_of_something_else_is_refused_and_changes_nothing(
@@ -288,6 +294,39 @@ async def test_name_and_address_of_another_peer_cannot_be_taken_away(hub: Proces
     assert hub.known() == [("stock", "inventory")]
     for raw in (second, third, again):
         await raw.close()
+
+
+@pytest.mark.parametrize("at", ["tcp://0.0.0.0:1", "tcp://localhost:1", "tcp://[::1]:1", f"tcp://{platform.node()}:1"])
+async def test_address_is_taken_however_it_is_written(hub: Process, at: str) -> None:
+    first, second = await Raw.connect(hub.address), await Raw.connect(hub.address, service="billing")
+    await first.join(listing("inventory"))
+    await eventually(lambda: hub.known() == [("stock", "inventory")])
+    await second.join(listing("inventory", application="billing", at=at))
+    assert await second.refusal() == "tcp://127.0.0.1:1 is announced by stock already; announce another address"
+
+
+async def test_name_and_address_at_another_node_of_the_hub_cannot_be_taken_away(hub: Process) -> None:
+    row = listing("inventory", machine=this_machine())
+    hub.registry.store([("stock another", row)])
+    second = await Raw.connect(hub.address)
+    await second.join(listing("inventory", at="tcp://127.0.0.1:2"))
+    assert "stock node 7 is announced at other addresses already" in await second.refusal()
+    third = await Raw.connect(hub.address, service="billing")
+    await third.join(listing("inventory", application="billing"))
+    assert await third.refusal() == "tcp://127.0.0.1:1 is announced by stock already; announce another address"
+    hub.registry.store([("stock another", replace(row, machine="another"))])  # whose 127.0.0.1 is another one
+    await third.say(Announce([listing("inventory", application="billing")]))
+    await eventually(lambda: ("billing", "inventory") in hub.known())
+
+
+async def test_own_rows_at_the_hub_do_not_stand_in_the_way(hub: Process) -> None:
+    first = await Raw.connect(hub.address)
+    await first.join(listing("inventory"))
+    await eventually(lambda: hub.known() == [("stock", "inventory")])
+    ((_, announced),) = hub.hub._announced.items()
+    hub.registry.store([(announced.source, each) for each in announced.listings])
+    await first.say(Announce([listing("inventory", at="tcp://127.0.0.1:2")]))
+    await eventually(lambda: [each.addresses for each in hub.registry.listings()] == [["tcp://127.0.0.1:2"]])
 
 
 async def test_singleton_of_a_service_cannot_be_announced_by_another(hub: Process) -> None:
