@@ -82,7 +82,8 @@ def accepted(
     _refuse_unreadable(name)
     if name.casefold() == service.casefold():
         raise InvalidMessage(
-            f"{shown(name)} is the name of this service, whose nodes are known from its database; give the peer another name"
+            f"{shown(name)} is the name of this service, whose nodes are known from its database; "
+            "give the peer another name"
         )
     if announcer.proven is None and name.casefold() in {each.casefold() for each in settings.peers}:
         raise InvalidMessage(f"{shown(name)} is the name of a peer, and not proved; use its secret or its certificate")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import platform
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,7 @@ from msgspec.structs import replace
 from durable.calls.contract import contract_of
 from durable.calls.places import this_machine
 from durable.calls.provider import CallProvider
+from durable.errors import TransportError
 from durable.settings import load_settings
 from durable.testing import eventually
 from durable.testing.transports import MemoryReceiver
@@ -25,16 +28,21 @@ from durable.transports.frames import (
     MAX_OFFERS,
     Announce,
     Call,
+    Cancel,
     Directory,
+    Frame,
     FrameKind,
+    Lookup,
     Outcomes,
     Ping,
     Pong,
     Reset,
     Result,
 )
-from durable.transports.tcp.conversation import Sendable
+from durable.transports.tcp.conversation import Sendable, ServerSide
+from durable.transports.tcp.pace import MOST_FRAMES
 from durable.transports.tcp.transport import TcpTransport
+from durable.transports.wire import encode
 from tests.support.calling import Inventory, Stock
 from tests.support.frames import raw_frame
 from tests.support.hubs import Process, Raw, listing, process
@@ -489,3 +497,55 @@ async def test_unread_results_take_no_more_than_the_buffer() -> None:
         assert unsent <= (4 << 20) + 20_000
         assert hub.counts["unread"] > 20
         raw.stream.abort()
+
+
+# ---------------------------------------------------------------- floods
+
+
+FLOODS = {"lookup": Lookup(), "reset": Reset(1.0), "announce": Announce([listing("x")]), "call": Call("no", "no", b"")}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+async def test_flood_ends_the_connection_of_its_peer_alone(
+    hub: Process, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = await Raw.connect(hub.address, service="orders")
+    raw = await Raw.connect(hub.address)
+    await raw.join()
+
+    async def flood() -> None:
+        with contextlib.suppress(TransportError):
+            for number in range(200):
+                frames = (Frame(FLOODS[kind], number * 100 + own + 10) for own in range(100))
+                await raw.stream.write(b"".join(map(encode, frames)))
+
+    flooding = asyncio.create_task(flood())
+    await raw.is_ended()
+    await flooding
+    await eventually(lambda: hub.counts["dropped"] == 1)
+    assert "too many" in caplog.text
+    await other.say(Ping())
+    await other.hear(Pong)
+
+
+async def test_frames_of_one_read_leave_turns_to_others(hub: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = await Raw.connect(hub.address)
+    turn, heard = 0, Counter[int]()
+    hear = ServerSide.hear
+
+    def counted(self: ServerSide, *args: Any) -> Any:
+        heard[turn] += 1
+        return hear(self, *args)
+
+    async def turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(ServerSide, "hear", counted)
+    counting = asyncio.create_task(turns())
+    await raw.stream.write(b"".join(encode(Frame(Cancel(), 5)) for _ in range(1_000)))
+    await eventually(lambda: heard.total() == 1_000)
+    counting.cancel()
+    assert max(heard.values()) <= MOST_FRAMES
