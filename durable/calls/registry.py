@@ -95,6 +95,11 @@ class Registry:
         if changed:
             self.tell()
 
+    def learned(self, source: str) -> Sequence[Listing]:
+        """Return what this connection has told."""
+        with self._lock:
+            return self._learned.get(source, ())
+
     def announce(self, source: str, listings: Sequence[Listing]) -> None:
         """Take these as all that this connected peer offers."""
         with self._lock:

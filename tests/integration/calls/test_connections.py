@@ -154,6 +154,23 @@ async def test_directory_is_kept_when_the_connection_is_back_within_the_lease(tm
         assert [] not in changes
 
 
+async def test_peers_of_a_restarted_hub_stay_known_until_they_had_time_to_announce_again(tmp_path: Path) -> None:
+    at = f"unix://{tmp_path}/hub"
+    async with process("orders", at=None, call_lease=2.0) as orders:
+        orders.connections.open(at)
+        async with process("hub", at=at):
+            raw = await Raw.connect(at)
+            await raw.join(listing("prices"), listing("inventory"), lease=10)
+            await eventually(lambda: orders.known() == [("stock", "inventory"), ("stock", "prices")])
+        async with process("hub", at=at, offers=True):
+            await eventually(lambda: ("hub", "inventory") in orders.known())
+            assert ("stock", "prices") in orders.known()
+            again = await Raw.connect(at)
+            await again.join(listing("inventory"), lease=10)
+            await eventually(lambda: ("stock", "prices") not in orders.known())
+            assert orders.known() == [("hub", "inventory"), ("stock", "inventory")]
+
+
 # ---------------------------------------------------------------- leases
 
 
