@@ -128,6 +128,7 @@ class _Course:
     tried: set[str] = field(default_factory=set)
     asked: set[str] = field(default_factory=set)
     looks: int | None = None
+    was_singleton: bool = False
     pause: float = _SHORTEST_PAUSE
     began_at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
@@ -282,7 +283,8 @@ class RemoteService:
         if course.looks is None:
             course.looks = self._place.looks
         may_be_new = self._place.looks is not None and self._place.looks == course.looks and not course.tried
-        may_move = self._place.is_singleton and isinstance(refusal, NoProvider | ProviderSuperseded)
+        is_singleton = self._place.is_singleton or course.was_singleton  # whose last holder may be forgotten by now
+        may_move = is_singleton and isinstance(refusal, NoProvider | ProviderSuperseded)
         if not (may_be_new or (may_move and not self._is_late(call, course))):
             raise course.told(refusal)
         self._place.look_again()
@@ -307,6 +309,7 @@ class RemoteService:
         if not isinstance(answer, Fault) or answer.kind not in _FOR_THE_NEXT:
             return answer
         course.sent_to, course.refusal = None, self._error(method, answer, target)
+        course.was_singleton = bool(target.epoch) and self._place.is_choice
         if answer.kind is not FaultKind.OVERLOADED:
             self._place.look_again()
         return None

@@ -29,6 +29,7 @@ from durable.transports.frames import (
     Announce,
     Call,
     Cancel,
+    Content,
     Directory,
     Frame,
     FrameKind,
@@ -519,7 +520,12 @@ async def test_unread_results_take_no_more_than_the_buffer() -> None:
 # ---------------------------------------------------------------- floods
 
 
-FLOODS = {"lookup": Lookup(), "reset": Reset(1.0), "announce": Announce([listing("x")]), "call": Call("no", "no", b"")}
+FLOODS: dict[str, Content] = {
+    "lookup": Lookup(),
+    "reset": Reset(1.0),
+    "announce": Announce([listing("x")]),
+    "call": Call("no", "no", b""),
+}
 
 
 @pytest.mark.parametrize("kind", FLOODS)
