@@ -243,7 +243,8 @@ class Runtime:
         return self.links if self.is_running else None
 
     def _origin(self) -> Origin:
-        return Origin(self.application.service, self.node_id, this_machine())
+        offered = frozenset(each.contract.name for each in self.application.offers.offered)
+        return Origin(self.application.service, self.node_id, this_machine(), offered)
 
     def _addresses(self) -> Sequence[str]:
         """Return the addresses at which this process listens."""

@@ -4,7 +4,8 @@
     a notification, or heartbeat     --> read                               as often
     heartbeat                        --> lengthen the leases, and tell how busy the services are: one statement
 
-While the database is away, what is known stays known. A process that offers nothing, and never calls a provider by
+While the database is away, what is known stays known; when it is back, for one lease more, in which the nodes can
+lengthen theirs. A process that offers nothing, and never calls a provider by
 choice, asks the database for nothing.
 """
 
@@ -19,6 +20,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from durable.calls import stored
+from durable.calls.grace import Grace
 from durable.calls.registry import Registry
 from durable.envelope import ANY_NODE, NodeId
 from durable.errors import StorageUnavailable
@@ -64,6 +66,9 @@ class Registering:
         self._renewed_at = 0.0
         self._rounds = 0
         self._troubles = Troubles(often=[_WRITING, _READING])
+        self._read_at = time.monotonic()
+        self._was_away = False
+        self._grace: Grace[tuple[str, Listing]] = Grace(self._lease.total_seconds(), lambda row: row[1])
 
     async def join(self, node: NodeId) -> None:
         """Write what this node offers; when that fails, run() does it later."""
@@ -106,7 +111,11 @@ class Registering:
         self._unreadable = found.keys() - read.keys()
         known = {**self._methods, **read}
         self._methods = {each.offer.digest: known[each.offer.digest] for each in offers if each.offer.digest in known}
-        self._registry.store(stored.listings_of(offers, self._methods))
+        now = time.monotonic()
+        if self._was_away or now - self._read_at > self._lease.total_seconds() / 2:
+            self._grace.begin(self._registry.stored, now)
+        self._was_away, self._read_at = False, now
+        self._registry.store(self._grace.merged(stored.listings_of(offers, self._methods), now))
 
     async def _look(self) -> None:
         """Write and read, whatever becomes of the other."""
@@ -146,6 +155,7 @@ class Registering:
             await story()
         except BaseException as error:
             raise_if_cancelled(error)
+            self._was_away = True
             self._troubles.meet(name, error)
         else:
             self._troubles.overcome(name)

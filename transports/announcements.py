@@ -1,7 +1,7 @@
 """The rules of announcements: which services a connected peer may announce, under which name and at which addresses.
 
     name       the proven one; a peer that has proved none has the name of its HELLO, unless that is the name of this
-               service or of one of `peers`
+               service or of one of `peers`, also in capitals; it is printable text
     services   those in `offers` of the peer; without, any, unless the peer has `types`
     addresses  below `at` of the peer, where it has one; or else where the connection comes from
 
@@ -12,10 +12,11 @@ Callers here have not chosen the peer: an address that it could choose freely wo
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Sequence
+import posixpath
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from msgspec.structs import replace
 
@@ -29,6 +30,17 @@ from durable.transports.hosts import is_host
 UNIX: Final = "unix"
 _SCHEMES: Final = ("tcp", UNIX, "http", "https")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_THIS_MACHINE: Final = "127.0.0.1"  # however it is written
+
+MOST_PLACES: Final = 100
+"""Different addresses of one announcement, at most."""
+
+Check = Callable[[str], object]
+"""The rules of the transport of an address: raises InvalidSetting for one that nobody could call."""
+
+
+def _nothing_more(address: str) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +71,7 @@ def accepted(
     *,
     machine: str = "",
     hosts: Collection[str] = (),
+    check: Check = _nothing_more,
 ) -> list[Listing]:
     """Return listings as they are known at this service: under the name of the peer, at addresses that it may name.
 
@@ -66,12 +79,18 @@ def accepted(
     InvalidMessage for a name or a service that it may not announce, and for a service without an address that is left.
     """
     name = announcer.name
-    if name == service:
+    _refuse_unreadable(name)
+    if name.casefold() == service.casefold():
         raise InvalidMessage(
-            f"{name} is the name of this service, whose nodes are known from its database; give the peer another name"
+            f"{shown(name)} is the name of this service, whose nodes are known from its database; "
+            "give the peer another name"
         )
-    if announcer.proven is None and name in settings.peers:
+    if announcer.proven is None and name.casefold() in {each.casefold() for each in settings.peers}:
         raise InvalidMessage(f"{shown(name)} is the name of a peer, and not proved; use its secret or its certificate")
+    addresses = {address for listing in listings for address in listing.addresses}
+    if len(addresses) > MOST_PLACES:
+        raise InvalidMessage(f"more than {MOST_PLACES} different addresses are announced; announce fewer")
+    refusals = {address: _refusal_of_address(settings, announcer, address, hosts, check) for address in addresses}
     seen: set[str] = set()
     for listing in listings:
         offered = shown(listing.offer.service)
@@ -89,15 +108,23 @@ def accepted(
         replace(
             each,
             application=name,
-            addresses=_allowed(settings, announcer, each, hosts),
+            addresses=_allowed(each, refusals),
             machine=each.machine if announcer.host else machine,
         )
         for each in listings
     ]
 
 
-def _allowed(settings: Settings, announcer: Announcer, listing: Listing, hosts: Collection[str]) -> list[str]:
-    reasons = {address: _refusal_of_address(settings, announcer, address, hosts) for address in listing.addresses}
+def _refuse_unreadable(name: str) -> None:
+    """Refuse a name that people would take for another one, or for a line of a log."""
+    if not name or not name.isprintable() or name != name.strip():
+        raise InvalidMessage(
+            f"{shown(name)!r} is no name of a service; give one of printable characters, without spaces around it"
+        )
+
+
+def _allowed(listing: Listing, refusals: Mapping[str, str]) -> list[str]:
+    reasons = {address: refusals[address] for address in listing.addresses}
     if all(reasons.values()):
         why = next(iter(reasons.values()), "no address is announced; give one that reaches the provider")
         raise InvalidMessage(f"{shown(listing.offer.service)}: {why}")
@@ -111,29 +138,41 @@ def announced(listing: Listing, own_host: str) -> Listing:
     return replace(listing, addresses=_seen_from(listing.addresses, own_host))
 
 
-def learned(listing: Listing, host: str) -> Listing:
+def learned(listing: Listing, host: str, check: Check = _nothing_more) -> Listing:
     """Return a listing with the addresses that can be called from here. `host` is that of the peer which has told it;
     empty when both are on one machine.
     """
-    return replace(listing, addresses=_seen_from(listing.addresses, host))
+    return replace(listing, addresses=_seen_from(listing.addresses, host, check))
 
 
-def place_of(address: str) -> str:
-    """Return an address without its options, to compare it. Raises InvalidSetting for text that is none."""
+def place_of(address: str, hosts: Collection[str] = ()) -> str:
+    """Return an address as it is compared: without options, and with one name for this machine, whose names are
+    `hosts`. Raises InvalidSetting for text that is none.
+    """
     parts = _split(address)
     if parts.scheme == UNIX:
-        return f"{UNIX}://{parts.path}"
-    host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
+        return f"{UNIX}://{posixpath.normpath('/' + unquote(parts.path).lstrip('/'))}"
+    host = (parts.hostname or "").removesuffix(".")
+    if is_local(address) or host in hosts:
+        host = _THIS_MACHINE
+    elif (ip := _ip(host)) is not None:
+        host = str(ip)
     port = parts.port if parts.port is not None else _DEFAULT_PORTS.get(parts.scheme)
     return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
 
 
-def _seen_from(addresses: Sequence[str], host: str) -> list[str]:
+def is_local(address: str) -> bool:
+    """Tell whether an address is another place on each machine. Raises InvalidSetting for text that is none."""
+    return _is_local(_split(address))
+
+
+def _seen_from(addresses: Sequence[str], host: str, check: Check = _nothing_more) -> list[str]:
     """Return the addresses that work where `host` is the machine that they are on; empty: this one."""
     seen: list[str] = []
     for address in addresses:
         try:
             parts = _split(address)
+            check(address)
         except InvalidSetting:
             continue
         if _is_any(parts.hostname):
@@ -144,11 +183,14 @@ def _seen_from(addresses: Sequence[str], host: str) -> list[str]:
     return seen
 
 
-def _refusal_of_address(settings: Settings, announcer: Announcer, address: str, hosts: Collection[str]) -> str:
+def _refusal_of_address(
+    settings: Settings, announcer: Announcer, address: str, hosts: Collection[str], check: Check
+) -> str:
     try:
         parts = _split(address)
+        check(address)
     except InvalidSetting as error:
-        return str(error)
+        return shown(str(error))
     text, owner = shown(address), peers.peer_at(settings, address)
     if owner not in ("", announcer.name):
         return f"{text} is an address of {owner}"
@@ -197,9 +239,10 @@ def _at(parts: SplitResult, host: str) -> str:
 
 
 def _is_local(parts: SplitResult) -> bool:
-    if parts.scheme == UNIX or parts.hostname == "localhost" or _is_any(parts.hostname):
+    host = (parts.hostname or "").removesuffix(".")
+    if parts.scheme == UNIX or host == "localhost" or _is_any(host):
         return True
-    ip = _ip(parts.hostname)
+    ip = _ip(host)
     return ip is not None and ip.is_loopback
 
 

@@ -39,7 +39,7 @@ from durable.errors import (
     ProviderGone,
     ProviderSuperseded,
     RemoteError,
-    TransportError,
+    WiringError,
 )
 from durable.kinds import shown
 from durable.redaction import shown as tidied
@@ -71,6 +71,8 @@ _FOR_THE_NEXT: Final = (FaultKind.UNKNOWN, FaultKind.OVERLOADED, FaultKind.SUPER
 _SHORTEST_PAUSE: Final = 0.02  # seconds until the holder of a singleton is looked for again
 _LONGEST_PAUSE: Final = 0.2
 _MOST_CHECKED: Final = 1_000
+_MOST_SHARES: Final = 3
+"""Parts of the time that a call has left, of which the next target has one until the call is sent."""
 
 
 class Place(Protocol):
@@ -94,6 +96,10 @@ class Place(Protocol):
         """Return what to call; None when there is no target but those that were tried."""
         ...
 
+    def left(self, tried: Collection[str]) -> int:
+        """Return the number of targets that were not tried, or any number above the most that share a call's time."""
+        ...
+
     def nobody(self) -> CallFailed:
         """Return why there is no target."""
         ...
@@ -115,12 +121,29 @@ class Place(Protocol):
 class _Course:
     """Course of a call so far: where it is now, and why it was not run before."""
 
+    ends_at: float | None
+    asking: Target | None = None
     sent_to: Target | None = None
     refusal: CallFailed | None = None
     tried: set[str] = field(default_factory=set)
+    asked: set[str] = field(default_factory=set)
     looks: int | None = None
+    was_singleton: bool = False
     pause: float = _SHORTEST_PAUSE
     began_at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+
+    def share(self, targets: int) -> float | None:
+        """Return when the next of so many targets has had its time; None: when the call has."""
+        if self.ends_at is None or targets < 2:
+            return None
+        now = asyncio.get_running_loop().time()
+        return now + (self.ends_at - now) / min(targets, _MOST_SHARES)
+
+    def told(self, error: CallFailed) -> CallFailed:
+        """Return the error with the number of those that were asked."""
+        if len(self.asked) < 2:
+            return error
+        return type(error)(f"{error} ({len(self.asked)} addresses were asked)")
 
 
 class RemoteService:
@@ -204,18 +227,20 @@ class RemoteService:
 
     async def _result(self, method: Method, call: Call, seconds: float | None) -> Any:
         """Call within so many seconds; None: for as long as the provider is there."""
-        course = _Course()
+        course = _Course(None if seconds is None else asyncio.get_running_loop().time() + seconds)
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout_at(course.ends_at):
                 answer = await self._answer(method, call, course)
         except TimeoutError:
+            if course.asking is not None:
+                self._place.failed(course.asking)
             if course.sent_to is not None:
-                self._place.failed(course.sent_to)
                 raise CallTimeout(
                     f"{method.full_name}: no result of {course.sent_to.name} within {seconds} s"
                 ) from None
-            raise course.refusal or NoProvider(
-                f"service {call.service}: no answer at {self._place.name} within {seconds} s"
+            raise course.told(
+                course.refusal
+                or NoProvider(f"service {call.service}: no answer at {self._place.name} within {seconds} s")
             ) from None
         if isinstance(answer, Result):
             try:
@@ -233,6 +258,8 @@ class RemoteService:
                 await self._wait_for_target(call, course)
                 continue
             self._place.begun(target)
+            course.asking = target
+            course.asked.add(target.name)
             try:
                 answer = await self._answer_of(target, method, call, course)
             except ProviderGone:
@@ -242,6 +269,7 @@ class RemoteService:
                 self._place.ended(target)
             if answer is not None:
                 return answer
+            course.asking = None
             assert course.refusal is not None
             if not self._place.is_choice:
                 raise course.refusal
@@ -256,9 +284,10 @@ class RemoteService:
         if course.looks is None:
             course.looks = self._place.looks
         may_be_new = self._place.looks is not None and self._place.looks == course.looks and not course.tried
-        may_move = self._place.is_singleton and isinstance(refusal, NoProvider | ProviderSuperseded)
+        is_singleton = self._place.is_singleton or course.was_singleton  # whose last holder may be forgotten by now
+        may_move = is_singleton and isinstance(refusal, NoProvider | ProviderSuperseded)
         if not (may_be_new or (may_move and not self._is_late(call, course))):
-            raise refusal
+            raise course.told(refusal)
         self._place.look_again()
         await asyncio.sleep(course.pause)
         course.pause = min(2 * course.pause, _LONGEST_PAUSE)
@@ -271,7 +300,7 @@ class RemoteService:
     async def _answer_of(self, target: Target, method: Method, call: Call, course: _Course) -> Answer | None:
         """Return the answer of this target; None when it has surely not run the call, and another one may."""
         try:
-            caller = await self._reach(target)
+            caller = await self._reach_in_time(target, course)
         except (NoProvider, IncompatibleService) as error:
             self._place.failed(target)
             course.refusal = error
@@ -281,16 +310,32 @@ class RemoteService:
         if not isinstance(answer, Fault) or answer.kind not in _FOR_THE_NEXT:
             return answer
         course.sent_to, course.refusal = None, self._error(method, answer, target)
+        course.was_singleton = bool(target.epoch) and self._place.is_choice
         if answer.kind is not FaultKind.OVERLOADED:
             self._place.look_again()
         return None
 
+    async def _reach_in_time(self, target: Target, course: _Course) -> Caller:
+        """Return what sends calls to a provider, which has a share of the call's time where there are others."""
+        ends_at = course.share(self._place.left(course.tried)) if self._place.is_choice else None
+        if ends_at is None:
+            return await self._reach(target)
+        try:
+            async with asyncio.timeout_at(ends_at):
+                return await self._reach(target)
+        except TimeoutError:
+            raise NoProvider(f"service {self._contract.name}: no answer at {target.name} in time") from None
+
     async def _reach(self, target: Target) -> Caller:
-        """Return what sends calls to a provider that fits the contract."""
+        """Return what sends calls to a provider that fits the contract. Raises CallFailed, whatever goes wrong there;
+        WiringError when the bus does not run.
+        """
         try:
             caller = await target.caller()
             offers = await caller.offers()
-        except TransportError as error:
+        except Exception as error:
+            if _is_misuse(error):
+                raise
             raise NoProvider(f"service {self._contract.name}: no answer at {target.name}: {error}") from error
         if offers is not self._checked.get(target.name):
             offered = next((each for each in offers.offers if each.service == self._contract.name), None)
@@ -305,7 +350,9 @@ class RemoteService:
             return await caller.call(call)
         except InvalidMessage as error:
             raise InvalidCall(f"{call.service}.{call.method}: {error}") from error
-        except TransportError as error:
+        except Exception as error:
+            if _is_misuse(error):
+                raise
             raise ProviderGone(
                 f"call of {call.service}.{call.method}: no answer, it may have been run: {error}"
             ) from error
@@ -333,6 +380,11 @@ class RemoteService:
                 self._on_error(error)
             except Exception:
                 log.exception("on_error of a caller of %s failed", self._contract.name)
+
+
+def _is_misuse(error: Exception) -> bool:
+    """Tell whether the caller's own program is at fault, such as one that does not run the bus. An address is not."""
+    return isinstance(error, WiringError) and not isinstance(error, InvalidSetting)
 
 
 def _options(method: Method, given: Mapping[str, Duration]) -> Options:

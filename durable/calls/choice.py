@@ -35,11 +35,12 @@ class Distance(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The process that calls."""
+    """The process that calls, and the services that it offers. One elsewhere may have the same name and node."""
 
     application: str
     node: int
     machine: str
+    offered: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,8 @@ def address_of(listing: Listing, caller: Origin, schemes: tuple[str, ...]) -> st
 
 
 def _candidates(listing: Listing, caller: Origin, schemes: tuple[str, ...]) -> Iterator[Candidate]:
-    if (listing.application, listing.node) == (caller.application, caller.node):
+    is_offered = listing.offer.service in caller.offered  # if not, another process has the caller's name and node
+    if (listing.application, listing.node) == (caller.application, caller.node) and is_offered:
         yield Candidate(listing, HERE, Distance.PROCESS)
         return
     is_near = bool(listing.machine) and listing.machine == caller.machine

@@ -2,6 +2,7 @@
 
 connect() --> connecting --> connected, and its directory known --lost--> connecting again, after a pause
                   '--lost for longer than the lease: forgotten--'
+connected again --> what was known before is kept for a lease: a hub that was restarted learns it anew
 disconnect() --> forgotten at once
 """
 
@@ -12,6 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final, NoReturn, Protocol
 
+from durable.calls.grace import Grace
 from durable.calls.hub import common_name
 from durable.calls.registry import Registry
 from durable.errors import InvalidSetting, TransportError
@@ -104,13 +106,22 @@ class _Spoke:
         self.has_learned = False
         self._registry = registry
         self._forgetting: asyncio.TimerHandle | None = None
+        self._settling: asyncio.TimerHandle | None = None
+        self._grace: Grace[Listing] = Grace(self.lease, lambda listing: listing)
+        self._told: Sequence[Listing] = ()
 
     def learn(self, listings: Sequence[Listing]) -> None:
+        loop = asyncio.get_running_loop()
         if self._forgetting is not None:
             self._forgetting.cancel()
             self._forgetting = None
+            self._grace.begin(self._registry.learned(self.address), loop.time())
+            if self._settling is not None:
+                self._settling.cancel()
+            self._settling = loop.call_later(self.lease, self._settle)
         self.has_learned = True
-        self._registry.learn(self.address, listings)
+        self._told = listings
+        self._registry.learn(self.address, self._grace.merged(listings, loop.time()))
 
     def lose(self) -> None:
         """Forget what was learned, unless it is told again within the lease."""
@@ -118,8 +129,14 @@ class _Spoke:
             self._forgetting = asyncio.get_running_loop().call_later(self.lease, self._forget)
 
     def close(self) -> None:
-        if self._forgetting is not None:
-            self._forgetting.cancel()
+        for timer in (self._forgetting, self._settling):
+            if timer is not None:
+                timer.cancel()
+
+    def _settle(self) -> None:
+        """Forget what was kept and is not told again, unless the connection is lost meanwhile."""
+        if self._forgetting is None:
+            self._registry.learn(self.address, self._grace.merged(self._told, asyncio.get_running_loop().time()))
 
     def _forget(self) -> None:
         log.warning("directory of %s is forgotten: the connection is lost for longer than its lease", self.address)

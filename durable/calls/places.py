@@ -48,6 +48,9 @@ class Pinned:
     def choose(self, tried: Collection[str]) -> Target:
         return self._target
 
+    def left(self, tried: Collection[str]) -> int:
+        return 1
+
     def nobody(self) -> CallFailed:
         return NoProvider(f"service: no answer at {self.name}")
 

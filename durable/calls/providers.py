@@ -22,6 +22,8 @@ from durable.transports.frames import Listing
 CALLED: Final = ("tcp://", "unix://")
 """Beginnings of addresses that can be called."""
 _RESTING: Final = 1.0  # seconds in which others are called instead of an address that has failed
+_LONGEST_RESTING: Final = 16.0
+_MOST_FAILED: Final = 1_000
 _MOST_SHOWN: Final = 5
 
 
@@ -61,7 +63,7 @@ class Providers:
         self.provider = provider
         self.under_way: Counter[tuple[str, int]] = Counter()
         self.turn = 0
-        self._failed: dict[str, float] = {}
+        self._failed: dict[str, tuple[float, float]] = {}  # until when it rests, and for how long in all
 
     def of(self, service: str) -> list[Provider]:
         """Return the known providers of a service, by application and node."""
@@ -83,7 +85,15 @@ class Providers:
         )
 
     def has_failed(self, address: str) -> None:
-        self._failed[address] = time.monotonic() + _RESTING
+        """Let the address rest; for twice as long when it fails again soon after the last time."""
+        now = time.monotonic()
+        until, rest = self._failed.get(address, (0.0, 0.0))
+        if now < until:  # a call that began before
+            return
+        rest = min(2 * rest, _LONGEST_RESTING) if rest and now < until + rest else _RESTING
+        if len(self._failed) >= _MOST_FAILED:
+            self._failed = {each: (end, own) for each, (end, own) in self._failed.items() if now < end}
+        self._failed[address] = now + rest, rest
 
     @property
     def failed(self) -> Collection[str]:
@@ -91,8 +101,8 @@ class Providers:
         if not self._failed:
             return ()
         now = time.monotonic()
-        self._failed = {address: until for address, until in self._failed.items() if now < until}
-        return self._failed.keys()
+        self._failed = {each: (until, rest) for each, (until, rest) in self._failed.items() if now < until + rest}
+        return [address for address, (until, _) in self._failed.items() if now < until]
 
 
 class Anywhere:
@@ -140,6 +150,10 @@ class Anywhere:
                 else elsewhere(chosen.address, providers.links, epoch, chosen.provider)
             )
         return target
+
+    def left(self, tried: Collection[str]) -> int:
+        candidates = self._field.candidates
+        return sum(each.address not in tried for each in candidates) if tried else len(candidates)
 
     def nobody(self) -> CallFailed:
         """Return why there is none to choose."""

@@ -37,8 +37,9 @@ class Registry:
         """Number of times that the own database was read, or could not be."""
         self.ask: Told | None = None
         """Has the own database read soon; None while nobody reads it."""
-        self._own = own
-        self._stored: list[Listing] = []
+        self.own = own
+        self.stored: Sequence[tuple[str, Listing]] = ()
+        """Listings of the own database, each with who has written it. Another object after each change."""
         self._announced: dict[str, list[Listing]] = {}
         self._learned: dict[str, list[Listing]] = {}
         self._watching: dict[object, Told] = {}
@@ -73,11 +74,13 @@ class Registry:
         if self.ask is not None:
             self.ask()
 
-    def store(self, listings: Sequence[Listing]) -> None:
-        """Take these as the listings of the own database."""
+    def store(self, rows: Sequence[tuple[str, Listing]]) -> None:
+        """Take these as the listings of the own database, each with who has written it."""
+        rows = tuple(rows[:MAX_LISTINGS])
         with self._lock:
-            before, self._stored = self._stored, list(listings[:MAX_LISTINGS])
-            changed = before != self._stored
+            changed = self.stored != rows
+            if changed:
+                self.stored = rows
         if changed:
             self.tell()
 
@@ -91,6 +94,11 @@ class Registry:
             changed = before != self._learned[source]
         if changed:
             self.tell()
+
+    def learned(self, source: str) -> Sequence[Listing]:
+        """Return what this connection has told."""
+        with self._lock:
+            return self._learned.get(source, ())
 
     def announce(self, source: str, listings: Sequence[Listing]) -> None:
         """Take these as all that this connected peer offers."""
@@ -117,8 +125,8 @@ class Registry:
 
     def _local(self) -> list[Sequence[Listing]]:
         with self._lock:
-            newest_first = [*reversed(self._announced.values()), self._stored]
-        return [self._own(), *newest_first]
+            newest_first = [*reversed(self._announced.values()), [listing for _, listing in self.stored]]
+        return [self.own(), *newest_first]
 
 
 def _without_repeats(sources: Sequence[Sequence[Listing]]) -> list[Listing]:

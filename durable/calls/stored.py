@@ -68,23 +68,23 @@ def methods_of(stored: Mapping[bytes, str]) -> Methods:
     return methods
 
 
-def listings_of(stored: Iterable[StoredOffer], methods: Methods) -> list[Listing]:
-    """Return the listings of these rows; without those whose methods were gone, or unreadable, when they were read."""
-    return [
-        Listing(
-            Offer(row.service, row.version, methods[row.digest]),
-            row.application,
-            row.node,
-            list(row.addresses),
-            row.since,
-            row.load,
-            row.is_singleton,
-            row.epoch,
-            row.machine,
-        )
-        for _, _, row, _ in stored
-        if row.digest in methods
-    ]
+def listings_of(stored: Iterable[StoredOffer], methods: Methods) -> list[tuple[str, Listing]]:
+    """Return the source and the listing of these rows; without those whose methods were gone when they were read."""
+    return [(source, _listing(row, methods[row.digest])) for source, _, row, _ in stored if row.digest in methods]
+
+
+def _listing(row: OfferRow, signatures: list[Signature]) -> Listing:
+    return Listing(
+        Offer(row.service, row.version, signatures),
+        row.application,
+        row.node,
+        list(row.addresses),
+        row.since,
+        row.load,
+        row.is_singleton,
+        row.epoch,
+        row.machine,
+    )
 
 
 def _storable(method: Signature) -> Signature:

@@ -97,4 +97,4 @@ def registered(bus: Bus) -> Registered:
         )
         for _, _, row, lease in rows
     ]
-    return Registered(listed, [each.offer for each in stored.listings_of(rows, stored.methods_of(methods))])
+    return Registered(listed, [each.offer for _, each in stored.listings_of(rows, stored.methods_of(methods))])

@@ -9,12 +9,15 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import make_url
 
 from durable import Bus
 from durable.errors import CallFailed, NoProvider, ProviderGone, ProviderSuperseded
 from durable.testing import eventually
 from tests.failure.workbench import QUICK
 from tests.support.providing import Providing, Who, providing
+from tests.support.proxy import ChaosProxy
+from tests.support.servers import address_of
 
 LEASE = 3 * QUICK["heartbeat_interval"].total_seconds()
 
@@ -156,3 +159,29 @@ async def test_no_two_hold_a_singleton_while_connections_are_cut(database_url: s
         await watching
         assert both == []
         assert rows(database_url, "SELECT epoch > 3 FROM durable.services") == [(True,)]
+
+
+async def test_providers_stay_known_for_a_lease_when_the_database_is_back(database_url: str) -> None:
+    async with ChaosProxy(address_of(database_url)) as proxy:
+        port = int(proxy.uri.rpartition(":")[2])
+        behind = make_url(database_url).set(drivername="postgresql+psycopg", host="127.0.0.1", port=port, query={})
+        url = behind.render_as_string(hide_password=False)
+        async with Bus("shop", url, **QUICK, call_timeout=20, mode="send-only") as caller:
+            with providing(database_url, "one", "heartbeat_stale=2") as one:
+                await sees(caller, one)
+                registering = caller.runtime._registering
+                proxy.cut()
+                proxy.refuse()
+                await eventually(lambda: registering._was_away)
+                one.pause()  # as its row is when the database was away for all
+                elapsed = "SELECT 1 FROM durable.offers WHERE leased_until > now()"
+                await eventually(lambda: not rows(database_url, elapsed))
+                proxy.restore()
+                await eventually(lambda: not registering._was_away)
+                assert listed(caller) == [one.address]
+                one.go_on()
+                assert await caller.caller(Who).name() == "one"
+                await eventually(lambda: rows(database_url, elapsed))
+                assert listed(caller) == [one.address]
+                one.kill()
+                await eventually(lambda: listed(caller) == [])

@@ -45,20 +45,25 @@ class Calls:
         self._unwatch: Callable[[], None] | None = None
         self._telling: asyncio.TimerHandle | None = None
         self._has_told = False
+        self._is_miss = False
 
-    def begin(self, begun: Begin) -> None:
-        """Give the call to the provider. What it answers is written, unless the connection has ended."""
+    def begin(self, begun: Begin) -> bool:
+        """Give the call to the provider. What it answers is written, unless the connection has ended. Returns False
+        when there is no such method here, for this peer.
+        """
+        self._is_miss = False
         call, channel, provider = begun.call, begun.channel, self._provider
         self._counts["calls"] += 1
         name = f"{call.service}.{call.method}"
         if provider is None or not peers.may_send(self._settings, self._side.proven, name):
             text = f"{self._side.proven} may not call {name}: see types in peers" if provider else f"no {name} here"
             self._answer(channel, Fault(FaultKind.FORBIDDEN if provider else FaultKind.UNKNOWN, text))
-            return
+            return False
         self._under_way[channel] = (call, _nothing)
         cancel = provider.begin(call, self._side.proven, lambda answer: self._answer(channel, answer))
         if channel in self._under_way:
             self._under_way[channel] = (call, cancel)
+        return not self._is_miss
 
     def cancel(self, channel: int) -> None:
         _, cancel = self._under_way.pop(channel, (None, _nothing))
@@ -101,6 +106,7 @@ class Calls:
 
     def _answer(self, channel: int, answer: Answer) -> None:
         self._under_way.pop(channel, None)
+        self._is_miss = isinstance(answer, Fault) and answer.kind is FaultKind.UNKNOWN
         if isinstance(answer, Result) and not self._has_room(len(answer.body)):
             self._counts["unread"] += 1
             answer = _UNREAD

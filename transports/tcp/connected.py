@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from durable.errors import InvalidMessage, ProtocolViolation, TransportError
+from durable.redaction import shown
 from durable.telemetry import log
 from durable.transports.announcements import Announcer
 from durable.transports.base import Directory
@@ -86,7 +87,7 @@ class Connected:
             tasks.create_task(self._push(directory), name=f"directory for {self._side.peer}"),
             tasks.create_task(self._watch(self._watchdog), name=f"lease of {self._side.peer}"),
         ]
-        log.info("peer %s is connected: %s, durable %s", self._side.peer, connect.name, connect.program)
+        log.info("peer %s is connected: %s, durable %s", self._side.peer, shown(connect.name), shown(connect.program))
 
     def _announcer(self) -> Announcer:
         hello = self._side.hello

@@ -8,6 +8,7 @@ unix://                       the kernel vouches for the user: neither
 from __future__ import annotations
 
 import secrets as random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from durable.errors import ConnectionFailed, InvalidSetting
@@ -137,3 +138,22 @@ class Entrances:
 
 def _bytes(secret: str) -> bytes:
     return secret.encode(errors="surrogatepass")
+
+
+class Admission:
+    """Demands on one accepted connection, before anything is read, and its place among the known peers after them."""
+
+    def __init__(self, entrance: Entrance, context: Context | None, prove: Callable[[], bool]) -> None:
+        self._entrance = entrance
+        self._context = context
+        self.prove = prove
+
+    async def admit(self, stream: FrameStream) -> str | None:
+        """Return the name of the client by its certificate, if it had to show one. Raises ConnectionFailed."""
+        if refusal := self._entrance.refusal_of_user(stream):
+            raise ConnectionFailed(refusal)
+        if self._context is None:
+            stream.resume()
+            return None
+        await stream.secure(self._context)
+        return self._entrance.certified(stream.names)

@@ -33,7 +33,7 @@ from durable.transports import peers
 from durable.transports.base import Receiver, Services
 from durable.transports.deadlines import counted_anew
 from durable.transports.doorkeeper import Doorkeeper
-from durable.transports.frames import Frame, Refused
+from durable.transports.frames import Announce, Frame, Refused
 from durable.transports.gate import Gate
 from durable.transports.tcp.address import SCHEMES, Address
 from durable.transports.tcp.answering import Calls
@@ -52,11 +52,11 @@ from durable.transports.tcp.conversation import (
     Tell,
     TurnAway,
 )
-from durable.transports.tcp.entrance import Entrance
+from durable.transports.tcp.entrance import Admission, Entrance
+from durable.transports.tcp.pace import Pace
 from durable.transports.tcp.proofs import NO_PROOF
 from durable.transports.tcp.stream import LINGER_SECONDS, SMALL_FRAME_BYTES, FrameStream, translated
 from durable.transports.tcp.unix import READ_BYTES, Bound
-from durable.transports.tls import Context
 from durable.transports.visits import Visit
 from durable.transports.wire import encode
 
@@ -167,7 +167,7 @@ class TcpListener:
             visit.is_idle = False  # a peer that has nothing to send now keeps its connection
             return keeper.prove(visit)
 
-        admission = _Admission(self._entrance, context, prove)
+        admission = Admission(self._entrance, context, prove)
         connection = _Connection(intake, stream, side, self._settings, admission)
         task = tasks.create_task(self._converse(connection, keeper, visit), name=f"connection at {self._uri}")
         self._connections[connection] = task
@@ -214,25 +214,6 @@ class _Intake:
                 connection.grant_credit()
 
 
-class _Admission:
-    """Demands on one accepted connection, before anything is read, and its place among the known peers after them."""
-
-    def __init__(self, entrance: Entrance, context: Context | None, prove: Callable[[], bool]) -> None:
-        self._entrance = entrance
-        self._context = context
-        self.prove = prove
-
-    async def admit(self, stream: FrameStream) -> str | None:
-        """Return the name of the client by its certificate, if it had to show one. Raises ConnectionFailed."""
-        if refusal := self._entrance.refusal_of_user(stream):
-            raise ConnectionFailed(refusal)
-        if self._context is None:
-            stream.resume()
-            return None
-        await stream.secure(self._context)
-        return self._entrance.certified(stream.names)
-
-
 class _Connection:
     """Connection of a listener, from accept to close."""
 
@@ -242,7 +223,7 @@ class _Connection:
         stream: FrameStream,
         side: ServerSide,
         settings: Settings,
-        admission: _Admission,
+        admission: Admission,
     ) -> None:
         self._intake = intake
         self._admission = admission
@@ -256,6 +237,7 @@ class _Connection:
         self._ended = asyncio.Event()
         self._calls = Calls(intake.services.provider, stream, side, settings, intake.counts, self._answered)
         self._connected = Connected(intake.services.directory, stream, side)
+        self._pace = Pace(asyncio.get_running_loop().time)
         self._has_joined = False
 
     @property
@@ -329,7 +311,11 @@ class _Connection:
     async def _hear_more(self, tasks: asyncio.TaskGroup) -> bool:
         """Act on the next frame; False when the peer is done."""
         received = await self._stream.read()
+        self._pace.begin()
         for item in received:
+            while self._pace.is_over():
+                await asyncio.sleep(0)
+                self._pace.begin()
             action = self._side.hear(item, self._intake.room(self))
             if self._side.state is ServerState.OPEN and not self._has_joined:
                 await self._join()
@@ -350,13 +336,16 @@ class _Connection:
                 case Probe(channel):
                     tasks.create_task(self._pong(channel), name=f"ping {channel} of {self.peer}")
                 case Begin() as begun:
-                    self._calls.begin(begun)
+                    if not self._calls.begin(begun):
+                        self._pace.miss()
                 case Abandon(channel):
                     self._calls.cancel(channel)
                 case Tell():
+                    self._pace.ask()
                     self._intake.open.discard(self)  # it sends no batches, so it has no share of their room
                     self._calls.tell_offers()
                 case Register() as said:
+                    self._pace.ask(announces=isinstance(said.content, Announce))
                     self._intake.open.discard(self)
                     if (refusal := self._connected.hear(said, tasks)) is not None:
                         self._intake.counts["refused"] += 1

@@ -20,7 +20,7 @@ from durable.telemetry import log
 from durable.transports.announcements import announced, learned
 from durable.transports.base import Spoke
 from durable.transports.frames import Listing, Offers
-from durable.transports.tcp.address import Address
+from durable.transports.tcp.address import SCHEMES, Address, parse_destination
 from durable.transports.tcp.connecting import ConnectingSide, Denied, Learned, Offered
 from durable.transports.tcp.conversation import ClientState, Reply
 from durable.transports.tcp.dialer import open_stream
@@ -143,7 +143,7 @@ class _Connection:
 
     def _usable(self, listings: Sequence[Listing]) -> list[Listing]:
         """Return the listings that can be called from here."""
-        found = [learned(each, self._stream.peer_host) for each in listings]
+        found = [learned(each, self._stream.peer_host, _check) for each in listings]
         return [each for each in found if each.addresses]
 
     def _listed(self, offers: Offers) -> list[Listing]:
@@ -207,6 +207,12 @@ class _Connection:
                 await asyncio.sleep(self._quiet_seconds - quiet)
                 continue
             await self._stream.say(self._side.ping())
+
+
+def _check(address: str) -> None:
+    """Raise InvalidSetting for an address that this transport could not call; others have their own rules."""
+    if address.partition(":")[0] in SCHEMES:
+        parse_destination(address)
 
 
 def _without_loads(listings: Sequence[Listing]) -> list[Listing]:

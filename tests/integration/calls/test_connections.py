@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import platform
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from durable.calls.contract import contract_of
+from durable.calls.places import this_machine
 from durable.calls.provider import CallProvider
+from durable.errors import TransportError
 from durable.settings import load_settings
 from durable.testing import eventually
 from durable.testing.transports import MemoryReceiver
@@ -22,16 +28,22 @@ from durable.transports.frames import (
     MAX_OFFERS,
     Announce,
     Call,
+    Cancel,
+    Content,
     Directory,
+    Frame,
     FrameKind,
+    Lookup,
     Outcomes,
     Ping,
     Pong,
     Reset,
     Result,
 )
-from durable.transports.tcp.conversation import Sendable
+from durable.transports.tcp.conversation import Sendable, ServerSide
+from durable.transports.tcp.pace import MOST_FRAMES
 from durable.transports.tcp.transport import TcpTransport
+from durable.transports.wire import encode
 from tests.support.calling import Inventory, Stock
 from tests.support.frames import raw_frame
 from tests.support.hubs import Process, Raw, listing, process
@@ -143,6 +155,23 @@ async def test_directory_is_kept_when_the_connection_is_back_within_the_lease(tm
         assert [] not in changes
 
 
+async def test_peers_of_a_restarted_hub_stay_known_until_they_had_time_to_announce_again(tmp_path: Path) -> None:
+    at = f"unix://{tmp_path}/hub"
+    async with process("orders", at=None, call_lease=2.0) as orders:
+        orders.connections.open(at)
+        async with process("hub", at=at):
+            raw = await Raw.connect(at)
+            await raw.join(listing("prices"), listing("inventory"), lease=10)
+            await eventually(lambda: orders.known() == [("stock", "inventory"), ("stock", "prices")])
+        async with process("hub", at=at, offers=True):
+            await eventually(lambda: ("hub", "inventory") in orders.known())
+            assert ("stock", "prices") in orders.known()
+            again = await Raw.connect(at)
+            await again.join(listing("inventory"), lease=10)
+            await eventually(lambda: ("stock", "prices") not in orders.known())
+            assert orders.known() == [("hub", "inventory"), ("stock", "inventory")]
+
+
 # ---------------------------------------------------------------- leases
 
 
@@ -239,6 +268,9 @@ async def test_killed_provider_is_taken_away_at_once(hub: Process) -> None:
         (listing("inventory", at="tcp://10.0.0.7:22"), "tcp://10.0.0.7:22 is not on this machine"),
         (listing("inventory", at="http://user@127.0.0.1:1"), "is no address that can be called"),
         (listing("inventory", at="file:///etc/passwd"), "is no address that can be called"),
+        (listing("inventory", at="tcp://127.0.0.1:1?bogus=1"), "the only options are reuse_port=1 and tls=1"),
+        (listing("inventory", at="http://127.0.0.1:1/a//b"), "the path is not one of plain"),
+        (listing("inventory", at="unix:///tmp/" + "p" * 150), "the path of a Unix socket has at most"),
     ],
 )
 async def test_announcement_of_something_else_is_refused_and_changes_nothing(
@@ -288,6 +320,39 @@ async def test_name_and_address_of_another_peer_cannot_be_taken_away(hub: Proces
     assert hub.known() == [("stock", "inventory")]
     for raw in (second, third, again):
         await raw.close()
+
+
+@pytest.mark.parametrize("at", ["tcp://0.0.0.0:1", "tcp://localhost:1", "tcp://[::1]:1", f"tcp://{platform.node()}:1"])
+async def test_address_is_taken_however_it_is_written(hub: Process, at: str) -> None:
+    first, second = await Raw.connect(hub.address), await Raw.connect(hub.address, service="billing")
+    await first.join(listing("inventory"))
+    await eventually(lambda: hub.known() == [("stock", "inventory")])
+    await second.join(listing("inventory", application="billing", at=at))
+    assert await second.refusal() == "tcp://127.0.0.1:1 is announced by stock already; announce another address"
+
+
+async def test_name_and_address_at_another_node_of_the_hub_cannot_be_taken_away(hub: Process) -> None:
+    row = listing("inventory", machine=this_machine())
+    hub.registry.store([("stock another", row)])
+    second = await Raw.connect(hub.address)
+    await second.join(listing("inventory", at="tcp://127.0.0.1:2"))
+    assert "stock node 7 is announced at other addresses already" in await second.refusal()
+    third = await Raw.connect(hub.address, service="billing")
+    await third.join(listing("inventory", application="billing"))
+    assert await third.refusal() == "tcp://127.0.0.1:1 is announced by stock already; announce another address"
+    hub.registry.store([("stock another", replace(row, machine="another"))])  # whose 127.0.0.1 is another one
+    await third.say(Announce([listing("inventory", application="billing")]))
+    await eventually(lambda: ("billing", "inventory") in hub.known())
+
+
+async def test_own_rows_at_the_hub_do_not_stand_in_the_way(hub: Process) -> None:
+    first = await Raw.connect(hub.address)
+    await first.join(listing("inventory"))
+    await eventually(lambda: hub.known() == [("stock", "inventory")])
+    ((_, announced),) = hub.hub._announced.items()
+    hub.registry.store([(announced.source, each) for each in announced.listings])
+    await first.say(Announce([listing("inventory", at="tcp://127.0.0.1:2")]))
+    await eventually(lambda: [each.addresses for each in hub.registry.listings()] == [["tcp://127.0.0.1:2"]])
 
 
 async def test_singleton_of_a_service_cannot_be_announced_by_another(hub: Process) -> None:
@@ -450,3 +515,60 @@ async def test_unread_results_take_no_more_than_the_buffer() -> None:
         assert unsent <= (4 << 20) + 20_000
         assert hub.counts["unread"] > 20
         raw.stream.abort()
+
+
+# ---------------------------------------------------------------- floods
+
+
+FLOODS: dict[str, Content] = {
+    "lookup": Lookup(),
+    "reset": Reset(1.0),
+    "announce": Announce([listing("x")]),
+    "call": Call("no", "no", b""),
+}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+async def test_flood_ends_the_connection_of_its_peer_alone(
+    hub: Process, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = await Raw.connect(hub.address, service="orders")
+    raw = await Raw.connect(hub.address)
+    await raw.join()
+
+    async def flood() -> None:
+        with contextlib.suppress(TransportError):
+            for number in range(200):
+                frames = (Frame(FLOODS[kind], number * 100 + own + 10) for own in range(100))
+                await raw.stream.write(b"".join(map(encode, frames)))
+
+    flooding = asyncio.create_task(flood())
+    await raw.is_ended()
+    await flooding
+    await eventually(lambda: hub.counts["dropped"] == 1)
+    assert "too many" in caplog.text
+    await other.say(Ping())
+    await other.hear(Pong)
+
+
+async def test_frames_of_one_read_leave_turns_to_others(hub: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = await Raw.connect(hub.address)
+    turn, heard = 0, Counter[int]()
+    hear = ServerSide.hear
+
+    def counted(self: ServerSide, *args: Any) -> Any:
+        heard[turn] += 1
+        return hear(self, *args)
+
+    async def turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(ServerSide, "hear", counted)
+    counting = asyncio.create_task(turns())
+    await raw.stream.write(b"".join(encode(Frame(Cancel(), 5)) for _ in range(1_000)))
+    await eventually(lambda: heard.total() == 1_000)
+    counting.cancel()
+    assert max(heard.values()) <= MOST_FRAMES

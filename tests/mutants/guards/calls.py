@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 _CONNECTIONS = "tests/integration/calls/test_connections.py"
 _BUSES = "tests/integration/calls/test_connected_buses.py"
+_BAD = "tests/integration/calls/test_bad_providers.py"
 _HTTP = "tests/integration/calls/test_http.py"
 _PROVIDERS = "tests/integration/calls/test_providers.py"
 _CALLS = "tests/integration/calls/test_calls.py"
@@ -15,6 +16,105 @@ _DIRECTORIES = "tests/unit/transports/test_directories.py"
 _LEASES = "tests/unit/transports/test_watchdog.py"
 
 ROWS = (
+    Mutant(
+        "calls",
+        "an address that cannot be parsed fails the call",
+        "durable/calls/caller.py",
+        before='            raise NoProvider(f"service {self._contract.name}: no answer at {target.name}: {error}") from error\n',
+        after="            raise\n",
+        killed_by=(f"{_BAD}::test_address_that_cannot_be_called_is_passed_over_and_tried_last",),
+    ),
+    Mutant(
+        "calls",
+        "a silent provider takes the time of the call",
+        "durable/calls/caller.py",
+        before="        ends_at = course.share(self._place.left(course.tried)) if self._place.is_choice else None\n",
+        after="        ends_at = None\n",
+        killed_by=(f"{_BAD}::test_silent_provider_takes_a_share_of_the_time_and_is_tried_last",),
+    ),
+    Mutant(
+        "calls",
+        "an address is announced against the rules of its transport",
+        "durable/calls/hub.py",
+        before="            check=_check,\n",
+        after="",
+        killed_by=(f"{_CONNECTIONS}::test_announcement_of_something_else_is_refused_and_changes_nothing",),
+    ),
+    Mutant(
+        "calls",
+        "an address is learned against the rules of its transport",
+        "transports/announcements.py",
+        before="            check(address)\n        except",
+        after="        except",
+        killed_by=(f"{_RULES}::test_address_against_the_rules_of_its_transport_is_neither_announced_nor_learned",),
+    ),
+    Mutant(
+        "calls",
+        "an address written otherwise is another one",
+        "transports/announcements.py",
+        before="    if is_local(address) or host in hosts:\n",
+        after='    if host == "localhost":\n',
+        killed_by=(f"{_RULES}::test_places_of_this_machine_have_one_name",),
+    ),
+    Mutant(
+        "calls",
+        "an announcement takes away what another node of the hub knows",
+        "durable/calls/hub.py",
+        before="        if stored is not self._stored:\n",
+        after="        if stored is None:\n",
+        killed_by=(f"{_CONNECTIONS}::test_name_and_address_at_another_node_of_the_hub_cannot_be_taken_away",),
+    ),
+    Mutant(
+        "calls",
+        "a namesake elsewhere is this process",
+        "durable/calls/choice.py",
+        before=" and is_offered:\n",
+        after=":\n",
+        killed_by=("tests/unit/calls/test_choice.py::test_namesake_elsewhere_is_not_this_process",),
+    ),
+    Mutant(
+        "calls",
+        "a flood of questions is answered",
+        "transports/tcp/listener.py",
+        before="                    self._pace.ask(announces=isinstance(said.content, Announce))\n",
+        after="",
+        killed_by=(f"{_CONNECTIONS}::test_flood_ends_the_connection_of_its_peer_alone",),
+        hangs=True,
+    ),
+    Mutant(
+        "calls",
+        "a flood of calls of nothing is answered",
+        "transports/tcp/listener.py",
+        before="                        self._pace.miss()\n",
+        after="                        pass\n",
+        killed_by=(f"{_CONNECTIONS}::test_flood_ends_the_connection_of_its_peer_alone",),
+        hangs=True,
+    ),
+    Mutant(
+        "calls",
+        "the frames of one read leave no turn to others",
+        "transports/tcp/listener.py",
+        before="                await asyncio.sleep(0)\n",
+        after="",
+        killed_by=(f"{_CONNECTIONS}::test_frames_of_one_read_leave_turns_to_others",),
+    ),
+    Mutant(
+        "calls",
+        "a restarted hub makes providers unknown",
+        "durable/calls/connections.py",
+        before="        self._registry.learn(self.address, self._grace.merged(listings, loop.time()))\n",
+        after="        self._registry.learn(self.address, listings)\n",
+        killed_by=(f"{_CONNECTIONS}::test_peers_of_a_restarted_hub_stay_known_until_they_had_time_to_announce_again",),
+    ),
+    Mutant(
+        "calls",
+        "a database that is back makes providers unknown",
+        "durable/recovery/registering.py",
+        before="            self._was_away = True\n",
+        after="            pass\n",
+        killed_by=("tests/failure/test_providers.py::test_providers_stay_known_for_a_lease_when_the_database_is_back",),
+        hangs=True,
+    ),
     Mutant(
         "calls",
         "a lease has no bounds",
@@ -68,7 +168,7 @@ ROWS = (
         "calls",
         "the name of a peer needs no proof",
         "transports/announcements.py",
-        before="    if announcer.proven is None and name in settings.peers:\n",
+        before="    if announcer.proven is None and name.casefold() in {each.casefold() for each in settings.peers}:\n",
         after="    if not name:\n",
         killed_by=(f"{_BUSES}::test_proven_peer_cannot_announce_under_another_name",),
     ),
@@ -76,7 +176,7 @@ ROWS = (
         "calls",
         "a peer announces under the name of the service itself",
         "transports/announcements.py",
-        before="    if name == service:\n",
+        before="    if name.casefold() == service.casefold():\n",
         after="    if not name:\n",
         killed_by=(f"{_CONNECTIONS}::test_own_name_and_address_of_the_service_cannot_be_announced",),
     ),
@@ -92,7 +192,7 @@ ROWS = (
         "calls",
         "an announcement takes names and addresses away",
         "durable/calls/hub.py",
-        before="        self._refuse_taken(others, announcer, known)\n",
+        before="            self._refuse_taken(announcer, places, known)\n",
         after="",
         killed_by=(
             f"{_CONNECTIONS}::test_name_and_address_of_another_peer_cannot_be_taken_away",
@@ -103,7 +203,7 @@ ROWS = (
         "calls",
         "announcements of all peers have no limit",
         "durable/calls/hub.py",
-        before="        self._refuse_too_much(others, known, size_bytes)\n",
+        before="            self._refuse_too_much(known, size_bytes)\n",
         after="",
         killed_by=(f"{_CONNECTIONS}::test_announcements_of_all_peers_have_a_limit",),
         hangs=True,

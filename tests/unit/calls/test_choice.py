@@ -13,7 +13,7 @@ from durable.calls.choice import HERE, Candidate, Distance, Field, Origin, addre
 from durable.transports.frames import Listing, Offer
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-CALLER = Origin("shop", 7, "machine")
+CALLER = Origin("shop", 7, "machine", frozenset({"who"}))
 SCHEMES = ("tcp://", "unix://")
 
 
@@ -40,6 +40,12 @@ def chosen(*listings: Listing, **facts: Any) -> str | None:
 
 
 # ---------------------------------------------------------------- who may be called
+
+
+def test_namesake_elsewhere_is_not_this_process() -> None:
+    caller = Origin("shop", 7, "machine")  # which offers nothing
+    found = field_of("who", [listing(7, "tcp://a:1")], caller, difference=difference, schemes=SCHEMES)
+    assert [each.address for each in found.candidates] == ["tcp://a:1"]
 
 
 @pytest.mark.parametrize(

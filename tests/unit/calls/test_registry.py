@@ -27,7 +27,7 @@ def test_nearer_source_counts_and_none_overwrites_another() -> None:
     registry = Registry(lambda: [listing(1, "own")])
     registry.learn("a", [listing(1, "from a"), listing(2, "from a"), listing(3, "from a")])
     registry.learn("b", [listing(3, "from b"), listing(4, "from b")])
-    registry.store([listing(1, "stored"), listing(2, "stored")])
+    registry.store([("node 1", listing(1, "stored")), ("node 2", listing(2, "stored"))])
     assert addresses(registry) == ["own", "stored", "from a", "from b"]
     registry.store([])
     assert addresses(registry) == ["own", "from a", "from a", "from b"]

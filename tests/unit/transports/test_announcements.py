@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from durable.errors import InvalidMessage
 from durable.settings import load_settings
-from durable.transports.announcements import Announcer, accepted, announced, learned, place_of
+from durable.transports.announcements import MOST_PLACES, Announcer, accepted, announced, learned, place_of
+from durable.transports.tcp.address import parse_destination
 from tests.support.hubs import listing
 
 SECRET = "a secret of sixteen characters"
@@ -100,6 +102,12 @@ def test_name_of_this_host_is_on_this_machine() -> None:
         (Announcer("stock", 7), "the name of a peer, and not proved"),
         (Announcer("billing", 7, "billing"), "billing may not offer inventory"),
         (Announcer("prices", 7, "prices"), "prices may not offer inventory"),
+        (Announcer("HUB", 7), "the name of this service"),
+        (Announcer("Stock", 7), "the name of a peer, and not proved"),
+        (Announcer("", 7), "is no name of a service"),
+        (Announcer("hub ", 7), "is no name of a service"),
+        (Announcer("a\nb", 7), "is no name of a service"),
+        (Announcer("hub\u200b", 7), "is no name of a service"),
     ],
 )
 def test_announcer_without_the_right_is_refused(announcer: Announcer, reason: str) -> None:
@@ -139,6 +147,35 @@ def test_addresses_are_told_as_the_other_end_sees_them(own_host: str, seen: list
 def test_places_are_compared_without_options() -> None:
     assert place_of("tcp://localhost:1?tls=1") == place_of("tcp://127.0.0.1:1/")
     assert place_of("https://a") == place_of("https://a:443/")
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["tcp://[::ffff:127.0.0.1]:1", "tcp://0.0.0.0:1", "tcp://[::1]:1", "tcp://LOCALHOST.:1", "tcp://here.internal:1"],
+)
+def test_places_of_this_machine_have_one_name(other: str) -> None:
+    assert place_of(other, {"here.internal"}) == place_of("tcp://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("other", ["unix:///tmp/../tmp/a.sock", "unix:////tmp/./a.sock", "unix:///tmp/%61.sock"])
+def test_paths_are_compared_without_detours(other: str) -> None:
+    assert place_of(other) == place_of("unix:///tmp/a.sock")
+
+
+def test_address_against_the_rules_of_its_transport_is_neither_announced_nor_learned() -> None:
+    good, bad = "tcp://127.0.0.1:1", "tcp://127.0.0.1:1?bogus=1"
+    assert addresses(HERE, bad, good, check=parse_destination) == [good]
+    with pytest.raises(InvalidMessage, match="the only options are"):
+        addresses(HERE, bad, check=parse_destination)
+    told = replace(listing("inventory"), addresses=[bad, good])
+    assert learned(told, "", parse_destination).addresses == [good]
+
+
+def test_different_addresses_of_an_announcement_have_a_limit() -> None:
+    at = [f"tcp://127.0.0.1:{port}" for port in range(1, MOST_PLACES + 2)]
+    assert addresses(HERE, *at[1:]) == at[1:]
+    with pytest.raises(InvalidMessage, match="more than 100 different addresses"):
+        addresses(HERE, *at)
 
 
 @given(st.text(max_size=40) | st.from_regex(r"(tcp|unix|http)://[ -~]{0,30}", fullmatch=True))
