@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from durable.description.compatibility import Misfit, misfits
 from durable.description.document import DescribedMessage, DescribedMethod, DescribedService, Description
-from durable.description.schemas import Json
+from durable.messages.schemas import Json
 
 T = TypeVar("T")
 

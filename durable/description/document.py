@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from durable.description.schemas import Json
+from durable.messages.schemas import Json
 from durable.errors import InvalidSetting, text_of
 
 FORMAT: Final = 1

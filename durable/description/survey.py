@@ -20,7 +20,7 @@ from durable.description.document import (
     Description,
     Role,
 )
-from durable.description.schemas import Json, schema_of
+from durable.messages.schemas import Json, schema_of
 from durable.errors import InvalidSetting, UnknownMessageType, text_of
 from durable.messages.registry import class_of, content_type_of, is_encrypted, name_of
 from durable.messages.routing import LOCAL
