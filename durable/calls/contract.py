@@ -32,7 +32,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_VERSION: Final = re.compile(r"(\d{1,6})\.(\d{1,6})")
+_VERSION: Final = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
 _LONGEST_METHOD: Final = 200
 _LONGEST_TEXT: Final = 1_000
 _CONTRACT: Final = "__durable_contract__"

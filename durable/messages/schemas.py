@@ -58,6 +58,13 @@ def schema_of(kind: Any, *, written: bool = False) -> Json:
     return {**schema, "$defs": maker.named} if maker.named else schema
 
 
+def models_of(kind: Any) -> list[type[BaseModel]]:
+    """Return the pydantic models that occur in a type; those within a model are left to pydantic."""
+    maker = _Maker(written=False)
+    maker.make(kinds.type_info(kind))
+    return maker.models
+
+
 def placed(schema: Json, name: str, prefix: str, schemas: dict[str, Json]) -> Json:
     """Return the schema for a document that keeps all schemas in one place, under names that begin with `prefix`.
 
@@ -86,6 +93,7 @@ def _moved(schema: Any, to: str) -> Any:
 class _Maker:
     def __init__(self, written: bool) -> None:
         self.named: dict[str, Json] = {}
+        self.models: list[type[BaseModel]] = []
         self._names: dict[Any, str] = {}
         self._written = written
 
@@ -176,6 +184,7 @@ class _Maker:
         return not (issubclass(cls, Struct) and cls.__struct_config__.omit_defaults)
 
     def _model(self, cls: type[BaseModel]) -> Json:
+        self.models.append(cls)
         mode: Literal["serialization", "validation"] = "serialization" if self._written else "validation"
         prefix = f"{cls.__name__}-"
         template = f"{REFERENCE}{prefix}{{model}}"
