@@ -226,7 +226,7 @@ class Transports:
             names = {**self._by_scheme, **self._optional}
             known = ", ".join(f"{name}://" for name in names)
             raise InvalidSetting(
-                f"{printable(uri)}: no transport has this scheme{suggestion(scheme, names)}; known: {known}"
+                f"{printable(uri) or repr(uri)}: no transport has this scheme{suggestion(scheme, names)}; known: {known}"
             )
         transport.check(uri)
         return transport

@@ -23,6 +23,7 @@ import msgspec
 
 from durable.arguments import checked, length_of_time
 from durable.calls.payload import Payload, arguments_of, binder, digest_of, read_json
+from durable.calls.telemetry import TRAFFIC
 from durable.duration import Duration
 from durable.errors import IncompatibleService, InvalidMessage, InvalidSetting, NoProvider, text_of
 from durable.redaction import shown
@@ -207,6 +208,8 @@ def service(name: str, *, version: str = "1.0") -> Callable[[type[T]], type[T]]:
         raise InvalidSetting(f"service: name={name!r} is no name; give letters, digits, '.', '-' and '_'")
     if not _VERSION.fullmatch(version):
         raise InvalidSetting(f"service: version={version!r} is no version; give two numbers, such as '1.2'")
+    if name == TRAFFIC:
+        raise InvalidSetting(f"service: name={name!r} is durable's own; give another one")
 
     def declare(cls: type[T]) -> type[T]:
         if not isinstance(cls, type):
@@ -300,14 +303,18 @@ def refuse_misfit(contract: Contract, implementation: object) -> None:
         if not inspect.iscoroutinefunction(function):
             raise InvalidSetting(f"{who}: is not async; write `async def {name}`")
         try:
-            own = inspect.signature(function)
-            bound = method.signature.parameters.values()
-            own.bind(
-                *(each.name for each in bound if each.kind is not each.KEYWORD_ONLY),
-                **{each.name: each.name for each in bound if each.kind is each.KEYWORD_ONLY},
+            bound = inspect.signature(function).bind(
+                *(each for each in method.signature.parameters.values() if each.kind is not each.KEYWORD_ONLY),
+                **{each.name: each for each in method.signature.parameters.values() if each.kind is each.KEYWORD_ONLY},
             )
         except TypeError as error:
             raise InvalidSetting(f"{who}: does not take the arguments of {method.full_name}: {error}") from None
+        for own, given in bound.arguments.items():
+            if isinstance(given, inspect.Parameter) and given.kind is given.POSITIONAL_OR_KEYWORD and given.name != own:
+                raise InvalidSetting(
+                    f"{who}: has {own!r} where {method.full_name} has {given.name!r}; "
+                    "give its arguments the same names, in the same order"
+                )
 
 
 def decoded_result(method: Method, body: bytes) -> Any:

@@ -103,7 +103,7 @@ def lost(model: type[BaseModel]) -> Iterator[str]:
             elif (written := field.serialization_alias or field.alias or name) not in _read(name, field):
                 yield f"{each.__qualname__}.{name} is written as {written!r}, and read by another alias"
     for owner, part in {model.__qualname__: document, **document.get("$defs", {})}.items():
-        for name, schema in part.get("properties", {}).items():
+        for name, schema in part.get("properties", {"root": part}).items():
             if _has_stars(schema):
                 yield f"{part.get('title', owner)}.{name} is a secret, and would arrive as stars; send a reference to it"
 
