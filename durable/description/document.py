@@ -13,8 +13,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from durable.messages.schemas import Json
 from durable.errors import InvalidSetting, text_of
+from durable.messages.schemas import Json
 
 FORMAT: Final = 1
 

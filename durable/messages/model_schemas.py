@@ -1,7 +1,7 @@
 """JSON schemas of pydantic models, in the words of durable.messages.schemas.
 
-pydantic leaves out what decides whether a value is read: keys that are no text, time zones, NaN and infinities, and that
-a text is a number.
+pydantic leaves out what decides whether a value is read: keys that are no text, time zones, NaN and infinities,
+and that a text is a number.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterator
 from typing import Any, Final
 
-from pydantic import AliasChoices, BaseModel
+from pydantic import AliasChoices, BaseModel, PlainSerializer, WrapSerializer
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
@@ -18,8 +18,13 @@ from pydantic_core import core_schema
 Json = dict[str, Any]
 
 _DECIMALS: Final = {
-    **{"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"},
-    **{"multiple_of": "multipleOf", "max_digits": "x-max-digits", "decimal_places": "x-decimal-places"},
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "lt": "exclusiveMaximum",
+    "multiple_of": "multipleOf",
+    "max_digits": "x-max-digits",
+    "decimal_places": "x-decimal-places",
 }
 _ZONES: Final = {"aware": True, "naive": False}
 
@@ -81,35 +86,59 @@ class ModelSchemas(GenerateJsonSchema):
 
 
 class _Models(ModelSchemas):
-    """The models themselves, and the fields that are written as stars."""
+    """The models that occur, and the fields that are written as stars."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.found: list[type[BaseModel]] = []
+        self.models: dict[type[BaseModel], set[str]] = {}
 
     def model_schema(self, schema: core_schema.ModelSchema) -> Json:
-        self.found.append(schema["cls"])
-        return super().model_schema(schema)
+        made = super().model_schema(schema)
+        model: type[BaseModel] = schema["cls"]
+        found = self.resolve_ref_schema(made)
+        parts = {name: found.get("properties", {}).get(_written(name, field)) for name, field in _fields(model)}
+        if "properties" not in found:
+            parts = dict.fromkeys(parts, found)  # the root of a RootModel
+        secret = {
+            name for name, field in _fields(model) if _has_stars(parts[name]) and not _is_told(model, name, field)
+        }
+        self.models[model] = secret
+        return made
 
 
 def lost(model: type[BaseModel]) -> Iterator[str]:
     """Tell which fields of a model, and of those within it, would not come out as they went in."""
     maker = _Models()
-    document = maker.generate(model.__pydantic_core_schema__, mode="serialization")
-    for each in dict.fromkeys(maker.found):
-        for name, field in each.model_fields.items():
+    maker.generate(model.__pydantic_core_schema__, mode="serialization")
+    for each, secret in maker.models.items():
+        for name, field in _fields(each):
+            path = f"{each.__qualname__}.{name}"
             if field.exclude or getattr(field, "exclude_if", None) is not None:
-                yield f"{each.__qualname__}.{name} has exclude=True, and would be left out"
-            elif (written := field.serialization_alias or field.alias or name) not in _read(name, field):
-                yield f"{each.__qualname__}.{name} is written as {written!r}, and read by another alias"
-    for owner, part in {model.__qualname__: document, **document.get("$defs", {})}.items():
-        for name, schema in part.get("properties", {"root": part}).items():
-            if _has_stars(schema):
-                yield f"{part.get('title', owner)}.{name} is a secret, and would arrive as stars; send a reference to it"
+                yield f"{path} has exclude=True, and would be left out; take it out of the class"
+            elif _written(name, field) not in _read(name, field):
+                yield f"{path} is written as {_written(name, field)!r}, and read by another alias; give it one alias"
+            elif name in secret:
+                yield f"{path} is a secret, and would arrive as stars; send a reference to it, or give it a serializer"
+
+
+def _fields(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
+    return list(model.model_fields.items())
+
+
+def _written(name: str, field: FieldInfo) -> str:
+    return field.serialization_alias or field.alias or name
+
+
+def _is_told(model: type[BaseModel], name: str, field: FieldInfo) -> bool:
+    """True for a field with a serializer of its own."""
+    decorators = model.__pydantic_decorators__
+    named = {each for found in decorators.field_serializers.values() for each in found.info.fields}
+    is_annotated = any(isinstance(each, PlainSerializer | WrapSerializer) for each in field.metadata)
+    return is_annotated or bool(decorators.model_serializers) or not named.isdisjoint((name, "*"))
 
 
 def _read(name: str, field: FieldInfo) -> set[str]:
-    """Names by which a field is read: its own, and its aliases of one step."""
+    """Return the names by which a field is read: its own, and its aliases of one step."""
     alias = field.validation_alias if field.validation_alias is not None else field.alias
     choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
     return {name, *(each for each in choices if isinstance(each, str))}
@@ -128,7 +157,7 @@ def _has_stars(schema: Any) -> bool:
 
 
 def _moment(schema: Any) -> Json:
-    """Bounds of a time, as far as both ends must have the same."""
+    """Return the bounds of a time, which both ends must have alike."""
     zone = _ZONES.get(schema.get("tz_constraint"))
     bounds = {key: str(schema[key]) for key in ("ge", "gt", "le", "lt", "now_op") if schema.get(key) is not None}
     found = {} if zone is None else {"x-timezone": zone}

@@ -118,7 +118,9 @@ class _Maker:
             case kinds.UnionType():
                 return {"anyOf": [self.make(each) for each in kind.types]}
             case kinds.TupleType():
-                return _array([_unnamed(self.make(each)) for each in kind.item_types], len(kind.item_types), is_open=False)
+                return _array(
+                    [_unnamed(self.make(each)) for each in kind.item_types], len(kind.item_types), is_open=False
+                )
             case kinds.SetType() | kinds.FrozenSetType():
                 return self._items(kind) | {"uniqueItems": True}
             case kinds.CollectionType():
@@ -199,7 +201,7 @@ class _Maker:
 
 
 def _unnamed(schema: Json) -> Json:
-    """Items of a tuple have no names: a title is a word."""
+    """Leave out the title of an item of a tuple, which has no name: there it is a word."""
     return {key: part for key, part in schema.items() if key != "title"}
 
 
