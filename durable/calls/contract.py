@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from durable.arguments import checked, length_of_time
-from durable.calls.payload import Payload, arguments_of, binder, digest_of, read_json
+from durable.calls.payload import Payload, arguments_of, binder, digest_of, read_json, refuse_defaults
 from durable.calls.telemetry import TRAFFIC
 from durable.duration import Duration
 from durable.errors import IncompatibleService, InvalidMessage, InvalidSetting, NoProvider, text_of
@@ -126,6 +126,7 @@ class Method:
     def build(self) -> None:
         """Raise InvalidSetting for types that have no encoding, and NameError for a class that is yet to come."""
         try:
+            refuse_defaults(self.signature, self._hints)
             _ = self.described, self.bind
         except (NameError, InvalidSetting):
             raise

@@ -92,28 +92,29 @@ def arguments_of(
     """
     fields: list[Any] = []
     for parameter in signature.parameters.values():
-        default = () if parameter.default is parameter.empty else (_fitting_default(parameter, hints),)
+        default = () if parameter.default is parameter.empty else (parameter.default,)
         fields.append((parameter.name, hints[parameter.name], *default))
     return msgspec.defstruct(
         "Arguments", fields, array_like=not by_name, forbid_unknown_fields=True, kw_only=_has_names(signature)
     )
 
 
-def _fitting_default(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Any:
-    """Return the default of a parameter. Raises TypeError for one that a call could not carry, or could change."""
-    value = parameter.default
-    if isinstance(value, list | dict | set | bytearray) and value:
-        raise TypeError(
-            f"{parameter.name}: the default {value!r} could be changed by a call; "
-            "give None, or a tuple, and say so in the annotation"
-        )
-    payload = Payload(hints[parameter.name])
-    try:
-        payload.read(payload.write(value))
-    except InvalidMessage as error:
-        why = text_of(error.__cause__ or error)
-        raise TypeError(f"{parameter.name}: the default {value!r} does not fit its annotation: {why}") from error
-    return value
+def refuse_defaults(signature: inspect.Signature, hints: Mapping[str, Any]) -> None:
+    """Raise TypeError for a default that a call could not carry, or could change."""
+    for name, parameter in signature.parameters.items():
+        if (value := parameter.default) is parameter.empty:
+            continue
+        if isinstance(value, list | dict | set | bytearray) and value:
+            raise TypeError(
+                f"{name}: the default {value!r} could be changed by a call; "
+                "give None, or a tuple, and say so in the annotation"
+            )
+        payload = Payload(hints[name])
+        try:
+            payload.read(payload.write(value))
+        except InvalidMessage as error:
+            why = text_of(error.__cause__ or error)
+            raise TypeError(f"{name}: the default {value!r} does not fit its annotation: {why}") from error
 
 
 def binder(cls: type[msgspec.Struct], signature: inspect.Signature) -> Callable[..., msgspec.Struct]:
