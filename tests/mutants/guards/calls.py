@@ -218,7 +218,7 @@ ROWS = (
     Mutant(
         "calls",
         "exchanged arguments are the same contract",
-        "calls/payload.py",
+        "durable/calls/payload.py",
         before="        return [_without_words(each, is_item=True) for each in value]\n",
         after="        return [_without_words(each) for each in value]\n",
         killed_by=(f"{_DIGESTS}::test_arguments_of_other_names_or_another_order_have_another_digest",),
@@ -226,7 +226,7 @@ ROWS = (
     Mutant(
         "calls",
         "an object whose arguments are exchanged is offered",
-        "calls/contract.py",
+        "durable/calls/contract.py",
         before="given.kind is given.POSITIONAL_OR_KEYWORD and given.name != own:\n",
         after="given.kind is given.POSITIONAL_OR_KEYWORD and not own:\n",
         killed_by=(f"{_CONTRACTS}::test_object_without_a_method_is_refused_with_its_name",),
@@ -234,7 +234,7 @@ ROWS = (
     Mutant(
         "calls",
         "a default of another type is declared",
-        "calls/contract.py",
+        "durable/calls/contract.py",
         before="            refuse_defaults(self.signature, self._hints)\n",
         after="",
         killed_by=(f"{_CONTRACTS}::test_refused_default_is_told_with_its_value",),
@@ -242,7 +242,7 @@ ROWS = (
     Mutant(
         "calls",
         "a secret arrives as stars",
-        "calls/payload.py",
+        "durable/calls/payload.py",
         before="            for fault in lost(model):\n                raise TypeError(fault)\n",
         after="            _ = model, lost\n",
         killed_by=(f"{_PAYLOADS}::test_model_is_refused_when_a_field_would_be_lost",),
@@ -250,7 +250,7 @@ ROWS = (
     Mutant(
         "calls",
         "exchanged arguments are compatible",
-        "description/compatibility.py",
+        "durable/description/compatibility.py",
         before="    if there is not None and here is not None and there != here:\n",
         after="    if there is not None and here is not None and not there:\n",
         killed_by=(f"{_CHANGES}::test_exchanged_and_renamed_arguments_are_told",),
@@ -258,7 +258,7 @@ ROWS = (
     Mutant(
         "calls",
         "keys of any type are texts",
-        "messages/schemas.py",
+        "durable/messages/schemas.py",
         before='        names = {} if keys == {"type": "string"} else {"x-keys": keys}\n',
         after='        names = {} if keys in ({}, {"type": "string"}) else {"x-keys": keys}\n',
         killed_by=(f"{_PAIRS}::test_values_are_read_when_their_type_fits",),
@@ -266,7 +266,7 @@ ROWS = (
     Mutant(
         "calls",
         "a model is described as pydantic does",
-        "messages/schemas.py",
+        "durable/messages/schemas.py",
         before=", schema_generator=ModelSchemas)\n",
         after=")\n",
         killed_by=(f"{_PAIRS}::test_values_are_read_when_their_type_fits",),
@@ -274,7 +274,7 @@ ROWS = (
     Mutant(
         "calls",
         "sums of flags are forgotten",
-        "messages/schemas.py",
+        "durable/messages/schemas.py",
         before="            case kinds.EnumType() if issubclass(kind.cls, enum.Flag):\n",
         after="            case kinds.EnumType() if issubclass(kind.cls, enum.Flag) and not flags:\n",
         killed_by=(f"{_PAIRS}::test_values_are_read_when_their_type_fits",),
