@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack, overload
 from uuid import UUID
 
 from sqlalchemy import Engine
@@ -275,7 +275,7 @@ class Bus:
     @checked
     def caller(
         self,
-        contract: Callable[..., A],
+        contract: Annotated[Callable[..., A], "a class declared with @service"],
         *,
         at: str | Provider | None = None,
         on_error: OnError | None = None,

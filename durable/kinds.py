@@ -59,7 +59,7 @@ def told(hint: Any) -> str:
         return SUCH_AS
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return told(args[0])
+        return next((each for each in args[1:] if isinstance(each, str)), None) or told(args[0])
     if origin in (Union, types.UnionType):
         return " or ".join(told(each) for each in args if each is not type(None))
     if origin is Literal:

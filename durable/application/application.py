@@ -225,9 +225,8 @@ class Transports:
         if transport is None or not separator:
             names = {**self._by_scheme, **self._optional}
             known = ", ".join(f"{name}://" for name in names)
-            raise InvalidSetting(
-                f"{printable(uri)}: no transport has this scheme{suggestion(scheme, names)}; known: {known}"
-            )
+            told = printable(uri) or repr(uri)
+            raise InvalidSetting(f"{told}: no transport has this scheme{suggestion(scheme, names)}; known: {known}")
         transport.check(uri)
         return transport
 

@@ -22,7 +22,8 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from durable.arguments import checked, length_of_time
-from durable.calls.payload import Payload, arguments_of, binder, digest_of, read_json
+from durable.calls.payload import Payload, arguments_of, binder, digest_of, read_json, refuse_defaults
+from durable.calls.telemetry import TRAFFIC
 from durable.duration import Duration
 from durable.errors import IncompatibleService, InvalidMessage, InvalidSetting, NoProvider, text_of
 from durable.redaction import shown
@@ -32,7 +33,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_VERSION: Final = re.compile(r"(\d{1,6})\.(\d{1,6})")
+_VERSION: Final = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
 _LONGEST_METHOD: Final = 200
 _LONGEST_TEXT: Final = 1_000
 _CONTRACT: Final = "__durable_contract__"
@@ -125,6 +126,7 @@ class Method:
     def build(self) -> None:
         """Raise InvalidSetting for types that have no encoding, and NameError for a class that is yet to come."""
         try:
+            refuse_defaults(self.signature, self._hints)
             _ = self.described, self.bind
         except (NameError, InvalidSetting):
             raise
@@ -208,6 +210,8 @@ def service(name: str, *, version: str = "1.0") -> Callable[[type[T]], type[T]]:
         raise InvalidSetting(f"service: name={name!r} is no name; give letters, digits, '.', '-' and '_'")
     if not _VERSION.fullmatch(version):
         raise InvalidSetting(f"service: version={version!r} is no version; give two numbers, such as '1.2'")
+    if name == TRAFFIC:
+        raise InvalidSetting(f"service: name={name!r} is durable's own; give another one")
 
     def declare(cls: type[T]) -> type[T]:
         if not isinstance(cls, type):
@@ -301,14 +305,18 @@ def refuse_misfit(contract: Contract, implementation: object) -> None:
         if not inspect.iscoroutinefunction(function):
             raise InvalidSetting(f"{who}: is not async; write `async def {name}`")
         try:
-            own = inspect.signature(function)
-            bound = method.signature.parameters.values()
-            own.bind(
-                *(each.name for each in bound if each.kind is not each.KEYWORD_ONLY),
-                **{each.name: each.name for each in bound if each.kind is each.KEYWORD_ONLY},
+            bound = inspect.signature(function).bind(
+                *(each for each in method.signature.parameters.values() if each.kind is not each.KEYWORD_ONLY),
+                **{each.name: each for each in method.signature.parameters.values() if each.kind is each.KEYWORD_ONLY},
             )
         except TypeError as error:
             raise InvalidSetting(f"{who}: does not take the arguments of {method.full_name}: {error}") from None
+        for own, given in bound.arguments.items():
+            if isinstance(given, inspect.Parameter) and given.kind is given.POSITIONAL_OR_KEYWORD and given.name != own:
+                raise InvalidSetting(
+                    f"{who}: has {own!r} where {method.full_name} has {given.name!r}; "
+                    "give its arguments the same names, in the same order"
+                )
 
 
 def decoded_result(method: Method, body: bytes) -> Any:

@@ -17,11 +17,15 @@ from pydantic_core import to_jsonable_python
 
 from durable.errors import InvalidMessage, text_of
 from durable.messages.codecs.classes import refuse_uncodable_parts
+from durable.messages.model_schemas import lost
+from durable.messages.schemas import models_of, schema_of
 
 T = TypeVar("T")
 
 _DIGEST_BYTES: Final = 16
-_WORDS: Final = ("title", "description")  # of a schema, that do not change what travels
+_WORDS: Final = ("title", "description", "examples", "deprecated")  # of a schema, that do not change what travels
+_VALUES: Final = ("default", "enum", "const")
+_BY_NAME: Final = ("properties", "$defs")
 
 
 def _plain(value: object) -> object:
@@ -37,21 +41,19 @@ def _made(cls: type[Any], value: object) -> object:
     return cls.model_validate(value, strict=False, by_alias=True, by_name=True)
 
 
-def _schema_of(cls: type[Any]) -> dict[str, Any]:
-    return cls.model_json_schema() if issubclass(cls, BaseModel) else {}
-
-
 _encode = msgspec.msgpack.Encoder(decimal_format="string", enc_hook=_plain).encode
 
 
 class Payload:
-    """Bytes of values of one type. Raises TypeError for a type that has no encoding."""
+    """Bytes of values of one type. Raises TypeError for a type that has no encoding, or would lose something."""
 
     def __init__(self, kind: Any) -> None:
         refuse_uncodable_parts(kind, BaseModel)
+        for model in models_of(kind):
+            for fault in lost(model):
+                raise TypeError(fault)
         self.kind = kind
         self._decode: Callable[[bytes], Any] = msgspec.msgpack.Decoder(kind, dec_hook=_made).decode
-        self.schema = _without_words(msgspec.json.schema(kind, schema_hook=_schema_of))
 
     def write(self, value: object) -> bytes:
         """Encode a value, which its reader compares with the type. Raises InvalidMessage when it has no encoding."""
@@ -97,6 +99,24 @@ def arguments_of(
     )
 
 
+def refuse_defaults(signature: inspect.Signature, hints: Mapping[str, Any]) -> None:
+    """Raise TypeError for a default that a call could not carry, or could change."""
+    for name, parameter in signature.parameters.items():
+        if (value := parameter.default) is parameter.empty:
+            continue
+        if isinstance(value, list | dict | set | bytearray) and value:
+            raise TypeError(
+                f"{name}: the default {value!r} could be changed by a call; "
+                "give None, or a tuple, and say so in the annotation"
+            )
+        payload = Payload(hints[name])
+        try:
+            payload.read(payload.write(value))
+        except InvalidMessage as error:
+            why = text_of(error.__cause__ or error)
+            raise TypeError(f"{name}: the default {value!r} does not fit its annotation: {why}") from error
+
+
 def binder(cls: type[msgspec.Struct], signature: inspect.Signature) -> Callable[..., msgspec.Struct]:
     """Return a function that makes the arguments from those of a call. It raises TypeError as the method would."""
     if not _has_names(signature):
@@ -105,24 +125,37 @@ def binder(cls: type[msgspec.Struct], signature: inspect.Signature) -> Callable[
 
 
 def digest_of(*payloads: Payload) -> bytes:
-    """Return the digest of the schemas."""
-    schemas = msgspec.json.encode([payload.schema for payload in payloads], order="deterministic")
-    return hashlib.sha256(schemas).digest()[:_DIGEST_BYTES]
+    """Return the digest of the schemas, as they are read and as they are written."""
+    schemas = [
+        _without_words(schema_of(payload.kind, written=written)) for payload in payloads for written in (False, True)
+    ]
+    return hashlib.sha256(msgspec.json.encode(schemas, order="deterministic")).digest()[:_DIGEST_BYTES]
 
 
 def _has_names(signature: inspect.Signature) -> bool:
     return any(parameter.kind is parameter.KEYWORD_ONLY for parameter in signature.parameters.values())
 
 
-def _without_words(schema: Any) -> Any:
+def _without_words(schema: Any, *, is_item: bool = False) -> Any:
+    """Leave out what changes nothing; the title of an item of an array is its name, by which it is known."""
     match schema:
         case dict():
             return {
-                key: _without_words(value)
+                key: _part(key, value)
                 for key, value in schema.items()
-                if not (key in _WORDS and isinstance(value, str))
+                if key not in _WORDS or (key == "title" and is_item)
             }
         case list():
             return [_without_words(each) for each in schema]
         case _:
             return schema
+
+
+def _part(key: str, value: Any) -> Any:
+    if key in _VALUES:
+        return value
+    if key in _BY_NAME:
+        return {name: _without_words(each) for name, each in value.items()}
+    if key == "prefixItems":
+        return [_without_words(each, is_item=True) for each in value]
+    return _without_words(value)

@@ -16,9 +16,9 @@ from durable.cli.target import on_bus
 from durable.description.asyncapi import asyncapi
 from durable.description.changes import Change, changes
 from durable.description.document import Description, read
-from durable.description.schemas import placed
 from durable.description.survey import describe as survey
 from durable.errors import InvalidSetting, text_of
+from durable.messages.schemas import placed
 from durable.transports import peers
 from durable.transports.rabbitmq.address import broker_url
 

@@ -1,6 +1,5 @@
 """Description of an application: what it offers, calls, handles and sends, for people, for tools, and for comparison.
 
-schemas         JSON schemas of classes, as they are read, and as they are written
 compatibility   what one schema allows that another refuses
 document        the canonical description, and how it is read
 survey          the description of an application

@@ -14,7 +14,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from durable.description.document import DescribedMessage, DescribedQueue, DescribedService, Description
-from durable.description.schemas import Json, placed
+from durable.messages.schemas import Json, placed
 from durable.transports.rabbitmq.address import SCHEME as AMQP
 from durable.transports.rabbitmq.address import ExchangeAddress, QueueAddress, parse_destination
 

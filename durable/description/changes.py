@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from durable.description.compatibility import Misfit, misfits
 from durable.description.document import DescribedMessage, DescribedMethod, DescribedService, Description
-from durable.description.schemas import Json
+from durable.messages.schemas import Json
 
 T = TypeVar("T")
 
@@ -85,6 +85,8 @@ def _offered(subject: str, old: DescribedService, new: DescribedService) -> Iter
     if after < before:
         yield Change(subject, f"goes back from {old.version} to {new.version}", f"give a version above {old.version}")
     is_same = before == after
+    if not is_same:
+        yield Change(subject, f"is offered as {new.version}, and no longer as {old.version}")
     methods = {each.name: each for each in old.methods}
     for name, method, now in _pairs(methods, {each.name: each for each in new.methods}):
         whole = f"{subject}: {name}"

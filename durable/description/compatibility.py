@@ -18,13 +18,14 @@ from enum import Enum
 from math import inf
 from typing import Any, Final, NamedTuple
 
-from durable.description.schemas import REFERENCE, Json
+from durable.messages.schemas import REFERENCE, Json
 
 _WORDS: Final = {"title", "description", "default", "examples", "deprecated", "$defs", "discriminator"}
 _SHAPES: Final = {
     *("type", "enum", "const", "anyOf", "oneOf", "$ref", "properties", "required", "additionalProperties"),
     *("items", "prefixItems", "minItems", "maxItems", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"),
     *("minLength", "maxLength", "minProperties", "maxProperties", "x-keys"),
+    "x-flags",
 }
 _MOST_REFERENCES: Final = 100  # from one to the next
 _NOTHING: Final[Json] = {"not": {}}
@@ -41,6 +42,7 @@ class Fault(Enum):
     VALUE = "a value that is not known"
     FIELD = "a field that is refused"
     LIMIT = "beyond a limit"
+    NAME = "of another name"
 
 
 class Misfit(NamedTuple):
@@ -159,6 +161,7 @@ class _Comparison:
             given = first[index] if index < len(first) else rest
             wanted = known[index] if index < len(known) else others
             if given is not False and index < min(most, allowed):
+                yield from _names(given, wanted, path)
                 yield from self.compare(given, wanted, _item(path, index, wanted, given))
         if rest is not False and max(len(first), len(known)) < min(most, allowed):
             yield from self.compare(rest, others, f"{path}[]")
@@ -227,12 +230,24 @@ def _limits(written: Json, read: Json, path: str) -> Iterator[Misfit]:
     for name in _MOST:
         if name in read and written.get(name, inf) > read[name]:
             yield Misfit(path, Fault.LIMIT, _limit(name, written, read))
+    if "x-flags" in read and not set(written.get("x-flags", [inf])) <= set(read["x-flags"]):
+        yield Misfit(path, Fault.VALUE, _limit("x-flags", written, read))
     for name in sorted((read.keys() | written.keys()) - _SHAPES - _WORDS):
         # What a text means changes its encoding in MessagePack: there it must be the same.
         is_encoding = name in ("format", "contentEncoding")
+        if name == "x-finite" and written.get("type") == "integer":
+            continue
         is_same = read.get(name) == written.get(name) and "$ref" not in str(read.get(name))
         if not is_same and (name in read or is_encoding):
             yield Misfit(path, Fault.TYPE if is_encoding else Fault.LIMIT, _limit(name, written, read))
+
+
+def _names(written: Any, read: Any, path: str) -> Iterator[Misfit]:
+    """The items of a class travel without their names, so one that was exchanged would be read as another."""
+    there, here = (each.get("title") if isinstance(each, dict) else None for each in (written, read))
+    if there is not None and here is not None and there != here:
+        text = f"is called {there!r} where it is written, and {here!r} where it is read"
+        yield Misfit(_field(path, here), Fault.NAME, text)
 
 
 def _limit(name: str, written: Json, read: Json) -> str:

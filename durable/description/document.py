@@ -13,8 +13,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from durable.description.schemas import Json
 from durable.errors import InvalidSetting, text_of
+from durable.messages.schemas import Json
 
 FORMAT: Final = 1
 
@@ -35,7 +35,7 @@ class DescribedService(Struct, frozen=True, kw_only=True):
     """A service that the application offers or calls."""
 
     name: str
-    version: Annotated[str, Meta(pattern=r"^\d{1,6}\.\d{1,6}$")]
+    version: Annotated[str, Meta(pattern=r"^[0-9]{1,6}\.[0-9]{1,6}$")]
     role: Role
     addresses: list[str]
     methods: list[DescribedMethod]

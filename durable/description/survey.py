@@ -20,10 +20,10 @@ from durable.description.document import (
     Description,
     Role,
 )
-from durable.description.schemas import Json, schema_of
 from durable.errors import InvalidSetting, UnknownMessageType, text_of
 from durable.messages.registry import class_of, content_type_of, is_encrypted, name_of
 from durable.messages.routing import LOCAL
+from durable.messages.schemas import Json, schema_of
 from durable.messages.upcasting import sent_class
 from durable.redaction import shown
 from durable.transports.rabbitmq.topology import Topology

@@ -14,6 +14,11 @@ _SINGLETONS = "tests/unit/calls/test_provider.py"
 _RULES = "tests/unit/transports/test_announcements.py"
 _DIRECTORIES = "tests/unit/transports/test_directories.py"
 _LEASES = "tests/unit/transports/test_watchdog.py"
+_DIGESTS = "tests/unit/calls/test_digest.py"
+_CONTRACTS = "tests/unit/calls/test_contract.py"
+_PAYLOADS = "tests/unit/calls/test_payload.py"
+_CHANGES = "tests/unit/description/test_changes.py"
+_PAIRS = "tests/unit/description/test_pairs.py"
 
 ROWS = (
     Mutant(
@@ -478,5 +483,69 @@ ROWS = (
         before="                return await self._once(connections, _Asked(method, endpoint, body, headers), _Connection())\n",
         after="                return await self._again_and_again(connections, _Asked(method, endpoint, body, headers))\n",
         killed_by=(f"{_HTTP}::test_call_is_sent_once_when_its_connection_breaks",),
+    ),
+    Mutant(
+        "calls",
+        "exchanged arguments are the same contract",
+        "durable/calls/payload.py",
+        before="        return [_without_words(each, is_item=True) for each in value]\n",
+        after="        return [_without_words(each) for each in value]\n",
+        killed_by=(f"{_DIGESTS}::test_arguments_of_other_names_or_another_order_have_another_digest",),
+    ),
+    Mutant(
+        "calls",
+        "an object whose arguments are exchanged is offered",
+        "durable/calls/contract.py",
+        before="given.kind is given.POSITIONAL_OR_KEYWORD and given.name != own:\n",
+        after="given.kind is given.POSITIONAL_OR_KEYWORD and not own:\n",
+        killed_by=(f"{_CONTRACTS}::test_object_without_a_method_is_refused_with_its_name",),
+    ),
+    Mutant(
+        "calls",
+        "a default of another type is declared",
+        "durable/calls/contract.py",
+        before="            refuse_defaults(self.signature, self._hints)\n",
+        after="",
+        killed_by=(f"{_CONTRACTS}::test_refused_default_is_told_with_its_value",),
+    ),
+    Mutant(
+        "calls",
+        "a secret arrives as stars",
+        "durable/calls/payload.py",
+        before="            for fault in lost(model):\n                raise TypeError(fault)\n",
+        after="            _ = model, lost\n",
+        killed_by=(f"{_PAYLOADS}::test_model_is_refused_when_a_field_would_be_lost",),
+    ),
+    Mutant(
+        "calls",
+        "exchanged arguments are compatible",
+        "durable/description/compatibility.py",
+        before="    if there is not None and here is not None and there != here:\n",
+        after="    if there is not None and here is not None and not there:\n",
+        killed_by=(f"{_CHANGES}::test_exchanged_and_renamed_arguments_are_told",),
+    ),
+    Mutant(
+        "calls",
+        "keys of any type are texts",
+        "durable/messages/schemas.py",
+        before='        names = {} if keys == {"type": "string"} else {"x-keys": keys}\n',
+        after='        names = {} if keys in ({}, {"type": "string"}) else {"x-keys": keys}\n',
+        killed_by=(f"{_PAIRS}::test_values_are_read_when_their_type_fits",),
+    ),
+    Mutant(
+        "calls",
+        "a model is described as pydantic does",
+        "durable/messages/schemas.py",
+        before=", schema_generator=ModelSchemas)\n",
+        after=")\n",
+        killed_by=(f"{_PAIRS}::test_values_are_read_when_their_type_fits",),
+    ),
+    Mutant(
+        "calls",
+        "sums of flags are forgotten",
+        "durable/messages/schemas.py",
+        before="            case kinds.EnumType() if issubclass(kind.cls, enum.Flag):\n",
+        after="            case kinds.EnumType() if issubclass(kind.cls, enum.Flag) and not flags:\n",
+        killed_by=(f"{_PAIRS}::test_values_are_read_when_their_type_fits",),
     ),
 )

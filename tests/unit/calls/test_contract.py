@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 import msgspec
 import pytest
+from pydantic import BaseModel, SecretStr
 
+from durable import Bus
 from durable.calls import call, service
 from durable.calls.contract import contract_of, refuse_misfit
 from durable.errors import IncompatibleService, InvalidSetting, NoProvider
@@ -69,6 +71,30 @@ class Mutable:
     async def count(self, skus: list[str] = ["A"]) -> int: ...  # type: ignore[empty-body]  # noqa: B006
 
 
+class OfNone:
+    async def count(self, sku: str = None) -> int: ...  # type: ignore[assignment, empty-body]  # noqa: RUF013
+
+
+class OfAnotherType:
+    async def count(self, skus: list[int] = ("A",)) -> int: ...  # type: ignore[assignment, empty-body]
+
+
+class TooLarge:
+    async def count(self, most: int = 2**64) -> int: ...  # type: ignore[empty-body]
+
+
+class Secret(BaseModel):
+    word: SecretStr
+
+
+class OfSecret:
+    async def count(self, secret: Secret) -> int: ...  # type: ignore[empty-body]
+
+
+class ReturnsSecret:
+    async def count(self) -> list[Secret]: ...  # type: ignore[empty-body]
+
+
 class Forgotten:
     @call(fire_and_forget=True)
     async def count(self) -> int: ...  # type: ignore[empty-body]
@@ -78,7 +104,7 @@ class Forgotten:
     "cls",
     [
         NotAsync, Property, Attribute, Static, Several, Named, Bare, NoResult, NoSelf, OfOpaque, ReturnsOpaque, Mutable,
-        Forgotten,
+        OfNone, OfAnotherType, TooLarge, OfSecret, ReturnsSecret, Forgotten,
     ],
 )  # fmt: skip
 def test_uncallable_declaration_is_refused_with_the_name_of_its_method(cls: type) -> None:
@@ -86,12 +112,34 @@ def test_uncallable_declaration_is_refused_with_the_name_of_its_method(cls: type
         service("stock")(cls)
 
 
+@pytest.mark.parametrize(
+    ("cls", "advice"), [(Mutable, r"could be changed by a call; give None"), (OfNone, "the default None does not fit")]
+)
+def test_refused_default_is_told_with_its_value(cls: type, advice: str) -> None:
+    with pytest.raises(InvalidSetting, match=advice):
+        service("stock")(cls)
+
+
+def test_default_of_its_type_is_taken() -> None:
+    class Defaults:
+        async def count(
+            self,
+            a: int | None = None,
+            b: list[str] = [],  # noqa: B006
+            c: float = 1,
+            d: tuple[int, ...] = (1, 2),
+        ) -> int:
+            raise NotImplementedError
+
+    assert contract_of(service("stock")(Defaults)).methods["count"].described.text.startswith("count(a: int | None")
+
+
 def test_class_without_methods_is_refused() -> None:
     with pytest.raises(InvalidSetting, match="no public method"):
         service("stock")(type("Empty", (), {}))
 
 
-@pytest.mark.parametrize("version", ["1", "1.2.3", "v1.2", "1.-2", "", "1.2 "])
+@pytest.mark.parametrize("version", ["1", "1.2.3", "v1.2", "1.-2", "", "1.2 ", "\u0661.\u0662", "1.\uff12"])
 def test_version_of_other_than_two_numbers_is_refused(version: str) -> None:
     with pytest.raises(InvalidSetting, match="two numbers"):
         service("stock", version=version)
@@ -101,6 +149,11 @@ def test_version_of_other_than_two_numbers_is_refused(version: str) -> None:
 def test_name_of_other_characters_is_refused(name: str) -> None:
     with pytest.raises(InvalidSetting, match="is no name"):
         service(name)
+
+
+def test_name_of_the_traffic_is_reserved() -> None:
+    with pytest.raises(InvalidSetting, match="durable's own"):
+        service("durable.traffic")
 
 
 @pytest.mark.parametrize("options", [{"timeout": 0}, {"expiry": -1}, {"timeout": "soon"}])
@@ -115,6 +168,16 @@ def test_class_without_declaration_is_no_service() -> None:
     for cls in (Stock, Child, 3):
         with pytest.raises(InvalidSetting, match="is no service"):
             contract_of(cls)
+
+
+def test_caller_of_an_object_is_told_to_give_a_class() -> None:
+    with pytest.raises(InvalidSetting, match="give a class declared with @service"):
+        Bus("orders").caller(Stock())  # type: ignore[arg-type]
+
+
+def test_caller_at_an_empty_address_is_told_so() -> None:
+    with pytest.raises(InvalidSetting, match=r"^'': no transport has this scheme"):
+        Bus("orders").caller(Inventory, at="")
 
 
 # ---------------------------------------------------------------- implementations
@@ -136,7 +199,19 @@ class Blocking(Stock):
     def reserve(self, sku: str, count: int) -> Any: ...
 
 
-@pytest.mark.parametrize("cls", [Missing, Fewer, More, Blocking])
+class Exchanged(Stock):
+    async def reserve(self, count: int, sku: str) -> Any: ...  # type: ignore[override]
+
+
+class Renamed(Stock):
+    async def reserve(self, article: str, count: int) -> Any: ...
+
+
+class RenamedPositional(Stock):
+    async def reserve(self, article: str, count: int, /) -> Any: ...
+
+
+@pytest.mark.parametrize("cls", [Missing, Fewer, More, Blocking, Exchanged, Renamed, RenamedPositional])
 def test_object_without_a_method_is_refused_with_its_name(cls: type) -> None:
     with pytest.raises(InvalidSetting, match=rf"^{cls.__name__}\.reserve: "):
         refuse_misfit(contract_of(Inventory), cls())
@@ -144,6 +219,31 @@ def test_object_without_a_method_is_refused_with_its_name(cls: type) -> None:
 
 def test_object_with_the_methods_is_taken() -> None:
     refuse_misfit(contract_of(Inventory), Stock())
+
+
+class Further(Stock):
+    async def reserve(self, sku: str, count: int, place: str = "north") -> Any: ...
+
+
+class Gathering(Stock):
+    async def reserve(self, *arguments: Any) -> Any: ...
+
+
+def test_names_of_further_arguments_are_free() -> None:
+    for cls in (Further, Gathering):
+        refuse_misfit(contract_of(Inventory), cls())
+
+
+def test_names_are_free_where_the_contract_takes_none() -> None:
+    class Positional:
+        async def count(self, sku: str, /) -> int:
+            raise NotImplementedError
+
+    class Own:
+        async def count(self, article: str) -> int:
+            raise NotImplementedError
+
+    refuse_misfit(contract_of(service("stock")(Positional)), Own())
 
 
 # ---------------------------------------------------------------- versions

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import AliasChoices, BaseModel, Field, RootModel, SecretBytes, SecretStr, create_model, field_serializer
 
 from durable.calls.payload import Payload
 from durable.errors import InvalidMessage
@@ -114,3 +114,46 @@ def test_bytes_of_anybody_are_a_value_or_refused(kind: Any, body: bytes) -> None
 def test_value_without_an_encoding_is_refused(value: object) -> None:
     with pytest.raises(InvalidMessage, match="cannot be encoded"):
         Payload(int).write(value)
+
+
+# ---------------------------------------------------------------- models that lose something
+
+
+class Shown(BaseModel):
+    secret: SecretStr
+
+    @field_serializer("secret")
+    def show(self, secret: SecretStr) -> str:
+        return secret.get_secret_value()
+
+
+LOSSY: list[tuple[Any, str]] = [
+    (create_model("Lossy", a=(SecretStr, ...)), "Lossy.a is a secret"),
+    (create_model("Lossy", a=(SecretBytes, ...)), "Lossy.a is a secret"),
+    (create_model("Lossy", a=(dict[str, list[SecretStr | None]], {})), "Lossy.a is a secret"),
+    (RootModel[SecretStr], "is a secret"),
+    (create_model("Lossy", a=(int, Field(0, exclude=True))), "Lossy.a has exclude=True"),
+    (create_model("Lossy", a=(int, Field(validation_alias="x", serialization_alias="y"))), "Lossy.a is written as 'y'"),
+    (create_model("Lossy", a=(int, Field(serialization_alias="y"))), "Lossy.a is written as 'y'"),
+]
+WHOLE: list[tuple[Any, Any]] = [
+    (Shown, Shown(secret=SecretStr("correct horse"))),
+    (create_model("Whole", a=(int, Field(alias="x"))), {"x": 1}),
+    (create_model("Whole", a=(int, Field(validation_alias="x"))), {"x": 1}),
+    (create_model("Whole", a=(int, Field(validation_alias=AliasChoices("x", "y"), serialization_alias="y"))), {"x": 1}),
+]
+
+
+@pytest.mark.parametrize(("model", "fault"), LOSSY)
+def test_model_is_refused_when_a_field_would_be_lost(model: Any, fault: str) -> None:
+    within: Any = create_model("Outer", inner=(list[model], []))
+    for kind in (model, list[model], within, dict[str, within], msgspec.defstruct("Struct", [("a", model)])):
+        with pytest.raises(TypeError, match=fault):
+            Payload(kind)
+
+
+@pytest.mark.parametrize(("model", "value"), WHOLE)
+def test_model_comes_out_unchanged(model: Any, value: Any) -> None:
+    payload = Payload(model)
+    made = model.model_validate(value)
+    assert payload.read(payload.write(made)) == made

@@ -19,9 +19,9 @@ from durable import Bus, message
 from durable.calls import service
 from durable.cli.topology import needed
 from durable.description.asyncapi import asyncapi
-from durable.description.schemas import Json
 from durable.description.survey import describe
 from durable.messages import registry
+from durable.messages.schemas import Json
 from tests.support.asyncapi import refuse_invalid
 
 

@@ -99,6 +99,18 @@ async def reserve_bool(self: Any, sku: str | None) -> int:
     raise NotImplementedError
 
 
+async def move(self: Any, source: str, target: str) -> None:
+    raise NotImplementedError
+
+
+async def move_back(self: Any, target: str, source: str) -> None:
+    raise NotImplementedError
+
+
+async def move_renamed(self: Any, source: str, place: str) -> None:
+    raise NotImplementedError
+
+
 async def colour(self: Any) -> Colour:
     raise NotImplementedError
 
@@ -109,6 +121,7 @@ async def colours(self: Any) -> MoreColours:
 
 for _function in (reserve_count, reserve_needed, reserve_number, reserve_fraction, reserve_bool):
     _function.__name__ = "reserve"
+move_back.__name__ = move_renamed.__name__ = "move"
 colours.__name__ = "colour"
 
 
@@ -134,6 +147,20 @@ def test_change_of_a_service_is_told_when_callers_notice(
     version: str, methods: dict[str, Any], told: str | None
 ) -> None:
     check(changes(offering("1.2", reserve=reserve), offering(version, **methods)), told)
+
+
+@pytest.mark.parametrize("version", ["1.2", "1.3"])
+def test_exchanged_and_renamed_arguments_are_told(version: str) -> None:
+    old = offering("1.2", move=move)
+    exchanged, renamed = offering(version, move=move_back), offering(version, move=move_renamed)
+    check(changes(old, exchanged), "argument target: is called 'source' where it is written, and 'target' where it is")
+    check(changes(old, exchanged), "argument source: is called 'target' where it is written, and 'source' where it is")
+    check(changes(old, renamed), "argument place: is called 'target' where it is written, and 'place' where it is read")
+
+
+def test_changed_version_of_a_service_is_told() -> None:
+    found = changes(offering("1.2", reserve=reserve), offering("1.3", reserve=reserve))
+    assert [each.what for each in found] == ["is offered as 1.3, and no longer as 1.2"]
 
 
 def test_new_value_of_an_enum_in_a_result_is_noticed_and_a_removed_one_is_not() -> None:

@@ -17,7 +17,7 @@ from msgspec import Meta, defstruct
 from pydantic import BaseModel
 
 from durable.description.compatibility import Fault, Misfit, misfits
-from durable.description.schemas import schema_of
+from durable.messages.schemas import schema_of
 
 
 class Colour(enum.Enum):

@@ -8,6 +8,7 @@ Struct with omit_defaults, a TypedDict and fields that are UNSET leave something
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal
@@ -16,6 +17,8 @@ import msgspec.inspect as kinds
 from msgspec import NODEFAULT, Struct, to_builtins
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
+
+from durable.messages.model_schemas import ModelSchemas, flags
 
 Json = dict[str, Any]
 
@@ -55,6 +58,13 @@ def schema_of(kind: Any, *, written: bool = False) -> Json:
     return {**schema, "$defs": maker.named} if maker.named else schema
 
 
+def models_of(kind: Any) -> list[type[BaseModel]]:
+    """Return the pydantic models that occur in a type; those within a model are left to pydantic."""
+    maker = _Maker(written=False)
+    maker.make(kinds.type_info(kind))
+    return maker.models
+
+
 def placed(schema: Json, name: str, prefix: str, schemas: dict[str, Json]) -> Json:
     """Return the schema for a document that keeps all schemas in one place, under names that begin with `prefix`.
 
@@ -83,6 +93,7 @@ def _moved(schema: Any, to: str) -> Any:
 class _Maker:
     def __init__(self, written: bool) -> None:
         self.named: dict[str, Json] = {}
+        self.models: list[type[BaseModel]] = []
         self._names: dict[Any, str] = {}
         self._written = written
 
@@ -107,13 +118,17 @@ class _Maker:
             case kinds.UnionType():
                 return {"anyOf": [self.make(each) for each in kind.types]}
             case kinds.TupleType():
-                return _array([self.make(each) for each in kind.item_types], len(kind.item_types), is_open=False)
+                return _array(
+                    [_unnamed(self.make(each)) for each in kind.item_types], len(kind.item_types), is_open=False
+                )
             case kinds.SetType() | kinds.FrozenSetType():
                 return self._items(kind) | {"uniqueItems": True}
             case kinds.CollectionType():
                 return self._items(kind)
             case kinds.DictType():
                 return self._dict(kind)
+            case kinds.EnumType() if issubclass(kind.cls, enum.Flag):
+                return self._named(kind.cls, lambda: flags(kind.cls))
             case kinds.EnumType():
                 return self._named(kind.cls, lambda: {"enum": [to_builtins(each) for each in kind.cls]})
             case kinds.StructType() | kinds.DataclassType() | kinds.TypedDictType() | kinds.NamedTupleType():
@@ -143,7 +158,7 @@ class _Maker:
 
     def _dict(self, kind: kinds.DictType) -> Json:
         keys, values = self.make(kind.key_type), self.make(kind.value_type)
-        names = {"x-keys": keys} if keys not in ({}, {"type": "string"}) else {}  # in JSON, keys are texts
+        names = {} if keys == {"type": "string"} else {"x-keys": keys}
         return {"type": "object", "additionalProperties": values or True, **names, **_lengths(kind, "Properties")}
 
     def _fields(self, kind: Any) -> Json:
@@ -151,7 +166,7 @@ class _Maker:
         made = {each.encode_name: {**self.make(each.type), **_default(each)} for each in fields}
         required = [each.encode_name for each in fields if each.required or self._is_written(kind, each)]
         if isinstance(kind, kinds.NamedTupleType) or getattr(kind, "array_like", False):
-            items = [{"title": name, **schema} for name, schema in made.items()]
+            items = [{**schema, "title": name} for name, schema in made.items()]
             tags = [{"enum": [tag]}] if (tag := getattr(kind, "tag", None)) is not None else []
             is_open = not getattr(kind, "forbid_unknown_fields", True)
             return _array([*tags, *items], len(tags) + len(required), is_open=is_open)
@@ -171,9 +186,11 @@ class _Maker:
         return not (issubclass(cls, Struct) and cls.__struct_config__.omit_defaults)
 
     def _model(self, cls: type[BaseModel]) -> Json:
+        self.models.append(cls)
         mode: Literal["serialization", "validation"] = "serialization" if self._written else "validation"
         prefix = f"{cls.__name__}-"
-        schema = cls.model_json_schema(mode=mode, ref_template=f"{REFERENCE}{prefix}{{model}}")
+        template = f"{REFERENCE}{prefix}{{model}}"
+        schema = cls.model_json_schema(mode=mode, ref_template=template, schema_generator=ModelSchemas)
         inner = schema.pop("$defs", {})
         self.named.update({prefix + name: self._complete(part) for name, part in inner.items()})
         return self._complete(schema)
@@ -181,6 +198,11 @@ class _Maker:
     def _complete(self, schema: Json) -> Json:
         """A model is written with all of its fields."""
         return schema | {"required": list(schema["properties"])} if self._written and "properties" in schema else schema
+
+
+def _unnamed(schema: Json) -> Json:
+    """Leave out the title of an item of a tuple, which has no name: there it is a word."""
+    return {key: part for key, part in schema.items() if key != "title"}
 
 
 def _array(items: list[Json], needed: int, *, is_open: bool) -> Json:
@@ -202,6 +224,6 @@ def _default(field: kinds.Field) -> Json:
     if field.default is NODEFAULT:
         return {}
     try:
-        return {"default": to_builtins(field.default, enc_hook=to_jsonable_python)}
+        return {"default": to_builtins(field.default, enc_hook=to_jsonable_python, order="deterministic")}
     except Exception:  # a default that has no encoding is none that can be shown
         return {}

@@ -1,0 +1,143 @@
+"""Digests of methods: equal ones read each other's bytes as the same values, and names belong to them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import date, datetime, time
+from decimal import Decimal
+from inspect import Parameter, Signature
+from itertools import permutations
+from typing import Annotated, Any, NamedTuple
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Meta, defstruct
+from pydantic import AwareDatetime, Field, FiniteFloat, create_model
+
+from durable.calls.payload import Payload, arguments_of, digest_of
+from durable.errors import InvalidMessage
+from tests.support.travelling import ANY, DICT, KINDS
+
+
+def digest(kind: Any) -> bytes:
+    return digest_of(Payload(kind))
+
+
+def digest_of_arguments(arguments: dict[str, Any]) -> bytes:
+    parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in arguments]
+    return digest(arguments_of(Signature(parameters), arguments))
+
+
+def of_model(kind: Any) -> Any:
+    return create_model("Model", a=(kind, ...))
+
+
+def struct(*fields: Any, **options: Any) -> Any:
+    return defstruct("Struct", list(fields), **options)
+
+
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
+class Exchanged(NamedTuple):
+    b: int
+    a: int
+
+
+Exchanged.__name__ = "Pair"
+
+KEYS = [str, int, float, bool, bytes, date, datetime, time, UUID, Decimal, tuple[int, int], int | str, ANY]
+TEXTS = [str, datetime, time, date, UUID, Decimal, bytes, Annotated[datetime, Meta(tz=False)]]
+
+DIFFERENT: list[tuple[Any, Any]] = [
+    *permutations(TEXTS, 2),
+    *permutations([DICT[key, int] for key in KEYS], 2),
+    *permutations([of_model(DICT[key, int]) for key in [str, int, date, tuple[int, int]]], 2),
+    *permutations([of_model(kind) for kind in [str, Decimal, datetime, AwareDatetime, bytes]], 2),
+    (of_model(float), of_model(FiniteFloat)),
+    (of_model(Annotated[int, Field(alias="x")]), of_model(int)),
+    (Annotated[bytes, Meta(min_length=1)], Annotated[bytes, Meta(min_length=2)]),
+    (dict, dict[str, Any]),
+    (Pair, Exchanged),
+    (struct(("a", int), ("b", int), array_like=True), struct(("b", int), ("a", int), array_like=True)),
+    (struct(("title", str)), struct(("description", str))),
+    (struct(("a", int, 1)), struct(("a", int, 2))),
+    (struct(("a", int)), struct(("a", int), ("examples", int, 0))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT)
+def test_digest_tells_types_apart(one: Any, other: Any) -> None:
+    assert digest(one) != digest(other)
+
+
+def test_types_of_one_digest_read_the_values_of_each_other() -> None:
+    alike: dict[bytes, list[tuple[Any, Any]]] = {}
+    for kind, values in KINDS:
+        alike.setdefault(digest(kind), []).append((kind, values))
+    pairs = [pair for group in alike.values() for pair in permutations(group, 2)]
+    faults = [fault for one, other in pairs for fault in unread(one, other)]
+    assert not faults
+    assert pairs
+
+
+def unread(one: tuple[Any, Any], other: tuple[Any, Any]) -> Iterator[str]:
+    written, read = Payload(one[0]), Payload(other[0])
+    for value in one[1]:
+        body = written.write(value)
+        try:
+            again = read.write(read.read(body))
+        except InvalidMessage as error:
+            yield f"{one[0]} -> {other[0]}: {error}"
+            continue
+        if written.plain(written.read(again)) != written.plain(value) and value == value:
+            yield f"{one[0]} -> {other[0]}: {value!r}"
+
+
+@given(
+    names=st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=5, unique=True),
+    others=st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=5, unique=True),
+    kind=st.sampled_from([int, str, list[str], Pair]),
+)
+def test_arguments_of_other_names_or_another_order_have_another_digest(
+    names: list[str], others: list[str], kind: Any
+) -> None:
+    first, second = (digest_of_arguments(dict.fromkeys(each, kind)) for each in (names, others))
+    assert (first == second) == (names == others)
+
+
+@pytest.mark.parametrize("words", [{"title": "T"}, {"description": "D"}, {"examples": ["x"]}])
+def test_words_do_not_change_a_digest(words: dict[str, Any]) -> None:
+    told = Annotated[str, Meta(**words)]
+    assert digest(told) == digest(str)
+    assert digest_of_arguments({"a": told}) == digest_of_arguments({"a": str})
+    assert digest(tuple[told, int]) == digest(tuple[str, int])
+    assert digest(of_model(Annotated[str, Field(**words)])) == digest(of_model(str))
+
+
+def test_words_of_a_default_are_values() -> None:
+    first, second = (create_model("Model", a=(dict[str, str], {"title": each})) for each in ("one", "two"))
+    assert digest(first) != digest(second)
+
+
+def test_digest_is_the_same_in_each_process() -> None:
+    code = (
+        "from typing import Literal; from pydantic import create_model; from msgspec import defstruct\n"
+        "from durable.calls.payload import Payload, digest_of\n"
+        "names = frozenset(['a', 'b', 'c', 'd', 'e'])\n"
+        "model = create_model('M', a=(frozenset[str], names))\n"
+        "struct = defstruct('S', [('b', Literal['x', 'y', 1, None]), ('a', frozenset[str], names)])\n"
+        "print(digest_of(Payload(model), Payload(struct)).hex())"
+    )
+    found = set()
+    for seed in ("1", "2", "3"):
+        env = {"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)}
+        run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60, env=env)
+        found.add(run.stdout)
+    assert len(found) == 1
