@@ -53,7 +53,8 @@ def test_any_listing_becomes_a_storable_row(given: Listing) -> None:
 def test_storable_listing_comes_back_unchanged(given: Listing) -> None:
     rows, methods = rows_of([given])
     stored = [StoredOffer("x", None, row, timedelta()) for row in rows]
-    (back,) = listings_of(stored, methods_of(methods))
+    ((source, back),) = listings_of(stored, methods_of(methods))
+    assert source == "x"
     assert msgspec.structs.replace(back, since=given.since) == given
 
 
@@ -62,7 +63,7 @@ def test_unreadable_methods_leave_out_their_offer_alone() -> None:
     rows, methods = rows_of([Listing(each, "shop", 1, ["tcp://a:1"], SINCE) for each in offers])
     methods[rows[0].digest] = '[["one"]]'
     stored = [StoredOffer("x", None, row, timedelta()) for row in rows]
-    assert [each.offer.service for each in listings_of(stored, methods_of(methods))] == ["other"]
+    assert [each.offer.service for _, each in listings_of(stored, methods_of(methods))] == ["other"]
 
 
 def test_services_of_one_stored_name_are_one_row() -> None:
