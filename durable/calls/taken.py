@@ -1,4 +1,4 @@
-"""What is taken: the addresses, the processes and the services of known providers, each found at once."""
+"""Index of what is taken: addresses, processes and services of known providers, each found at once."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _ANNOUNCEMENT: Final = 10.0  # questions that an announcement counts as
 
 
 class Rate:
-    """So many at once, and so many a second."""
+    """Number of things at once, and in a second."""
 
     def __init__(self, at_once: float, a_second: float, now: float) -> None:
         self._at_once = self._left = at_once
@@ -66,4 +66,4 @@ class Pace:
     def miss(self) -> None:
         """Count a call of what is not here, or not for this peer. Raises ProtocolViolation for one too many."""
         if not self._misses.allows(1.0, self._clock()):
-            raise ProtocolViolation("too many calls of services that are not offered here, or not to this peer")
+            raise ProtocolViolation("too many calls: their services are not offered here, or not to this peer")

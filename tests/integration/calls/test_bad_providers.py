@@ -82,7 +82,7 @@ def listed(node: int, address: str) -> Listing:
         "tcp://" + "x" * 70 + ":1",
     ],
 )
-async def test_address_that_cannot_be_called_is_passed_over_and_tried_last(bad: str) -> None:
+async def test_uncallable_address_is_passed_over_and_tried_last(bad: str) -> None:
     async with process("stock", offers=True) as stock, caller(bad, stock.address) as inventory:
         assert [await inventory.reserve("A-1") for _ in range(5)] == [Reservation("A-1", 1)] * 5
     async with caller(bad) as inventory:
@@ -120,7 +120,7 @@ async def test_error_of_any_kind_is_one_of_a_call() -> None:
         await inventory.reserve("A-1")
 
 
-def test_address_that_fails_again_rests_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_rests_for_longer_when_failing_again(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     providers = Providers(Registry(), lambda: Origin("orders", 3, ""), links=lambda: None, provider=CallProvider)

@@ -323,7 +323,7 @@ async def test_name_and_address_of_another_peer_cannot_be_taken_away(hub: Proces
 
 
 @pytest.mark.parametrize("at", ["tcp://0.0.0.0:1", "tcp://localhost:1", "tcp://[::1]:1", f"tcp://{platform.node()}:1"])
-async def test_address_is_taken_however_it_is_written(hub: Process, at: str) -> None:
+async def test_address_is_taken_in_any_spelling(hub: Process, at: str) -> None:
     first, second = await Raw.connect(hub.address), await Raw.connect(hub.address, service="billing")
     await first.join(listing("inventory"))
     await eventually(lambda: hub.known() == [("stock", "inventory")])

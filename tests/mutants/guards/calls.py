@@ -27,7 +27,7 @@ ROWS = (
         "durable/calls/caller.py",
         before='            raise NoProvider(f"service {self._contract.name}: no answer at {target.name}: {error}") from error\n',
         after="            raise\n",
-        killed_by=(f"{_BAD}::test_address_that_cannot_be_called_is_passed_over_and_tried_last",),
+        killed_by=(f"{_BAD}::test_uncallable_address_is_passed_over_and_tried_last",),
     ),
     Mutant(
         "calls",

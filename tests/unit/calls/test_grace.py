@@ -21,11 +21,11 @@ def grace() -> Grace[Listing]:
 ONE, TWO, THREE = listing(1), listing(2), listing(3)
 
 
-def test_only_what_is_told_is_known_without_a_gap() -> None:
+def test_told_listings_alone_are_known_without_a_gap() -> None:
     assert grace().merged([ONE], 0) == [ONE]
 
 
-def test_what_was_known_before_a_gap_is_kept_for_a_while() -> None:
+def test_listing_of_before_a_gap_is_kept_for_a_while() -> None:
     kept = grace()
     kept.begin([ONE, TWO], 100)
     assert kept.merged([THREE], 100) == [THREE, ONE, TWO]
@@ -33,7 +33,7 @@ def test_what_was_known_before_a_gap_is_kept_for_a_while() -> None:
     assert kept.merged([THREE], 110) == [THREE]
 
 
-def test_what_is_told_again_is_no_longer_kept() -> None:
+def test_listing_told_again_is_no_longer_kept() -> None:
     kept = grace()
     kept.begin([ONE, TWO], 100)
     assert kept.merged([ONE], 101) == [ONE, TWO]

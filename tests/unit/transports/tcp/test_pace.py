@@ -41,7 +41,7 @@ def test_turn_is_over_after_some_milliseconds(pace: Pace, clock: Clock) -> None:
     assert not pace.is_over()
 
 
-def test_questions_are_answered_for_ever_at_the_rate_of_a_peer_that_behaves(pace: Pace, clock: Clock) -> None:
+def test_questions_at_the_usual_rate_are_answered_for_ever(pace: Pace, clock: Clock) -> None:
     for _ in range(1_000):
         pace.ask(announces=True)
         pace.ask()
@@ -64,10 +64,10 @@ def test_questions_beyond_the_rate_are_a_violation(pace: Pace, clock: Clock, ann
 def test_calls_of_nothing_beyond_the_rate_are_a_violation(pace: Pace, clock: Clock) -> None:
     for _ in range(10_000):
         pace.miss()
-    with pytest.raises(ProtocolViolation, match="too many calls of services"):
+    with pytest.raises(ProtocolViolation, match="too many calls: their services"):
         pace.miss()
     clock.now += 0.125
     for _ in range(125):
         pace.miss()
-    with pytest.raises(ProtocolViolation, match="too many calls of services"):
+    with pytest.raises(ProtocolViolation, match="too many calls: their services"):
         pace.miss()
