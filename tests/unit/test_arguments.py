@@ -132,7 +132,7 @@ WRONG: dict[str, list[Any]] = {
     "Mapping[str, str] | None": HEADERS,
     "Mapping[str, str]": [*HEADERS, None],
     "Mapping[str, bytes]": [17, ["a"], {"a": "b"}, {"a": b"short"}, {1: bytes(32)}, None, ODD],
-    "Callable[..., A]": [*FUNCTIONS, None],
+    "Annotated[Callable[..., A], 'a class declared with @service']": [*FUNCTIONS, None],
     "OnError | None": FUNCTIONS,
     "Callable[[], Keys]": [*FUNCTIONS, None],
     "Mapping[type, Check] | None": [17, {"a": len}, {Placed: 17}, ODD],
