@@ -204,11 +204,11 @@ class Exchanged(Stock):
 
 
 class Renamed(Stock):
-    async def reserve(self, article: str, count: int) -> Any: ...
+    async def reserve(self, article: str, count: int) -> Any: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 class RenamedPositional(Stock):
-    async def reserve(self, article: str, count: int, /) -> Any: ...
+    async def reserve(self, article: str, count: int, /) -> Any: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 @pytest.mark.parametrize("cls", [Missing, Fewer, More, Blocking, Exchanged, Renamed, RenamedPositional])
@@ -226,7 +226,7 @@ class Further(Stock):
 
 
 class Gathering(Stock):
-    async def reserve(self, *arguments: Any) -> Any: ...
+    async def reserve(self, *arguments: Any) -> Any: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def test_names_of_further_arguments_are_free() -> None:

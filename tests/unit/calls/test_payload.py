@@ -146,8 +146,10 @@ WHOLE: list[tuple[Any, Any]] = [
 
 @pytest.mark.parametrize(("model", "fault"), LOSSY)
 def test_model_is_refused_when_a_field_would_be_lost(model: Any, fault: str) -> None:
-    within: Any = create_model("Outer", inner=(list[model], []))
-    for kind in (model, list[model], within, dict[str, within], msgspec.defstruct("Struct", [("a", model)])):
+    listed: Any = list[model]
+    within: Any = create_model("Outer", inner=(listed, []))
+    keyed: Any = dict[str, within]
+    for kind in (model, listed, within, keyed, msgspec.defstruct("Struct", [("a", model)])):
         with pytest.raises(TypeError, match=fault):
             Payload(kind)
 

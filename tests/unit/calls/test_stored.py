@@ -45,7 +45,8 @@ def test_any_listing_becomes_a_storable_row(given: Listing) -> None:
     told = [row.service, row.version, row.application, row.machine, *row.addresses]
     told += [part for each in signatures for part in (each.method, each.text)]
     assert [each for each in told if not is_storable(each)] == []
-    row.since.astimezone(timezone(timedelta(hours=15))), row.since.astimezone(timezone(timedelta(hours=-15)))
+    for hours in (15, -15):
+        assert row.since.astimezone(timezone(timedelta(hours=hours))) == row.since
     assert list(loads_of([given])) == [row.service]
 
 
