@@ -75,9 +75,10 @@ class Group:
             return True
 
     def cut(self) -> Sequence[Task]:
-        """Take those out that have not begun, and return them."""
+        """Take those out that have not begun, and return them. The first stays: it may wait for its connection."""
         with self._lock:
-            left, self.tasks = self.tasks[self.begun :], self.tasks[: self.begun]
+            kept = max(self.begun, 1)
+            left, self.tasks = self.tasks[kept:], self.tasks[:kept]
             return left
 
 
@@ -180,8 +181,8 @@ class Attempts:
         )
 
     async def run(self, group: Group) -> None:
-        """Handle these messages in one transaction, within the handler's timeout. Those that
-        have not begun then are not handled.
+        """Handle these messages in one transaction, within the handler's timeout. Those that have not begun at
+        its end are not handled.
 
         Raises what the handler raises, LeaseLost when another node has one of them by now, what the database says, and
         NoRoom when the handler was not entered.
