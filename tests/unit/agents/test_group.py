@@ -7,7 +7,8 @@ from typing import Any
 from durable.agents.attempts import Group
 
 
-def group(count: int) -> Group:
+def group(count: int) -> Any:
+    """Return a group of as many messages, each of which is its number."""
     tasks: Any = list(range(count))
     return Group(tasks, budget=0.02)
 
