@@ -21,6 +21,7 @@ from psycopg import sql
 
 from durable import redaction
 from durable.embedded import Broker, Embedded
+from durable.messages import codec, registry, upcasting
 from tests.support import servers as sources
 from tests.support.servers import (
     EMBEDDED,
@@ -71,6 +72,18 @@ def forgotten_secrets() -> Iterator[None]:
     """A process keeps the secrets that it was given: those of one test would be stars in the texts of the next."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(redaction, "_secrets", {})
+        yield
+
+
+@pytest.fixture
+def no_messages() -> Iterator[None]:
+    """A process that has declared no messages: the types, steps between versions and codecs of other tests are away."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_by_name", "_by_class", "_content_types"):
+            patch.setattr(registry, name, {})
+        patch.setattr(registry, "_encrypted", set())
+        patch.setattr(upcasting, "_steps", {})
+        patch.setattr(codec, "_codecs", dict(codec._codecs))
         yield
 
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from durable.messages import codec, upcasting
-from durable.messages import registry as messages
 from tests.support.pages import PAGES, ROOT, Block, blocks, sources
 
 GIVEN = Path(__file__).parent / "given"
@@ -35,11 +33,10 @@ def name_of(page: Path) -> str:
 
 
 @pytest.fixture
-def names(make_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+def names(
+    make_database: Callable[[str], str], no_messages: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> dict[str, Any]:
     """Those of a module of its own, in a process that has declared no messages, in an empty folder, with a database."""
-    for registry, name in ((messages, "_by_name"), (upcasting, "_steps"), (codec, "_codecs")):
-        kept = getattr(codec, name).copy() if registry is codec else {}
-        monkeypatch.setattr(registry, name, kept)
     monkeypatch.setenv("DURABLE_DATABASE_URL", make_database("docs"))
     monkeypatch.chdir(tmp_path)
     module = ModuleType("page")

@@ -20,7 +20,6 @@ from durable.calls import service
 from durable.cli.topology import needed
 from durable.description.asyncapi import asyncapi
 from durable.description.survey import describe
-from durable.messages import registry
 from durable.messages.schemas import Json
 from tests.support.asyncapi import refuse_invalid
 
@@ -58,9 +57,7 @@ LINE = {"article": "tea", "price": "1.50"}
 
 
 @pytest.fixture
-def document(monkeypatch: pytest.MonkeyPatch) -> Json:
-    for name in ("_by_name", "_by_class", "_content_types"):
-        monkeypatch.setattr(registry, name, {})
+def document(no_messages: None) -> Json:
     bus = Bus("shop", amqp_url="amqp://ada:lovelace@localhost:5672/shop")
     for name, cls in (("orders.placed", Placed), ("orders.tree", Tree), ("orders.shipped", Shipped)):
         message(name)(cls)

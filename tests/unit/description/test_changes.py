@@ -17,6 +17,9 @@ from durable.description.survey import describe
 from durable.errors import InvalidSetting
 from durable.messages import registry, upcasting
 
+pytestmark = pytest.mark.usefixtures("no_messages")
+"""Each test declares its messages anew, twice under one name."""
+
 
 class Colour(Enum):
     RED = "red"
@@ -25,14 +28,6 @@ class Colour(Enum):
 class MoreColours(Enum):
     RED = "red"
     BLUE = "blue"
-
-
-@pytest.fixture(autouse=True)
-def _no_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test declares its messages anew, twice under one name."""
-    for module, names in ((registry, ("_by_name", "_by_class", "_content_types")), (upcasting, ("_steps",))):
-        for name in names:
-            monkeypatch.setattr(module, name, {})
 
 
 def described(bus: Bus) -> Description:

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from durable.errors import InvalidSetting, UnknownMessageType
-from durable.messages import registry as messages
 from durable.messages.registry import class_of, message, name_of, registered
+
+pytestmark = pytest.mark.usefixtures("no_messages")
 
 
 class Placed(msgspec.Struct):
@@ -18,12 +19,6 @@ class Placed(msgspec.Struct):
 
 class Shipped(msgspec.Struct):
     number: int
-
-
-@pytest.fixture(autouse=True)
-def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "_by_name", {})
-    monkeypatch.setattr(messages, "_by_class", {})
 
 
 def test_a_class_is_found_by_its_name_and_a_name_by_its_class() -> None:

@@ -10,8 +10,6 @@ from pydantic import BaseModel
 
 from durable import Bus, InvalidMessage, InvalidSetting, UnknownMessageType, message, upcaster
 from durable.cli.topology import needed
-from durable.messages import registry as messages
-from durable.messages import upcasting
 from durable.messages.codecs.msgpack import MSGPACK
 from durable.messages.routing import LOCAL
 from durable.messages.upcasting import decode, newer_types, sent_class
@@ -36,10 +34,7 @@ V1_TYPE, V2_TYPE, V3_TYPE = "orders.placed", "orders.placed.v2", "orders.placed.
 
 
 @pytest.fixture(autouse=True)
-def _versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "_by_name", {})
-    monkeypatch.setattr(messages, "_by_class", {})
-    monkeypatch.setattr(upcasting, "_steps", {})
+def _versions(no_messages: None) -> None:
     message("orders.placed")(V1)
     message("orders.placed", version=2, content_type=MSGPACK)(V2)
     message("orders.placed", version=3)(V3)
