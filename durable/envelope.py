@@ -142,6 +142,11 @@ def derived_id(parent: UUID, name: str) -> UUID:
     return UUID(int=digest & ~(0xF << 76) | (8 << 76))
 
 
+def is_generated(envelope_id: UUID) -> bool:
+    """True for an id by new_id() or derived_id(): GENERATED in durable.storage.sql.columns is the same rule."""
+    return envelope_id.version in (7, 8)
+
+
 def unix_ms(envelope_id: UUID) -> int | None:
     """The time inside a UUIDv7, in milliseconds; None for ids of other kinds, also of other variants: DATED in
     durable.storage.sql.columns is the same rule.

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection, Row, TextClause
 
-from durable.envelope import Envelope, LeasedEnvelope, LeaseKey, NodeId
+from durable.envelope import Envelope, LeasedEnvelope, LeaseKey, NodeId, is_generated
 from durable.messages.digest import message_digest
 from durable.messages.ordering import FREE, QueueKeys
 from durable.storage.database import channel
@@ -42,18 +42,28 @@ def store(conn: Connection, schema: str, sending: Sequence[Sent]) -> set[Key]:
 
     Returns the keys of what was not inserted, because it had been sent before. No two may have the same key.
     """
-    rows = conn.execute(
-        statements.STORE_SENT.within(schema),
+    columns = (
         envelope_columns([sent.envelope for sent in sending])
         | {
             "execution_time": [sent.envelope.execution_time for sent in sending],
             "destination": [sent.envelope.destination for sent in sending],
             "endpoint": [sent.endpoint for sent in sending],
-            "message_digest": [message_digest(sent.envelope.message_type, sent.envelope.body) for sent in sending],
         }
-        | queueing_columns([(sent.owner, sent.place) for sent in sending]),
+        | queueing_columns([(sent.owner, sent.place) for sent in sending])
     )
+    match sending:
+        case [Sent(endpoint=None) as only]:
+            return _store_one(conn, statements.STORE_ONE_REMOTE.within(schema), columns, only)
+        case [only] if is_generated(only.envelope.id):
+            return _store_one(conn, statements.STORE_ONE_LOCAL.within(schema), columns, only)
+    columns["message_digest"] = [message_digest(each.envelope.message_type, each.envelope.body) for each in sending]
+    rows = conn.execute(statements.STORE_SENT.within(schema), columns)
     return {(row.id, row.address) for row in rows}
+
+
+def _store_one(conn: Connection, statement: TextClause, columns: Mapping[str, Sequence[Any]], sent: Sent) -> set[Key]:
+    inserted = conn.execute(statement, {name: values[0] for name, values in columns.items()}).rowcount
+    return set() if inserted else {sent.key}
 
 
 def wake_nodes(conn: Connection, schema: str) -> None:

@@ -15,12 +15,18 @@ UNNEST_ENVELOPE: Final = """
     CAST(:causation_id AS uuid[]), CAST(:partition_key AS text[]), CAST(:content_type AS text[]),
     CAST(:headers AS text[]), CAST(:body AS bytea[]), CAST(:sent_at AS timestamptz[]),
     CAST(:deliver_by AS timestamptz[])"""
+VALUES_ENVELOPE: Final = """
+    CAST(:id AS uuid), CAST(:message_type AS text), CAST(:source AS text), CAST(:correlation_id AS uuid),
+    CAST(:causation_id AS uuid), CAST(:partition_key AS text), CAST(:content_type AS text),
+    CAST(CAST(:headers AS text) AS jsonb), CAST(:body AS bytea), CAST(:sent_at AS timestamptz),
+    CAST(:deliver_by AS timestamptz)"""
 SELECT_ENVELOPE: Final = (
     "id, message_type, source, correlation_id, causation_id, partition_key, content_type, "
     "CAST(headers AS jsonb), body, sent_at, deliver_by"
 )
 QUEUEING: Final = "owner_id, ordering_key, fair_key"
 UNNEST_QUEUEING: Final = "CAST(:owner_id AS integer[]), CAST(:ordering_key AS text[]), CAST(:fair_key AS text[])"
+VALUES_QUEUEING: Final = "CAST(:owner_id AS integer), CAST(:ordering_key AS text), CAST(:fair_key AS text)"
 # A sub-select hides the length of an array from the planner. One that it sees makes each plan for few rows look cheaper
 # than the plan for all lengths, so that the statement would be planned anew each time, which takes longer than it does.
 MINE: Final = """unnest(

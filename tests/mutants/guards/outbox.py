@@ -162,4 +162,14 @@ ROWS = (
             "tests/integration/outbox/test_transaction_shapes.py::test_message_is_stored_again_when_a_later_savepoint_took_its_row_along",
         ),
     ),
+    Mutant(
+        "outbox",
+        "the only message of a commit ignores that its business key is known",
+        "durable/storage/outbox.py",
+        before="case [only] if is_generated(only.envelope.id):",
+        after="case [only]:",
+        killed_by=(
+            "tests/integration/storage/functions/test_storing.py::test_only_message_of_a_commit_is_stored_as_one_of_several[pg18-psycopg-free-local]",
+        ),
+    ),
 )

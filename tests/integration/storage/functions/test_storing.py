@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 import msgspec
 import psycopg
 import pytest
 from psycopg import sql
 
-from durable.envelope import ANY_NODE, LeasedEnvelope, NodeId, new_id
+from durable.envelope import ANY_NODE, LeasedEnvelope, NodeId, derived_id, new_id
 from durable.errors import InvalidMessage, StorageUnavailable
+from durable.messages.ordering import FREE, QueueKeys
 from durable.storage import inbox, outbox
 from durable.storage.database import channel
 from durable.storage.outbox import Sent
@@ -66,6 +69,55 @@ async def test_local_message_under_a_known_business_key_is_not_stored_again(stor
 
     assert known == {(local.id, "local")}
     assert await store.one("SELECT count(*) FROM durable.incoming_envelopes") == 0
+
+
+IDS = {
+    "version 7": new_id(),
+    "version 8": derived_id(new_id(), "copy"),
+    "version 5": uuid5(NAMESPACE_URL, "invoice-17"),
+    "version 4": UUID("0b2a6a0e-6a3f-4d7c-9c11-0f5f4ae4a0d1"),
+    "another variant": UUID(int=new_id().int | 3 << 62),
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "whole": {
+        "causation_id": new_id(),
+        "partition_key": "order-17",
+        "headers": {"trace": 'a "quoted" \N{SNOWMAN}', "empty": ""},
+        "body": bytes(range(256)),
+        "deliver_by": datetime.now(UTC) + timedelta(days=1),
+    },
+    "for later": {"execution_time": datetime.now(UTC) + timedelta(hours=1)},
+}
+
+
+@pytest.mark.parametrize("endpoint", [None, "local"])
+@pytest.mark.parametrize("keys", [FREE, QueueKeys("a"), QueueKeys(None, "b")], ids=["free", "ordered", "fair"])
+async def test_only_message_of_a_commit_is_stored_as_one_of_several(
+    store: Store, endpoint: str | None, keys: QueueKeys
+) -> None:
+    for envelope_id, changes in itertools.product(IDS.values(), SHAPES.values()):
+        destination = endpoint or PEER
+        sent = Sent(outgoing(id=envelope_id, **changes | {"destination": destination}), endpoint, A, keys)
+        neighbour = Sent(outgoing(destination="tcp://127.0.0.1:2302"), None, ANY_NODE)
+        alone = await _stored_twice(store, [sent])
+        beside = await _stored_twice(store, [sent, neighbour])
+        assert alone == beside
+        assert alone[0] == [set(), {sent.key}], "the second was known"
+
+
+async def _stored_twice(store: Store, sending: list[Sent]) -> tuple[list[set[Any]], list[Any]]:
+    """What storing says the first time and the second, and the row and the ids that are left of the first message."""
+    subject = sending[0].envelope.id
+    known = [{key for key in await store.run(outbox.store, sending) if key[0] == subject} for _ in range(2)]
+    left = []
+    for table in ("outgoing_envelopes", "incoming_envelopes", "undated_ids", "received_ids"):
+        left += await store.rows(
+            f"WITH gone AS (DELETE FROM durable.{table} RETURNING *) SELECT to_jsonb(gone) - 'seq' - 'received_at'"
+            " FROM gone WHERE id = :id",
+            id=subject,
+        )
+    return known, left
 
 
 async def test_thousand_rows_are_stored_and_deleted_by_one_statement_each(store: Store) -> None:
