@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable import Bus, Context, HandleNext, Incoming, InvalidMessage, Middleware, Reject, message
+from durable.calls import service
 from durable.dead_letters.rehearsal import AlreadyResolved, Rehearsed, handle, rehearsal
 from durable.embedded import Embedded
 from durable.errors import StillWaiting, WiringError
@@ -44,6 +45,12 @@ class Billed(msgspec.Struct):
 @message("rehearsing.answered")
 class Answered(msgspec.Struct):
     number: int
+
+
+@service("rehearsing.stock", version="1.0")
+class Stock:
+    async def count(self) -> int:
+        raise NotImplementedError
 
 
 @pytest.fixture(scope="module")
@@ -355,6 +362,9 @@ class Calls:
     async def statistics(self) -> None:
         assert self.bus.statistics().node_id is None
 
+    async def providers(self) -> None:
+        assert await self.bus.providers(Stock) == []
+
     async def asgi(self) -> None:
         self.bus.asgi()
 
@@ -368,6 +378,8 @@ class Calls:
 DECLARES = {
     "caller",
     "configure",
+    "connect",
+    "disconnect",
     "every",
     "expects",
     "handles",

@@ -97,7 +97,14 @@ async def test_listener_counts_connections_batches_envelopes_and_refusals(receiv
         await send(listener.address)
         async with RawHttpClient(listener.address) as client:
             assert (await client.ask(request("/nowhere"))).status == 404
-        assert listener.statistics() == {"connections": 2, "dropped": 0, "batches": 1, "envelopes": 2, "refused": 1}
+        assert listener.statistics() == {
+            "connections": 2,
+            "dropped": 0,
+            "batches": 1,
+            "envelopes": 2,
+            "calls": 0,
+            "refused": 1,
+        }
 
 
 async def test_listeners_share_a_port_when_all_set_reuse_port(receiver: MemoryReceiver) -> None:
