@@ -172,6 +172,7 @@ def _batches(of: Rows, file: LakeFile) -> Iterator[pa.RecordBatch]:
 
     with places.opened(of.table_url, file.path) as stream, pq.ParquetFile(stream, pre_buffer=False) as parquet:
         _check_counts(parquet.metadata, file.rows)
+        _check_columns(parquet.schema_arrow, of.table)
         for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
             yield _chosen(_conforming(batch, of.table), of)
 
@@ -211,6 +212,25 @@ def _check_counts(metadata: pq.FileMetaData, expected: int) -> None:
         raise ValueError("the counts of its footer contradict each other")
     if expected and metadata.num_rows != expected:
         raise ValueError(f"it holds {metadata.num_rows:,} rows, and the lake's log says {expected:,}")
+
+
+def _check_columns(schema: pa.Schema, table: LakeTable) -> None:
+    """A damaged name would pass for a column that an older version lacks, and a damaged type for its neighbour."""
+    expected = file_schema(table)
+    for found in schema:
+        if found.name not in expected.names:
+            raise ValueError(f"its column {found.name!r} is none of the table's")
+        if _kind(found.type) != _kind(expected.field(found.name).type):
+            raise ValueError(f"its column {found.name} has the type {found.type}")
+
+
+def _kind(of: pa.DataType) -> str:
+    """The type without what other writers, such as OPTIMIZE on Spark, choose as they like."""
+    import pyarrow.types as types
+
+    if types.is_timestamp(of):
+        return "timestamp"
+    return str(of).removeprefix("large_").removesuffix("_view")
 
 
 def readable_batches(of: Rows, file: LakeFile) -> Iterator[pa.RecordBatch]:
