@@ -26,6 +26,7 @@ from durable.calls.payload import Payload, arguments_of, binder, digest_of, read
 from durable.calls.telemetry import TRAFFIC
 from durable.duration import Duration
 from durable.errors import IncompatibleService, InvalidMessage, InvalidSetting, NoProvider, text_of
+from durable.messages.codecs.classes import type_variables
 from durable.redaction import shown
 from durable.transports.frames import MAX_METHODS, Offer, Signature
 
@@ -80,6 +81,14 @@ class Method:
     @cached_property
     def _hints(self) -> dict[str, Any]:
         hints = typing.get_type_hints(self._function, include_extras=True)
+        for name, hint in hints.items():
+            if typing.get_origin(hint) in (typing.ClassVar, typing.Final):
+                raise InvalidSetting(f"{self.full_name}: {name}: is {hint}; write the type alone")
+            for variable in type_variables(hint):
+                raise InvalidSetting(
+                    f"{self.full_name}: {name}: {variable} may be any type; write the method with its types in "
+                    "this contract"
+                )
         if self.options.fire_and_forget and hints["return"] is not type(None):
             raise InvalidSetting(f"{self.full_name}: fire_and_forget has no result; write -> None")
         return hints
@@ -312,11 +321,18 @@ def refuse_misfit(contract: Contract, implementation: object) -> None:
         except TypeError as error:
             raise InvalidSetting(f"{who}: does not take the arguments of {method.full_name}: {error}") from None
         for own, given in bound.arguments.items():
-            if isinstance(given, inspect.Parameter) and given.kind is given.POSITIONAL_OR_KEYWORD and given.name != own:
+            if isinstance(given, inspect.Parameter) and _is_misnamed(own, given, method.signature):
                 raise InvalidSetting(
                     f"{who}: has {own!r} where {method.full_name} has {given.name!r}; "
                     "give its arguments the same names, in the same order"
                 )
+
+
+def _is_misnamed(own: str, given: inspect.Parameter, signature: inspect.Signature) -> bool:
+    """Tell whether an argument has another name. Those without a name for callers are free, but for each other's."""
+    if given.kind is given.POSITIONAL_OR_KEYWORD:
+        return own != given.name
+    return given.kind is given.POSITIONAL_ONLY and own != given.name and own in signature.parameters
 
 
 def decoded_result(method: Method, body: bytes) -> Any:

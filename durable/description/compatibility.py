@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import Enum
+from itertools import zip_longest
 from math import inf
 from typing import Any, Final, NamedTuple
 
+from durable.messages.model_schemas import MEMBER_NAMES
 from durable.messages.schemas import REFERENCE, Json
 
 _WORDS: Final = {"title", "description", "default", "examples", "deprecated", "$defs", "discriminator"}
@@ -25,7 +27,7 @@ _SHAPES: Final = {
     *("type", "enum", "const", "anyOf", "oneOf", "$ref", "properties", "required", "additionalProperties"),
     *("items", "prefixItems", "minItems", "maxItems", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"),
     *("minLength", "maxLength", "minProperties", "maxProperties", "x-keys"),
-    "x-flags",
+    *("x-flags", MEMBER_NAMES),
 }
 _MOST_REFERENCES: Final = 100  # from one to the next
 _NOTHING: Final[Json] = {"not": {}}
@@ -104,6 +106,7 @@ class _Comparison:
         if "$ref" in read:
             yield from self.compare(written, read, path)
             return
+        yield from _exchanged(written, read, path)
         if (values := _values(written)) is not None:
             yield from (
                 Misfit(path, Fault.VALUE, f"{value!r} is not known where it is read")
@@ -132,6 +135,12 @@ class _Comparison:
         for name, schema in known.items():
             if (given := fields.get(name, others)) is not False:
                 yield from self.compare(given, schema, _field(path, name))
+                if name not in always and "default" in _keywords(given) and not _same_default(given, schema):
+                    yield Misfit(
+                        _field(path, name),
+                        Fault.VALUE,
+                        f"is left out when it is {given['default']!r}, and read as {_shown_default(schema)} then",
+                    )
         yield from self.compare(_keys(written, written=True), _keys(read, written=False), f"{path}{{key}}")
         rest = read.get("additionalProperties", True)
         for name in sorted(fields.keys() - known.keys()):
@@ -186,8 +195,10 @@ def _branches(schema: Json) -> list[Json]:
 
 def _parts(schema: Json) -> list[Json]:
     """Each value by itself: they may be read by different branches."""
-    values = _values(schema)
-    return [schema] if values is None else [{"enum": [each]} for each in values]
+    values, names = _values(schema), schema.get(MEMBER_NAMES, ())
+    if values is None:
+        return [schema]
+    return [{"enum": [each], MEMBER_NAMES: [name]} for each, name in zip_longest(values, names)]
 
 
 def _keys(schema: Json, *, written: bool) -> Json:
@@ -248,6 +259,38 @@ def _names(written: Any, read: Any, path: str) -> Iterator[Misfit]:
     if there is not None and here is not None and there != here:
         text = f"is called {there!r} where it is written, and {here!r} where it is read"
         yield Misfit(_field(path, here), Fault.NAME, text)
+
+
+def _exchanged(written: Json, read: Json, path: str) -> Iterator[Misfit]:
+    """The members of an enum travel as their values: one whose name has another value there stands for another."""
+    here = dict(_members(read))
+    for name, value in _members(written):
+        if name in here and here[name] != value:
+            yield Misfit(
+                path, Fault.NAME, f"{name} is {value!r} where it is written, and {here[name]!r} where it is read"
+            )
+
+
+def _members(schema: Json) -> list[tuple[str, Any]]:
+    return list(zip(schema.get(MEMBER_NAMES, ()), schema.get("x-flags", _values(schema) or ()), strict=False))
+
+
+def _keywords(schema: Any) -> Json:
+    return schema if isinstance(schema, dict) else {}
+
+
+def _same_default(written: Json, read: Any) -> bool:
+    found = _keywords(read)
+    return "default" in found and _value(found["default"]) == _value(written["default"])
+
+
+def _value(default: Any) -> tuple[type, Any]:
+    return type(default), default
+
+
+def _shown_default(read: Any) -> str:
+    found = _keywords(read)
+    return repr(found["default"]) if "default" in found else "another value"
 
 
 def _limit(name: str, written: Json, read: Json) -> str:

@@ -7,7 +7,7 @@ and that a text is a number.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from pydantic import AliasChoices, BaseModel, PlainSerializer, WrapSerializer
@@ -26,13 +26,23 @@ _DECIMALS: Final = {
     "max_digits": "x-max-digits",
     "decimal_places": "x-decimal-places",
 }
+MEMBER_NAMES: Final = "x-enum-varnames"
+"""The names of the values of an `enum`, as generators of code for OpenAPI know them."""
+_CHANGES: Final = ("strip_whitespace", "to_lower", "to_upper")
 _ZONES: Final = {"aware": True, "naive": False}
 
 
 def flags(cls: type[enum.Enum]) -> Json:
     """Return the schema of flags, whose sums are values too."""
     boundary = getattr(cls, "_boundary_", enum.STRICT)
-    return {"type": "integer", "x-flags": sorted(each.value for each in cls), "x-boundary": boundary.value}
+    members = sorted(cls, key=lambda each: each.value)
+    values = [each.value for each in members]
+    return {"type": "integer", "x-flags": values, "x-boundary": boundary.value, **member_names(members)}
+
+
+def member_names(members: Iterable[enum.Enum]) -> Json:
+    """Return the names of an enum's values, in their order: a member travels as its value, and stands for its name."""
+    return {MEMBER_NAMES: [each.name for each in members]}
 
 
 class ModelSchemas(GenerateJsonSchema):
@@ -74,7 +84,23 @@ class ModelSchemas(GenerateJsonSchema):
         return super().timedelta_schema(schema) | _moment(schema)
 
     def enum_schema(self, schema: core_schema.EnumSchema) -> Json:
-        return flags(schema["cls"]) if issubclass(schema["cls"], enum.Flag) else super().enum_schema(schema)
+        cls = schema["cls"]
+        return flags(cls) if issubclass(cls, enum.Flag) else super().enum_schema(schema) | member_names(cls)
+
+    def url_schema(self, schema: core_schema.UrlSchema) -> Json:
+        return super().url_schema(schema) | _schemes(schema)
+
+    def multi_host_url_schema(self, schema: core_schema.MultiHostUrlSchema) -> Json:
+        return super().multi_host_url_schema(schema) | _schemes(schema)
+
+    def str_schema(self, schema: core_schema.StringSchema) -> Json:
+        config = self._config.config_dict
+        changes = [
+            name
+            for name in _CHANGES
+            if (schema.get(name) if schema.get(name) is not None else config.get(f"str_{name}"))
+        ]
+        return super().str_schema(schema) | ({"x-changes": changes} if changes else {})
 
     def model_fields_schema(self, schema: core_schema.ModelFieldsSchema) -> Json:
         """Computed fields are not written."""
@@ -91,6 +117,11 @@ class _Models(ModelSchemas):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.models: dict[type[BaseModel], set[str]] = {}
+        self.enums: set[type[enum.Enum]] = set()
+
+    def enum_schema(self, schema: core_schema.EnumSchema) -> Json:
+        self.enums.add(schema["cls"])
+        return super().enum_schema(schema)
 
     def model_schema(self, schema: core_schema.ModelSchema) -> Json:
         made = super().model_schema(schema)
@@ -110,7 +141,12 @@ def lost(model: type[BaseModel]) -> Iterator[str]:
     """Tell which fields of a model, and of those within it, would not come out as they went in."""
     maker = _Models()
     maker.generate(model.__pydantic_core_schema__, mode="serialization")
+    for cls in maker.enums:
+        if odd := [member for member in cls if not isinstance(member.value, str | int | float)]:
+            yield f"{odd[0]} is no text and no number, and would not be read back; give the enum other values"
     for each, secret in maker.models.items():
+        if parameters := each.__pydantic_generic_metadata__["parameters"]:
+            yield f"{each.__qualname__} is generic, and {parameters[0]} may be any type; say of what, such as [int]"
         for name, field in _fields(each):
             path = f"{each.__qualname__}.{name}"
             if field.exclude or getattr(field, "exclude_if", None) is not None:
@@ -154,6 +190,12 @@ def _has_stars(schema: Any) -> bool:
             return any(_has_stars(each) for each in schema)
         case _:
             return False
+
+
+def _schemes(schema: Any) -> Json:
+    """Return which schemes an address may have."""
+    allowed = schema.get("allowed_schemes")
+    return {} if allowed is None else {"x-schemes": sorted(allowed)}
 
 
 def _moment(schema: Any) -> Json:

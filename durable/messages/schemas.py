@@ -18,7 +18,7 @@ from msgspec import NODEFAULT, Struct, to_builtins
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from durable.messages.model_schemas import ModelSchemas, flags
+from durable.messages.model_schemas import ModelSchemas, flags, member_names
 
 Json = dict[str, Any]
 
@@ -104,7 +104,7 @@ class _Maker:
             return {"type": "string", **text, **_lengths(kind, "Length")}
         match kind:
             case kinds.Metadata():
-                return {**self.make(kind.type), **(kind.extra_json_schema or {})}
+                return {**(kind.extra_json_schema or {}), **self.make(kind.type)}
             case kinds.StrType():
                 return {"type": "string", **_limits(kind), **_lengths(kind, "Length")}
             case kinds.DateTimeType() | kinds.TimeType():
@@ -130,7 +130,8 @@ class _Maker:
             case kinds.EnumType() if issubclass(kind.cls, enum.Flag):
                 return self._named(kind.cls, lambda: flags(kind.cls))
             case kinds.EnumType():
-                return self._named(kind.cls, lambda: {"enum": [to_builtins(each) for each in kind.cls]})
+                values = [to_builtins(each) for each in kind.cls]
+                return self._named(kind.cls, lambda: {"enum": values, **member_names(kind.cls)})
             case kinds.StructType() | kinds.DataclassType() | kinds.TypedDictType() | kinds.NamedTupleType():
                 return self._named(kind.cls, lambda: self._fields(kind))
             case kinds.CustomType() if isinstance(kind.cls, type) and issubclass(kind.cls, BaseModel):
@@ -188,7 +189,7 @@ class _Maker:
     def _model(self, cls: type[BaseModel]) -> Json:
         self.models.append(cls)
         mode: Literal["serialization", "validation"] = "serialization" if self._written else "validation"
-        prefix = f"{cls.__name__}-"
+        prefix = f"{self._names[cls]}-"
         template = f"{REFERENCE}{prefix}{{model}}"
         schema = cls.model_json_schema(mode=mode, ref_template=template, schema_generator=ModelSchemas)
         inner = schema.pop("$defs", {})
@@ -221,9 +222,13 @@ def _lengths(kind: kinds.Type, of: str) -> Json:
 
 
 def _default(field: kinds.Field) -> Json:
-    if field.default is NODEFAULT:
+    """The value of a field that is missing. A function of the application may make another each time."""
+    default = field.default
+    if field.default_factory in (list, dict, set):
+        default = field.default_factory()
+    if default is NODEFAULT:
         return {}
     try:
-        return {"default": to_builtins(field.default, enc_hook=to_jsonable_python, order="deterministic")}
+        return {"default": to_builtins(default, enc_hook=to_jsonable_python, order="deterministic")}
     except Exception:  # a default that has no encoding is none that can be shown
         return {}

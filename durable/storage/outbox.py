@@ -56,9 +56,10 @@ def store(conn: Connection, schema: str, sending: Sequence[Sent]) -> set[Key]:
             return _store_one(conn, statements.STORE_ONE_REMOTE.within(schema), columns, only)
         case [only] if is_generated(only.envelope.id):
             return _store_one(conn, statements.STORE_ONE_LOCAL.within(schema), columns, only)
-    columns["message_digest"] = [message_digest(each.envelope.message_type, each.envelope.body) for each in sending]
-    rows = conn.execute(statements.STORE_SENT.within(schema), columns)
-    return {(row.id, row.address) for row in rows}
+        case _:
+            digests = [message_digest(each.envelope.message_type, each.envelope.body) for each in sending]
+            rows = conn.execute(statements.STORE_SENT.within(schema), columns | {"message_digest": digests})
+            return {(row.id, row.address) for row in rows}
 
 
 def _store_one(conn: Connection, statement: TextClause, columns: Mapping[str, Sequence[Any]], sent: Sent) -> set[Key]:

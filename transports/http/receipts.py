@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 from uuid import UUID
 
 import msgspec
@@ -79,7 +80,13 @@ def waiting(door: Door, request: Request) -> Iterator[Wait]:
 
 def still_waiting(request: Request, content: Mapping[str, Any], wait: Wait) -> Response:
     """Answer that there is nothing to tell yet, and that the client may ask again at the same place."""
-    return json(content, 202, {**wait.headers, "Location": request.url.path, **RETRY_SOON})
+    return json(content, 202, {**wait.headers, "Location": place_of(request), **RETRY_SOON})
+
+
+def place_of(request: Request) -> str:
+    """Return the path of a request as a client has to send it: an id in it may hold a space or a question mark."""
+    path: str = request.scope["path"]  # request.url ends at a question mark
+    return quote(path)
 
 
 def json(content: Mapping[str, Any], status: int, headers: Mapping[str, str]) -> Response:

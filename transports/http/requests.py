@@ -34,7 +34,7 @@ from durable.messages.scope import scoped
 from durable.transports.http import headers as http_headers
 from durable.transports.http.exchange import Door, Outcomes, admitted
 from durable.transports.http.messages import class_of, content_types, envelope_of_message, refused, store
-from durable.transports.http.receipts import json, still_waiting, waiting
+from durable.transports.http.receipts import json, place_of, still_waiting, waiting
 
 MESSAGE_TYPE: Final = "Durable-Message-Type"
 """The header that tells the type of an answer."""
@@ -63,7 +63,7 @@ async def _store(door: Door, request: Request) -> Response:
         envelope = msgspec.structs.replace(envelope, headers={**envelope.headers, REPLY_TO: LOCAL})
         is_new = await store(door, envelope, cls, entry.peer, key="id of a request", status_of_conflict=409)
     shown = {"id": request.path_params["request_id"], "type": message_type, "message": message_id}
-    return json(shown, 201 if is_new else 200, {"Location": f"{request.url.path}/result"})
+    return json(shown, 201 if is_new else 200, {"Location": f"{place_of(request)}/result"})
 
 
 async def _tell(door: Door, outcomes: Outcomes, request: Request) -> Response:
@@ -95,4 +95,6 @@ def _id_of(door: Door, request: Request, peer: str | None) -> UUID:
     request_id: str = request.path_params["request_id"]
     if not http_headers.is_key(request_id):
         raise HTTPException(400, f"the id of a request is 1 to {http_headers.LONGEST_KEY} printable ASCII characters")
+    if request_id in (".", ".."):
+        raise HTTPException(400, f"the id of a request is not {request_id!r}: clients take it for another path")
     return http_headers.id_of(f"request {request_id}", scoped(door.endpoint, peer), "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar, get_args
 
 import msgspec.inspect
 from msgspec.inspect import (
@@ -45,8 +45,25 @@ def refuse_uncodable_parts(cls: Any, *known: type) -> None:
     _refuse_parts(msgspec.inspect.type_info(cls), getattr(cls, "__qualname__", str(cls)), known)
 
 
+def type_variables(annotation: Any) -> Iterator[TypeVar]:
+    """The type variables in an annotation: nothing has been put for them, and a decoder takes them for anything."""
+    if isinstance(annotation, TypeVar):
+        yield annotation
+    for part in get_args(annotation):
+        yield from type_variables(part)
+
+
+def _refuse_open(cls: Any, path: str) -> None:
+    """msgspec would take the open parts of a generic class for anything, and a Decimal in them for a text."""
+    if parameters := getattr(cls, "__parameters__", ()):
+        name = getattr(cls, "__name__", str(cls))
+        raise TypeError(f"{path}: {name} is generic: say of what, such as {name}[int]; {parameters[0]} may be any type")
+
+
 def _refuse_parts(kind: Type, name: str, known: tuple[type, ...]) -> None:
     for path, each in _within(kind, name, set()):
+        if isinstance(each, _WITH_FIELDS):
+            _refuse_open(each.cls, path)
         if isinstance(each, CustomType) and not (isinstance(each.cls, type) and issubclass(each.cls, known)):
             raise TypeError(f"{path} is of class {getattr(each.cls, '__qualname__', each.cls)}, which has no encoding")
         if isinstance(each, DataclassType):
@@ -60,6 +77,8 @@ def decoder_for(
     and NameError.
     """
     if issubclass(cls, BaseModel):
+        if parameters := cls.__pydantic_generic_metadata__["parameters"]:
+            raise TypeError(f"it is generic, and {parameters[0]} may be any type; say of what, such as [int]")
         return of_model(cls)
     refuse_uncodable(cls)
     decode: Decode = of_class(cls).decode

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from datetime import date
+from decimal import Decimal
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 import pytest
@@ -15,6 +18,8 @@ from durable.calls import call, service
 from durable.calls.contract import contract_of, refuse_misfit
 from durable.errors import IncompatibleService, InvalidSetting, NoProvider
 from tests.support.calling import Inventory, Stock
+
+T = TypeVar("T")
 
 
 class Opaque:
@@ -100,9 +105,53 @@ class Forgotten:
     async def count(self) -> int: ...  # type: ignore[empty-body]
 
 
+class Box(msgspec.Struct, Generic[T]):
+    held: T
+
+
+class BoxModel(BaseModel, Generic[T]):
+    held: T
+
+
+class Base(Generic[T]):
+    async def count(self, sku: T) -> None: ...
+
+
+class OfVariable(Base[Decimal]): ...
+
+
+class OfListOfVariable:
+    async def count(self, skus: list[T]) -> None: ...
+
+
+class OfBox:
+    async def count(self, box: Box) -> None: ...  # type: ignore[type-arg]
+
+
+class ReturnsBoxModel:
+    async def count(self) -> BoxModel: ...  # type: ignore[type-arg, empty-body]
+
+
+class OfClassVariable:
+    async def count(self, sku: ClassVar[int]) -> None: ...  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]
+
+
+class Days(enum.Enum):
+    FIRST = date(2026, 1, 1)
+
+
+class Dated(BaseModel):
+    day: Days
+
+
+class OfDays:
+    async def count(self, dated: Dated) -> None: ...
+
+
 @pytest.mark.parametrize(
     "cls",
     [
+        OfVariable, OfListOfVariable, OfBox, ReturnsBoxModel, OfClassVariable, OfDays,
         NotAsync, Property, Attribute, Static, Several, Named, Bare, NoResult, NoSelf, OfOpaque, ReturnsOpaque, Mutable,
         OfNone, OfAnotherType, TooLarge, OfSecret, ReturnsSecret, Forgotten,
     ],
@@ -207,6 +256,10 @@ class Renamed(Stock):
     async def reserve(self, article: str, count: int) -> Any: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
+class ExchangedPositional:
+    async def reserve(self, count: str, sku: str) -> Any: ...
+
+
 class RenamedPositional(Stock):
     async def reserve(self, article: str, count: int, /) -> Any: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
@@ -215,6 +268,22 @@ class RenamedPositional(Stock):
 def test_object_without_a_method_is_refused_with_its_name(cls: type) -> None:
     with pytest.raises(InvalidSetting, match=rf"^{cls.__name__}\.reserve: "):
         refuse_misfit(contract_of(Inventory), cls())
+
+
+def test_object_with_exchanged_names_is_refused_where_the_contract_takes_none() -> None:
+    class Positional:
+        async def reserve(self, sku: str, count: str, /) -> Any: ...
+
+    service("exchanged", version="1.0")(Positional)
+    with pytest.raises(InvalidSetting, match=r"^ExchangedPositional\.reserve: "):
+        refuse_misfit(contract_of(Positional), ExchangedPositional())
+
+
+def test_contract_of_a_parametrised_class_is_taken() -> None:
+    class OfBoxes:
+        async def count(self, box: Box[int], model: BoxModel[Decimal]) -> None: ...
+
+    assert contract_of(service("boxes", version="1.0")(OfBoxes)).offer.service == "boxes"
 
 
 def test_object_with_the_methods_is_taken() -> None:

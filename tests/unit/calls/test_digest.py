@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from datetime import date, datetime, time
 from decimal import Decimal
+from enum import Enum, Flag
 from inspect import Parameter, Signature
 from itertools import permutations
 from typing import Annotated, Any, NamedTuple
@@ -15,8 +16,8 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import Meta, defstruct
-from pydantic import AwareDatetime, Field, FiniteFloat, create_model
+from msgspec import Meta, defstruct, field
+from pydantic import AnyHttpUrl, AnyUrl, AwareDatetime, Field, FiniteFloat, StringConstraints, create_model
 
 from durable.calls.payload import Payload, arguments_of, digest_of
 from durable.errors import InvalidMessage
@@ -52,6 +53,24 @@ class Exchanged(NamedTuple):
 
 Exchanged.__name__ = "Pair"
 
+Way: Any = Enum("Way", {"IN": "a", "OUT": "b"})
+Exchanging: Any = Enum("Exchanging", {"IN": "b", "OUT": "a"})
+Exchanging.__name__ = "Way"
+Lower = Annotated[str, StringConstraints(to_lower=True)]
+Stripped = Annotated[str, StringConstraints(strip_whitespace=True)]
+
+
+def make() -> list[Any]:
+    return ["all"]
+
+
+def two_of_one_name(*inner: Any) -> Any:
+    """A Struct of two models with one name, each of which has a model of another name within."""
+    return struct(
+        *((name, of_model(create_model("Line", a=(kind, ...)))) for name, kind in zip("xy", inner, strict=True))
+    )
+
+
 KEYS = [str, int, float, bool, bytes, date, datetime, time, UUID, Decimal, tuple[int, int], int | str, ANY]
 TEXTS = [str, datetime, time, date, UUID, Decimal, bytes, Annotated[datetime, Meta(tz=False)]]
 
@@ -69,6 +88,15 @@ DIFFERENT: list[tuple[Any, Any]] = [
     (struct(("title", str)), struct(("description", str))),
     (struct(("a", int, 1)), struct(("a", int, 2))),
     (struct(("a", int)), struct(("a", int), ("examples", int, 0))),
+    *permutations([Enum("Way", {"IN": 1, "OUT": 2}), Enum("Way", {"OUT": 1, "IN": 2})], 2),
+    *permutations([Flag("Way", {"IN": 1, "OUT": 2}), Flag("Way", {"OUT": 1, "IN": 2})], 2),
+    *((of_model(one), of_model(other)) for one, other in permutations([Way, Exchanging], 2)),
+    *permutations([struct(("a", list, field(default_factory=made)), omit_defaults=True) for made in [list, make]], 2),
+    *permutations([struct(("a", of_model(str)), ("b", of_model(kind))) for kind in [str, int]], 2),
+    *permutations([two_of_one_name(str, int), two_of_one_name(bytes, int), two_of_one_name(int, int)], 2),
+    *permutations([of_model(kind) for kind in [AnyUrl, AnyHttpUrl]], 2),
+    *permutations([of_model(kind) for kind in [str, Lower, Stripped]], 2),
+    *permutations([Annotated[kind, Meta(extra_json_schema={"type": "string"})] for kind in [str, int]], 2),
 ]  # fmt: skip
 
 

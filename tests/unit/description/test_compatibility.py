@@ -31,6 +31,36 @@ class MoreColours(enum.Enum):
     GREEN = "green"
 
 
+class RenamedColour(enum.Enum):
+    CRIMSON = "red"
+    BLUE = "blue"
+
+
+class Way(enum.Enum):
+    IN = 1
+    OUT = 2
+
+
+class ExchangedWay(enum.Enum):
+    OUT = 1
+    IN = 2
+
+
+class OneWay(enum.Enum):
+    OUT = 1
+    OTHER = 2
+
+
+class Right(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+class ExchangedRight(enum.Flag):
+    WRITE = 1
+    READ = 2
+
+
 class Point(NamedTuple):
     x: int
     y: int
@@ -98,6 +128,7 @@ FITTING: list[tuple[Any, Any]] = [
     (Literal["a", 1], str | int),
     (Literal["a"], str),
     (Colour, MoreColours),
+    (Colour, RenamedColour),
     (Colour, str),
     (A, A_AND_OPTIONAL),
     (A_AND_REQUIRED, A),
@@ -156,6 +187,10 @@ MISFITTING: list[tuple[Any, Any, str, Fault]] = [
     (ONE_OR_TWO, TWO_ARGUMENTS, "count", Fault.MISSING),
     (ONE_OR_TWO, ONE_ARGUMENT, "count", Fault.FIELD),
     (Model, StricterModel, "inner", Fault.MISSING),
+    (Way, ExchangedWay, "", Fault.NAME),
+    (Way, ExchangedWay | None, "", Fault.NAME),
+    (Right, ExchangedRight, "", Fault.NAME),
+    (Way, OneWay, "", Fault.NAME),
 ]
 
 
@@ -178,6 +213,11 @@ def test_written_class_has_its_defaults() -> None:
     assert misfits(schema_of(A_AND_OPTIONAL, written=True), schema_of(A_AND_REQUIRED)) == []
     sparing = defstruct("A", [("x", int), ("y", int, 1)], omit_defaults=True)
     assert misfits(schema_of(sparing, written=True), schema_of(A_AND_REQUIRED)) != []
+    for others in ([("y", int, 2)], [("y", int | None, None)]):
+        other = defstruct("A", [("x", int), *others])
+        assert [each.path for each in misfits(schema_of(sparing, written=True), schema_of(other))] == ["y"]
+        assert misfits(schema_of(A_AND_OPTIONAL, written=True), schema_of(other)) == []
+    assert misfits(schema_of(sparing, written=True), schema_of(sparing)) == []
     unset = defstruct("A", [("x", int), ("y", int | msgspec.UnsetType, msgspec.UNSET)])
     assert misfits(schema_of(unset, written=True), schema_of(A_AND_REQUIRED)) != []
 

@@ -98,7 +98,9 @@ async def test_only_message_of_a_commit_is_stored_as_one_of_several(
 ) -> None:
     for envelope_id, changes in itertools.product(IDS.values(), SHAPES.values()):
         destination = endpoint or PEER
-        sent = Sent(outgoing(id=envelope_id, **changes | {"destination": destination}), endpoint, A, keys)
+        sent = Sent(
+            msgspec.structs.replace(outgoing(id=envelope_id, destination=destination), **changes), endpoint, A, keys
+        )
         neighbour = Sent(outgoing(destination="tcp://127.0.0.1:2302"), None, ANY_NODE)
         alone = await _stored_twice(store, [sent])
         beside = await _stored_twice(store, [sent, neighbour])

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -107,6 +108,20 @@ async def till(database: Tables) -> AsyncIterator[Till]:
     database.clear()
     async with open_till(database) as till:
         yield till
+
+
+@pytest.mark.parametrize("request_id", ["a%41", "a b", "a?b", "a#b", "100%", "...", "a%2fb", 'a"b', "a+b", "a;b,c=d&e"])
+async def test_location_leads_to_the_answer_of_any_id(till: Till, request_id: str) -> None:
+    stored = await till.put(quote(request_id, safe=""))
+    assert (stored.status_code, stored.json()["id"]) == (201, request_id)
+    answer = await till.client.get(f"{till.url}{stored.headers['location']}", headers={"prefer": "wait=10"})
+    assert (answer.status_code, answer.json()) == (200, {"cents": 5, "number": 1})
+
+
+@pytest.mark.parametrize("request_id", ["%2E", "%2E%2E"])
+async def test_id_of_dots_is_refused(till: Till, request_id: str) -> None:
+    refused = await till.put(request_id)
+    assert (refused.status_code, "clients take it for another path" in refused.text) == (400, True)
 
 
 async def test_repeated_request_is_handled_once_and_answered_as_often_as_asked(till: Till) -> None:
