@@ -94,9 +94,12 @@ def _earlier_name(conn: Connection, lake: Lake, origin: Origin, wish: Wish) -> s
 
 
 def _refuse_other_name(conn: Connection, lake: Lake, origin: Origin) -> None:
-    """Raise InvalidSetting where the lake knows this database by a name that it had before it was restored."""
+    """Raise InvalidSetting where the lake knows this database by a name that it had before it was restored.
+
+    Its own name is no reason: an archiver that was killed between the tables of a new lake leaves rows under it.
+    """
     name = recovering.earlier_name(conn, lake, origin)
-    if name is not None:
+    if name is not None and name != archives.known_database(conn, origin.schema):
         raise InvalidSetting(
             f"lake {lake.url}: has rows of this database as {name}, its name before it was restored to a state without "
             "one, or that of its original; archive it into another lake"

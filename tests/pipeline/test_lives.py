@@ -396,6 +396,11 @@ TOLD: dict[str, Sequence[str | tuple[str, Any]]] = {
     "the database goes back to before its first archive": (
         *(("write", 3), ("give_up", 3), "back_up_database", "archive", ("restore", 0), ("write", 6), "archive"),
     ),
+    "an archiver is killed between the tables of a new lake, and the database goes back": (
+        *("archive", "back_up_database", ("write", 0), "archive", ("restore", 0), "archive", ("write", 0)),
+        *(("give_up", 7), "move", ("write", 7), ("killed at the second", "A2"), ("restore", 0)),
+        *(("give_up", 4), "archive"),
+    ),
     "a letter that was resolved is not gone with its earlier state": (
         *(("give_up", 3), "archive", "back_up_lake", ("give_up", 6), "archive", ("resolve", 0), ("resolve", 0)),
         *("archive", "restore_lake", "archive"),
@@ -418,6 +423,8 @@ def test_restored_databases_and_lakes_keep_every_row_or_a_gap(
                     assert lives.finish(None, 0)
                 case ("killed", point):
                     assert not lives.finish(point, 0)
+                case ("killed at the second", point):
+                    assert not lives.finish(point, 1)
                 case ("write", days):
                     lives.write(days=days, count=2)
                 case ("give_up", days):
