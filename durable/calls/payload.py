@@ -19,6 +19,7 @@ from durable.errors import InvalidMessage, text_of
 from durable.messages.codecs.classes import refuse_uncodable_parts
 from durable.messages.model_schemas import lost
 from durable.messages.schemas import models_of, schema_of
+from durable.messages.unique_keys import refuse_repeated_keys
 
 T = TypeVar("T")
 
@@ -78,9 +79,15 @@ class Payload:
 
 
 def read_json(body: bytes, cls: type[T]) -> T:
-    """Decode a value of this class from JSON. Raises InvalidMessage."""
+    """Decode a value of this class from JSON, in which no key stands twice. Raises InvalidMessage."""
     decode = msgspec.json.Decoder(cls, dec_hook=_made).decode
-    return Payload.attempt("do not fit", decode, body)
+
+    def read(given: bytes) -> T:
+        value = decode(given)
+        refuse_repeated_keys(given)
+        return value
+
+    return Payload.attempt("do not fit", read, body)
 
 
 def arguments_of(

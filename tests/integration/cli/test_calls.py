@@ -103,6 +103,7 @@ def test_call_prints_the_result(agent: Agent, address: str, given: list[str], re
         (["Inventory.note", '{"text": ""}'], 1, "nothing to note"),
         (["Inventory.reserve", '{"sku": 3}'], 2, "JSON: the arguments of Inventory.reserve do not fit"),
         (["Inventory.reserve", '{"sku": "A", "place": "x"}'], 2, "JSON: the arguments of Inventory.reserve do not fit"),
+        (["Inventory.reserve", '{"sku": "A", "sku": "B"}'], 2, "'sku' stands twice in one object"),
         (["Inventory.reserve", "A"], 2, "JSON: the arguments of Inventory.reserve do not fit"),
         (["Inventory.reserve"], 2, "JSON: the arguments of Inventory.reserve do not fit"),
         (["Inventory.reserv", "{}"], 2, "did you mean 'reserve'"),
