@@ -85,6 +85,7 @@ def test_an_error_and_a_reason_are_printable() -> None:
         ('amqp://u:a"b@h/', "amqp://u:***@h/"),
         ("postgresql://u:p@ss:w/o@rd@h/db", "postgresql://u:***@h/db"),
         ("tcp://h:2301 refused name@x", "tcp://h:2301 refused name@x"),
+        ("E at tcp://h:2304: no postgresql://u:pw@db/x", "E at tcp://h:2304: no postgresql://u:***@db/x"),
         ("amqp://h:5672, amqp://u:pw@h", "amqp://h:5672, amqp://u:***@h"),
         (r"host=h password='a\'b c' user=x", "host=h password=*** user=x"),
         ("Password=Foo;Pwd=bar;", "Password=***;Pwd=***;"),
