@@ -20,9 +20,9 @@ from math import inf
 from typing import Any, Final, NamedTuple
 
 from durable.messages.model_schemas import MEMBER_NAMES
-from durable.messages.schemas import REFERENCE, Json
+from durable.messages.schemas import REFERENCE, SPARING, Json
 
-_WORDS: Final = {"title", "description", "default", "examples", "deprecated", "$defs", "discriminator"}
+_WORDS: Final = {"title", "description", "default", "examples", "deprecated", "$defs", "discriminator", SPARING}
 _SHAPES: Final = {
     *("type", "enum", "const", "anyOf", "oneOf", "$ref", "properties", "required", "additionalProperties"),
     *("items", "prefixItems", "minItems", "maxItems", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"),
@@ -135,12 +135,8 @@ class _Comparison:
         for name, schema in known.items():
             if (given := fields.get(name, others)) is not False:
                 yield from self.compare(given, schema, _field(path, name))
-                if name not in always and "default" in _keywords(given) and not _same_default(given, schema):
-                    yield Misfit(
-                        _field(path, name),
-                        Fault.VALUE,
-                        f"is left out when it is {given['default']!r}, and read as {_shown_default(schema)} then",
-                    )
+                if name not in always:
+                    yield from _defaults(given, schema, _field(path, name))
         yield from self.compare(_keys(written, written=True), _keys(read, written=False), f"{path}{{key}}")
         rest = read.get("additionalProperties", True)
         for name in sorted(fields.keys() - known.keys()):
@@ -275,22 +271,14 @@ def _members(schema: Json) -> list[tuple[str, Any]]:
     return list(zip(schema.get(MEMBER_NAMES, ()), schema.get("x-flags", _values(schema) or ()), strict=False))
 
 
-def _keywords(schema: Any) -> Json:
-    return schema if isinstance(schema, dict) else {}
-
-
-def _same_default(written: Json, read: Any) -> bool:
-    found = _keywords(read)
-    return "default" in found and _value(found["default"]) == _value(written["default"])
-
-
-def _value(default: Any) -> tuple[type, Any]:
-    return type(default), default
-
-
-def _shown_default(read: Any) -> str:
-    found = _keywords(read)
-    return repr(found["default"]) if "default" in found else "another value"
+def _defaults(written: Any, read: Any, path: str) -> Iterator[Misfit]:
+    """A field that is left out when it has its default must have the same where it is read."""
+    if not isinstance(written, dict) or SPARING not in written or "default" not in written:
+        return
+    there, here = written["default"], read.get("default", _NOTHING) if isinstance(read, dict) else _NOTHING
+    if type(there) is not type(here) or there != here:
+        known = "another value" if here is _NOTHING else repr(here)
+        yield Misfit(path, Fault.VALUE, f"is left out when it is {there!r}, and read as {known} then")
 
 
 def _limit(name: str, written: Json, read: Json) -> str:

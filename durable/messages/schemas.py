@@ -22,6 +22,8 @@ from durable.messages.model_schemas import ModelSchemas, flags, member_names
 
 Json = dict[str, Any]
 
+SPARING: Final = "x-omit-default"
+"""Set where a field is left out when it has its default."""
 REFERENCE: Final = "#/$defs/"
 
 _LIMITS: Final = {
@@ -164,7 +166,11 @@ class _Maker:
 
     def _fields(self, kind: Any) -> Json:
         fields: Iterable[kinds.Field] = kind.fields
-        made = {each.encode_name: {**self.make(each.type), **_default(each)} for each in fields}
+        sparing = {SPARING: True} if _is_sparing(kind) else {}
+        made = {
+            each.encode_name: {**self.make(each.type), **(_default(each) | sparing if _is_optional(each) else {})}
+            for each in fields
+        }
         required = [each.encode_name for each in fields if each.required or self._is_written(kind, each)]
         if isinstance(kind, kinds.NamedTupleType) or getattr(kind, "array_like", False):
             items = [{**schema, "title": name} for name, schema in made.items()]
@@ -181,10 +187,7 @@ class _Maker:
         """True for a field with a default that is written nevertheless."""
         if not self._written or isinstance(kind, kinds.TypedDictType):
             return False
-        if field.default is NODEFAULT and field.default_factory is NODEFAULT:  # UNSET
-            return False
-        cls = getattr(kind.cls, "__origin__", kind.cls)
-        return not (issubclass(cls, Struct) and cls.__struct_config__.omit_defaults)
+        return _is_optional(field) and not _is_sparing(kind)
 
     def _model(self, cls: type[BaseModel]) -> Json:
         self.models.append(cls)
@@ -199,6 +202,17 @@ class _Maker:
     def _complete(self, schema: Json) -> Json:
         """A model is written with all of its fields."""
         return schema | {"required": list(schema["properties"])} if self._written and "properties" in schema else schema
+
+
+def _is_optional(field: kinds.Field) -> bool:
+    """True for a field with a default; one that is UNSET has none."""
+    return field.default is not NODEFAULT or field.default_factory is not NODEFAULT
+
+
+def _is_sparing(kind: Any) -> bool:
+    """True for a class that leaves out what has its default."""
+    cls = getattr(kind.cls, "__origin__", kind.cls)
+    return issubclass(cls, Struct) and cls.__struct_config__.omit_defaults
 
 
 def _unnamed(schema: Json) -> Json:
