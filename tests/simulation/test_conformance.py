@@ -460,7 +460,15 @@ class BothStores(RuleBasedStateMachine):
 
 
 def go_through(machine: BothStores) -> None:
-    """Do what chance comes to seldom: each end of a message that is owned, twice, and each release of one."""
+    """Do what chance comes to seldom: each end of a message that is owned, twice, each release of one, and a commit
+    that sends one message alone, twice.
+    """
+    for envelope_id, endpoint in product(IDS, (None, "local")):
+        envelope, place, _, _ = make(Random(1), machine.now, ["sim://b"], ["shop"])
+        alone = msgspec.structs.replace(envelope, id=envelope_id, destination=endpoint or "sim://b")
+        for _ in range(2):
+            machine.both(outbox.store, [Sent(alone, endpoint, NodeId(1), place)])
+    machine.rows_are_the_same()
     for number, (kind, table) in enumerate(product(SETTLED, (INCOMING, OUTGOING))):
         envelope, place, _, _ = make(Random(1), machine.now, ["sim://b"], ["shop"])
         fresh = msgspec.structs.replace(

@@ -63,6 +63,16 @@ def store_sent(tx: Transaction, p: Params) -> Rows:
     return known
 
 
+@does(sql.STORE_ONE_REMOTE)
+def store_one_remote(tx: Transaction, p: Params) -> int:
+    return 1 - len(store_sent(tx, {name: [value] for name, value in p.items()} | {"endpoint": [None]}))
+
+
+@does(sql.STORE_ONE_LOCAL)
+def store_one_local(tx: Transaction, p: Params) -> int:
+    return 1 - len(store_sent(tx, {name: [value] for name, value in p.items()}))
+
+
 @does(sql.WAKE_NODES, "pg_notify")
 def wake_nodes(tx: Transaction, p: Params) -> Rows:
     tx.notifies = True
