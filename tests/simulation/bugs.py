@@ -20,7 +20,7 @@ from durable.recovery.dormant_nodes import DormantNodes
 from durable.recovery.forgotten import Forgotten
 from durable.recovery.recurring import Recurring
 from durable.storage import inbox as storage_inbox
-from durable.storage.sql import inbox, recovery
+from durable.storage.sql import inbox, outbox, recovery
 from durable.storage.sql.statement import Statement
 from tests.simulation.sql import SCHEMA, parts, registry
 from tests.simulation.sql.parts import IN, Side
@@ -171,3 +171,10 @@ def a_dead_node_leaves_its_rows_with_their_epoch(stack: ExitStack) -> None:
         return [(len(rows),)]
 
     _statement(stack, recovery.INCOMING.release_dormant.whole, lambda _: released)
+
+
+@bug
+def a_statement_is_not_known(stack: ExitStack) -> None:
+    """A task that runs one fails by itself, as with any error."""
+    known = stack.enter_context(patch.dict(registry._known))
+    del known[str(outbox.STORE_ONE_REMOTE.within(SCHEMA))]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -27,7 +28,7 @@ from tests.simulation.network import Network
 from tests.simulation.process import Process
 from tests.simulation.seams import left_behind, virtual
 from tests.simulation.server import Server
-from tests.simulation.sql import UnknownStatement
+from tests.simulation.sql import UnknownStatement, take_unknown
 from tests.simulation.workload import A, B, Workload
 
 MESSAGES: Final = 40
@@ -146,10 +147,10 @@ class World:
 
     def run(self) -> Outcome:
         with left_behind(), virtual(self, self.seed), self.loop:
-            try:
+            with suppress(UnknownStatement):
                 self._run()
-            except UnknownStatement as error:
-                self.violation(str(error))
+            for sql in take_unknown():
+                self.violation(f"the simulation does not know this statement:\n{sql}")
         effects = sum(len(server.store.tables["effects"].rows) for server in self.servers.values())
         return Outcome(
             self.seed,

@@ -4,7 +4,7 @@ tests/simulation/test_conformance.py holds each to the real one.
 """
 
 from tests.simulation.sql import circuits, inbox, nodes, ordering, outbox, recovery
-from tests.simulation.sql.registry import SCHEMA, Known, UnknownStatement, does_sql, known, statements
+from tests.simulation.sql.registry import SCHEMA, Known, UnknownStatement, does_sql, known, statements, take_unknown
 
 __all__ = [
     "SCHEMA",
@@ -19,4 +19,5 @@ __all__ = [
     "outbox",
     "recovery",
     "statements",
+    "take_unknown",
 ]

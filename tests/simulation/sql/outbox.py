@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from durable.storage.sql import outbox as sql
 from tests.simulation.rows import Known, Work
 from tests.simulation.sql.parts import (
@@ -38,8 +40,8 @@ def remember_undated(tx: Transaction, row: Known) -> bool:
     return True
 
 
-@does(sql.STORE_SENT, "id address")
-def store_sent(tx: Transaction, p: Params) -> Rows:
+def _known_of(tx: Transaction, p: Params) -> list[tuple[UUID, str]]:
+    """Store what is new; return the keys of what is not."""
     addresses = [endpoint or p["destination"][i] for i, endpoint in enumerate(p["endpoint"])]
     known = []
     for i, values in enumerate(work_rows(p, addresses)):
@@ -63,14 +65,19 @@ def store_sent(tx: Transaction, p: Params) -> Rows:
     return known
 
 
+@does(sql.STORE_SENT, "id address")
+def store_sent(tx: Transaction, p: Params) -> Rows:
+    return _known_of(tx, p)
+
+
 @does(sql.STORE_ONE_REMOTE)
 def store_one_remote(tx: Transaction, p: Params) -> int:
-    return 1 - len(store_sent(tx, {name: [value] for name, value in p.items()} | {"endpoint": [None]}))
+    return 1 - len(_known_of(tx, {name: [value] for name, value in p.items()} | {"endpoint": [None]}))
 
 
 @does(sql.STORE_ONE_LOCAL)
 def store_one_local(tx: Transaction, p: Params) -> int:
-    return 1 - len(store_sent(tx, {name: [value] for name, value in p.items()}))
+    return 1 - len(_known_of(tx, {name: [value] for name, value in p.items()}))
 
 
 @does(sql.WAKE_NODES, "pg_notify")

@@ -31,6 +31,7 @@ class UnknownStatement(BaseException):
 
 
 _known: dict[str, Known] = {}
+_unknown: set[str] = set()
 
 
 def does(statement: Statement, columns: str = "") -> Callable[[Work], Work]:
@@ -54,7 +55,15 @@ def known(sql: str) -> Known:
     """The statement with this text. Raises UnknownStatement."""
     found = _known.get(sql)
     if found is None:
+        _unknown.add(sql)
         raise UnknownStatement(f"the simulation does not know this statement:\n{sql}")
+    return found
+
+
+def take_unknown() -> list[str]:
+    """Return the unknown statements since the last call: the task that ran one keeps its error to itself."""
+    found = sorted(_unknown)
+    _unknown.clear()
     return found
 
 
