@@ -52,7 +52,7 @@ class Commit(NamedTuple):
 
 
 COMMITS = {
-    "of the unit of work": Commit("WITH sent AS MATERIALIZED", lambda books: bool(books.sent), Event.FORGOTTEN),
+    "of the unit of work": Commit("outgoing_envelopes (destination", lambda books: bool(books.sent), Event.FORGOTTEN),
     "of the inbox": Commit(
         "WITH received AS MATERIALIZED", lambda books: bool(books.waiting("incoming")), Event.FORGOTTEN
     ),
