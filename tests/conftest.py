@@ -32,6 +32,7 @@ from tests.support.servers import (
     shared_broker,
     shared_postgres,
 )
+from tests.support.sharing_out import shared_out
 
 # A machine that is busy makes no example wrong.
 settings.register_profile("unhurried", deadline=None)
@@ -55,16 +56,9 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the tests that may take minutes, the same number in each worker: so none is left alone at the end.
-
-    Each worker of xdist is given one part of the list, and takes from the ends of the others' when it is done.
-    """
     workers: int = getattr(config, "workerinput", {}).get("workercount", 1)
-    if workers == 1:
-        return
-    slow = [item for item in items if item.get_closest_marker("timeout")]
-    others = [item for item in items if not item.get_closest_marker("timeout")]
-    items[:] = [item for part in range(workers) for item in (*slow[part::workers], *others[part::workers])]
+    if workers > 1:
+        items[:] = shared_out(items, workers)
 
 
 @pytest.fixture(autouse=True)

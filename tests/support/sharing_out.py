@@ -1,0 +1,51 @@
+"""Which tests each worker of xdist begins with: it gives each one part of the list, and who is done takes from the ends
+of the others' parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pytest
+
+_WITH_SPARK: Final = 2
+"""So many workers have a JVM for all their tests: it takes long to start and to become fast, and much memory."""
+
+
+def shared_out(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Begin with the tests that may take minutes, and end with those that take milliseconds.
+
+    Those that need the session of Spark are for two workers. Neighbours stay together, as they share fixtures.
+    """
+    slow_first = sorted(items, key=lambda item: item.get_closest_marker("timeout") is None)
+    spark = [item for item in slow_first if _needs_spark(item)]
+    others = [item for item in slow_first if not _needs_spark(item)]
+    slow = [item for item in others if item.get_closest_marker("timeout")]
+    rest = sorted(others[len(slow) :], key=_is_unit)
+    jvms = min(workers, _WITH_SPARK)
+    without = workers - jvms or workers
+    parts = [spark[part::jvms] if part < jvms else [] for part in range(workers)]
+    for number, item in enumerate(slow):
+        parts[-1 - number % without].append(item)
+    sizes = list(_sizes(len(items), workers))
+    for part in reversed(range(workers)):
+        room = max(sizes[part] - len(parts[part]), 0)
+        parts[part] += rest[:room]
+        del rest[:room]
+    return [item for part in parts for item in part] + rest
+
+
+def _sizes(count: int, workers: int) -> Iterator[int]:
+    """As xdist deals them."""
+    for left in range(workers, 0, -1):
+        yield count // left
+        count -= count // left
+
+
+def _needs_spark(item: pytest.Item) -> bool:
+    return "spark" in getattr(item, "fixturenames", ())
+
+
+def _is_unit(item: pytest.Item) -> bool:
+    return item.nodeid.startswith("tests/unit/")
