@@ -18,7 +18,7 @@ from pydantic_core import to_jsonable_python
 from durable.errors import InvalidMessage, text_of
 from durable.messages.codecs.classes import refuse_uncodable_parts
 from durable.messages.model_schemas import lost
-from durable.messages.schemas import models_of, schema_of
+from durable.messages.schemas import REFERENCE, Json, models_of, schema_of
 from durable.messages.unique_keys import refuse_repeated_keys
 
 T = TypeVar("T")
@@ -26,7 +26,6 @@ T = TypeVar("T")
 _DIGEST_BYTES: Final = 16
 _WORDS: Final = ("title", "description", "examples", "deprecated")  # of a schema, that do not change what travels
 _VALUES: Final = ("default", "enum", "const")
-_BY_NAME: Final = ("properties", "$defs")
 
 
 def _plain(value: object) -> object:
@@ -134,7 +133,9 @@ def binder(cls: type[msgspec.Struct], signature: inspect.Signature) -> Callable[
 def digest_of(*payloads: Payload) -> bytes:
     """Return the digest of the schemas, as they are read and as they are written."""
     schemas = [
-        _without_words(schema_of(payload.kind, written=written)) for payload in payloads for written in (False, True)
+        _Travelling(schema_of(payload.kind, written=written)).whole()
+        for payload in payloads
+        for written in (False, True)
     ]
     return hashlib.sha256(msgspec.json.encode(schemas, order="deterministic")).digest()[:_DIGEST_BYTES]
 
@@ -143,26 +144,41 @@ def _has_names(signature: inspect.Signature) -> bool:
     return any(parameter.kind is parameter.KEYWORD_ONLY for parameter in signature.parameters.values())
 
 
-def _without_words(schema: Any, *, is_item: bool = False) -> Any:
-    """Leave out what changes nothing; the title of an item of an array is its name, by which it is known."""
-    match schema:
-        case dict():
-            return {
-                key: _part(key, value)
-                for key, value in schema.items()
-                if key not in _WORDS or (key == "title" and is_item)
-            }
-        case list():
-            return [_without_words(each) for each in schema]
-        case _:
-            return schema
+class _Travelling:
+    """A schema without what does not travel: words, and the names of classes, which are numbered as they occur."""
 
+    def __init__(self, schema: Json) -> None:
+        self._schema = schema
+        self._classes: dict[str, int] = {}
 
-def _part(key: str, value: Any) -> Any:
-    if key in _VALUES:
-        return value
-    if key in _BY_NAME:
-        return {name: _without_words(each) for name, each in value.items()}
-    if key == "prefixItems":
-        return [_without_words(each, is_item=True) for each in value]
-    return _without_words(value)
+    def whole(self) -> list[Any]:
+        """Return the schema, and then those of its classes in the order of their numbers."""
+        named = self._schema.get("$defs", {})
+        found = [self._part({key: part for key, part in self._schema.items() if key != "$defs"})]
+        while len(found) <= len(self._classes):
+            found.append(self._part(named[list(self._classes)[len(found) - 1]]))
+        return found
+
+    def _part(self, schema: Any, *, is_item: bool = False) -> Any:
+        match schema:
+            case dict():
+                return {
+                    key: self._keyword(key, schema[key])
+                    for key in sorted(schema)
+                    if key not in _WORDS or (key == "title" and is_item)  # the name by which an item is known
+                }
+            case list():
+                return [self._part(each) for each in schema]
+            case str() if schema.startswith(REFERENCE):
+                return self._classes.setdefault(schema.removeprefix(REFERENCE), len(self._classes))
+            case _:
+                return schema
+
+    def _keyword(self, key: str, value: Any) -> Any:
+        if key in _VALUES:
+            return value
+        if key == "properties":
+            return {name: self._part(value[name]) for name in sorted(value)}
+        if key == "prefixItems":
+            return [self._part(each, is_item=True) for each in value]
+        return self._part(value)
