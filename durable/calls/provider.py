@@ -36,6 +36,7 @@ from durable.transports.base import Answer
 from durable.transports.frames import MAX_OFFERS, Call, Fault, FaultKind, Offers, Result
 
 _LONGEST_TEXT: Final = 1_000
+_TRACEBACK: Final = "Traceback (most recent call last):"
 _LONGEST_ERROR: Final = 200
 _OVERLOADED: Final = "too many calls wait for their turn"
 _GONE: Final = Fault(FaultKind.GONE, "the provider is ending")
@@ -337,7 +338,14 @@ def _expiry(call: Call) -> float | None:
 
 def _raised(error: Exception) -> Fault:
     cause = error.__cause__ if error.__cause__ is not None and type(error).__name__ == "BrokeOff" else error
-    return Fault(FaultKind.RAISED, shown(text_of(cause), _LONGEST_TEXT), type(cause).__qualname__[:_LONGEST_ERROR])
+    text = shown(_without_traceback(text_of(cause)), _LONGEST_TEXT)
+    return Fault(FaultKind.RAISED, text, type(cause).__qualname__[:_LONGEST_ERROR])
+
+
+def _without_traceback(text: str) -> str:
+    """Leave out the frames of a traceback that an error quotes: files and code are nobody else's business."""
+    said, traceback, quoted = text.partition(_TRACEBACK)
+    return said + quoted.strip().rpartition("\n")[2] if traceback else text
 
 
 def _fault(kind: FaultKind, text: str) -> Fault:

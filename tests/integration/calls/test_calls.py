@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import AsyncIterator
 from decimal import Decimal
 from functools import partial
@@ -72,6 +73,17 @@ async def test_error_of_the_method_is_told_without_its_traceback(stock: Offering
     assert (raised.value.error, raised.value.reason) == ("LookupError", "no A-1 here")
     assert raised.value.provider == stock.place.name
     assert "Traceback" not in str(raised.value)
+
+
+async def test_error_that_quotes_a_traceback_tells_its_last_line(stock: Offering) -> None:
+    try:
+        raise ValueError("no price")
+    except ValueError:
+        quoted = traceback.format_exc()
+    for text, told in ((quoted, "ValueError: no price"), (f"priced: {quoted}", "priced: ValueError: no price")):
+        with pytest.raises(RemoteError) as raised:
+            await stock.caller().fail(text)
+        assert raised.value.reason == told
 
 
 @pytest.mark.parametrize(
