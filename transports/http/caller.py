@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
-from collections.abc import Callable
 from http import HTTPStatus
 from types import TracebackType
 from typing import Final, Self
@@ -25,12 +23,10 @@ from durable.outcomes import printable
 from durable.settings import Settings
 from durable.transports.base import Answer
 from durable.transports.frames import Call, Fault, FaultKind, Offers, Result
-from durable.transports.http.address import HttpAddress
 from durable.transports.http.calls import AWAITED, EPOCH, EXPIRES_IN
 from durable.transports.http.client import Answer as Answered
 from durable.transports.http.client import Endpoint, HttpClient
 from durable.transports.http.wire import ARGUMENTS, OFFERS, RESULT, decode_offers
-from durable.transports.peers import Credentials
 
 MOST_CONNECTIONS: Final = 64
 """Calls to one address that are under way at once; more wait."""
@@ -47,24 +43,14 @@ _REFUSED: Final = {
 
 
 class HttpCaller:
-    """A `durable.transports.base.Caller` for one `http://` or `https://` address."""
+    """A `durable.transports.base.Caller` for the address of its client, which it opens and closes."""
 
-    def __init__(
-        self,
-        address: HttpAddress,
-        settings: Settings,
-        credentials: Credentials | None,
-        tls: Callable[[], ssl.SSLContext],
-        *,
-        service: str,
-    ) -> None:
-        self._peer = str(address)
+    def __init__(self, client: HttpClient, settings: Settings) -> None:
+        self._client = client
+        self._peer = client.peer
         self._most_bytes = settings.max_frame_bytes
-        self._client = HttpClient(
-            address, settings, credentials, tls, service=service, most_connections=MOST_CONNECTIONS
-        )
-        self._pings = Endpoint.at(f"{address}/ping")
-        self._list = Endpoint.at(f"{address}/offers")
+        self._pings = Endpoint.at(f"{client.peer}/ping")
+        self._list = Endpoint.at(f"{client.peer}/offers")
         self._endpoints: dict[tuple[str, str], Endpoint] = {}
         self._offers: Offers | None = None
         self._tag = ""

@@ -130,7 +130,7 @@ class HttpClient:
         most_connections: int | None = None,
     ) -> None:
         """`most_connections`: at once (default: what batches and a ping need)."""
-        self._peer = str(address)
+        self.peer = str(address)
         self._shows_secret = settings.http_auth == "bearer"
         self._credentials = credentials
         self._service = service
@@ -180,7 +180,7 @@ class HttpClient:
                 with self._translated():
                     return await self._again_and_again(connections, asked)
         except TimeoutError:
-            raise PeerTimeout(f"{self._peer}: no answer within {self._send_seconds:g} seconds") from None
+            raise PeerTimeout(f"{self.peer}: no answer within {self._send_seconds:g} seconds") from None
 
     @asynccontextmanager
     async def _pool_in_use(self) -> AsyncIterator[httpx.AsyncHTTPTransport]:
@@ -262,7 +262,7 @@ class HttpClient:
             async for chunk in response.aiter_raw():
                 body += chunk
                 if len(body) > most_bytes:
-                    raise ProtocolViolation(f"{self._peer}: answered {status} with more than {most_bytes:,} bytes")
+                    raise ProtocolViolation(f"{self.peer}: answered {status} with more than {most_bytes:,} bytes")
         is_proven = signature is None or self._is_proven(response, signature, bytes(body))
         return Answer(status, response.headers, bytes(body), is_proven)
 
@@ -285,14 +285,14 @@ class HttpClient:
         try:
             yield
         except httpx.TimeoutException as error:
-            raise PeerTimeout(f"{self._peer}: no connection within {self._connect_seconds:g} seconds") from error
+            raise PeerTimeout(f"{self.peer}: no connection within {self._connect_seconds:g} seconds") from error
         except httpx.ConnectError as error:
-            raise ConnectionFailed(f"connecting to {self._peer}: {_reason(error)}") from error
+            raise ConnectionFailed(f"connecting to {self.peer}: {_reason(error)}") from error
         except httpx.RemoteProtocolError as error:
             closed = str(error).startswith(_CLOSED_BY_PEER)
-            raise (ConnectionFailed if closed else ProtocolViolation)(f"{self._peer}: {_shown(str(error))}") from error
+            raise (ConnectionFailed if closed else ProtocolViolation)(f"{self.peer}: {_shown(str(error))}") from error
         except (httpx.TransportError, OSError) as error:
-            raise ConnectionFailed(f"{self._peer}: {_reason(error)}") from error
+            raise ConnectionFailed(f"{self.peer}: {_reason(error)}") from error
 
 
 class _Connection:

@@ -12,9 +12,8 @@ sits on the way, could have given it. Then it is a failure like any other.
 
 from __future__ import annotations
 
-import ssl
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from types import TracebackType
@@ -26,35 +25,25 @@ from durable.failpoints import failpoint
 from durable.outcomes import BUSY, Outcome, Rejected, all_settled
 from durable.settings import Settings
 from durable.transports.frames import MAX_ENVELOPES
-from durable.transports.http.address import HttpAddress
 from durable.transports.http.client import Answer, Endpoint, HttpClient
 from durable.transports.http.wire import BATCH, OUTCOMES, decode_outcomes, encode_batch
-from durable.transports.peers import Credentials
 
 _GONE: Final = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
 _FORBIDDEN: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
 class HttpSender:
-    """A `durable.transports.base.Sender` for one `http://` or `https://` address."""
+    """A `durable.transports.base.Sender` for the address of its client, which it opens and closes."""
 
     keeps_order = True
 
-    def __init__(
-        self,
-        address: HttpAddress,
-        settings: Settings,
-        credentials: Credentials | None,
-        tls: Callable[[], ssl.SSLContext],
-        *,
-        service: str,
-    ) -> None:
-        self._peer = str(address)
+    def __init__(self, client: HttpClient, settings: Settings) -> None:
+        self._client = client
+        self._peer = client.peer
         self._most_bytes = settings.max_frame_bytes
         self._too_many_bytes = sys.maxsize  # of a batch, as far as the peer has said
-        self._client = HttpClient(address, settings, credentials, tls, service=service)
-        self._batches = Endpoint.at(f"{address}/batches", content_type=BATCH)
-        self._pings = Endpoint.at(f"{address}/ping")
+        self._batches = Endpoint.at(f"{client.peer}/batches", content_type=BATCH)
+        self._pings = Endpoint.at(f"{client.peer}/ping")
 
     async def __aenter__(self) -> Self:
         await self._client.__aenter__()

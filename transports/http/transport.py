@@ -33,7 +33,8 @@ from durable.transports import peers
 from durable.transports.base import Directory, Provider, Receiver
 from durable.transports.http.address import SCHEMES, HttpAddress, parse, parse_destination
 from durable.transports.http.app import make_app
-from durable.transports.http.caller import HttpCaller
+from durable.transports.http.caller import MOST_CONNECTIONS, HttpCaller
+from durable.transports.http.client import HttpClient
 from durable.transports.http.encryption import Encryption
 from durable.transports.http.exchange import Door, Outcomes
 from durable.transports.http.listener import HttpListener
@@ -94,18 +95,25 @@ class HttpTransport:
         return uri
 
     def sender(self, destination: str) -> HttpSender:
-        address = parse_destination(destination)
-        tls = self._encryption.for_senders if address.is_encrypted else _not_encrypted
-        tls()  # an unusable file is an invalid setting, and no failure of a peer
-        return HttpSender(address, self._settings, self._credentials_for(address), tls, service=self._service)
+        return HttpSender(self._client(destination), self._settings)
 
     def caller(self, uri: str) -> HttpCaller:
         """Return a caller of the services at this address."""
-        address = parse_destination(uri)
         self.check(uri)
+        return HttpCaller(self._client(uri, most_connections=MOST_CONNECTIONS), self._settings)
+
+    def _client(self, uri: str, *, most_connections: int | None = None) -> HttpClient:
+        address = parse_destination(uri)
         tls = self._encryption.for_senders if address.is_encrypted else _not_encrypted
-        tls()
-        return HttpCaller(address, self._settings, self._credentials_for(address), tls, service=self._service)
+        tls()  # an unusable file is an invalid setting, and no failure of a peer
+        return HttpClient(
+            address,
+            self._settings,
+            self._credentials_for(address),
+            tls,
+            service=self._service,
+            most_connections=most_connections,
+        )
 
     def listener(self, uri: str, endpoint: str) -> HttpListener:
         """Port 0 listens on a free port; the listener's `address` then says which."""
