@@ -75,7 +75,7 @@ async def test_error_of_the_method_is_told_without_its_traceback(stock: Offering
     assert "Traceback" not in str(raised.value)
 
 
-async def test_error_that_quotes_a_traceback_tells_its_last_line(stock: Offering) -> None:
+async def test_quoted_traceback_in_an_error_is_reduced_to_the_last_line(stock: Offering) -> None:
     try:
         raise ValueError("no price")
     except ValueError:

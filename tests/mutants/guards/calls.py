@@ -488,8 +488,8 @@ ROWS = (
         "calls",
         "exchanged arguments are the same contract",
         "durable/calls/payload.py",
-        before="        return [_without_words(each, is_item=True) for each in value]\n",
-        after="        return [_without_words(each) for each in value]\n",
+        before="            return [self._part(each, is_item=True) for each in value]\n",
+        after="            return [self._part(each) for each in value]\n",
         killed_by=(f"{_DIGESTS}::test_arguments_of_other_names_or_another_order_have_another_digest",),
     ),
     Mutant(
