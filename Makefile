@@ -47,8 +47,8 @@ quick: setup ## Run the unit and contract tests, with few generated examples and
 fuzz: setup ## Fuzz everything that reads what others write; failing inputs are kept in .fuzz (MINUTES=n, TARGETS="wire ...")
 	.venv/bin/python -m tests.fuzz hunt $(or $(MINUTES),10) $(TARGETS)
 
-simulate: setup ## Run the agents under seeded faults on virtual time; a failing seed is shrunk (SEEDS=n, FIRST=n)
-	.venv/bin/python -m tests.simulation --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),0)
+simulate: setup ## Run the agents under seeded faults on virtual time; a failing seed is shrunk (SEEDS=n, FIRST=n, JOBS=n)
+	.venv/bin/python -m tests.simulation --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),0) --jobs $(or $(JOBS),$(shell getconf _NPROCESSORS_ONLN))
 
 mutants: setup ## Take each guard away, and see a named test fail (ONLY="words of its name", JOBS=n)
 	@scripts/rabbitmq.sh

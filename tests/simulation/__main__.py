@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import gc
+import multiprocessing
 import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 
 from tests.simulation.bugs import BUGS, planted
@@ -34,13 +36,14 @@ def main(arguments: Sequence[str]) -> int:
         gc.freeze()  # what is loaded now is not looked through after each run
         most_shrunk = 0 if options.whole else _MOST_SHRUNK
         seeds = range(options.first, options.first + options.seeds)
-        return _hunt(seeds, options.bug, most_failures=options.failures, most_shrunk=most_shrunk)
+        return _hunt(_outcomes(seeds, options.jobs), len(seeds), options.bug, options.failures, most_shrunk)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="number of seeds")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that run seeds side by side")
     parser.add_argument("--failures", type=int, default=20, help="failing seeds after which to end")
     parser.add_argument("--seed", type=int, help="run this seed, and print what happens")
     parser.add_argument("--faults", help="with these of its faults, by number; 'none' for none (default: all)")
@@ -62,14 +65,22 @@ def _replay(seed: int, wanted: str | None) -> int:
     return int(bool(outcome.violations))
 
 
-def _hunt(seeds: Sequence[int], bug: str | None, *, most_failures: int, most_shrunk: int) -> int:
+def _outcomes(seeds: Sequence[int], jobs: int) -> Iterator[Outcome]:
+    """Run each seed; what comes of one does not depend on the others, nor on the process that runs it."""
+    if jobs == 1:
+        yield from map(run, seeds)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:  # with the bug that is planted
+        yield from pool.map(run, seeds)
+
+
+def _hunt(outcomes: Iterator[Outcome], seeds: int, bug: str | None, most_failures: int, most_shrunk: int) -> int:
     began = told = time.monotonic()
     covered: set[tuple[str, str]] = set()
     faults: Counter[str] = Counter()
     failed: list[Outcome] = []
     effects = done = 0
-    for seed in seeds:
-        outcome = run(seed)
+    for outcome in outcomes:
         done += 1
         covered |= outcome.covered
         faults.update(fault.kind for fault in outcome.faults)
@@ -82,7 +93,7 @@ def _hunt(seeds: Sequence[int], bug: str | None, *, most_failures: int, most_shr
         if time.monotonic() - told >= 1:
             told = time.monotonic()
             rate = done / (told - began)
-            print(f"{done} of {len(seeds)} seeds, {rate:.1f} a second, {len(covered)} states", flush=True)
+            print(f"{done} of {seeds} seeds, {rate:.1f} a second, {len(covered)} states", flush=True)
     seconds = time.monotonic() - began
     print(f"\n{done} seeds in {seconds:.1f} s, {done / seconds:.1f} a second; {effects} effects")
     print("faults:", ", ".join(f"{count} {kind}" for kind, count in sorted(faults.items())))
