@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
+from datetime import timedelta
 from itertools import chain
 from typing import Any
 
@@ -75,6 +76,7 @@ class HandlingAgent:
             policy,
             suspects=suspects or asyncio.Lock(),
             changed=self._changed,
+            on_delayed=self._ask_when_due,
             end_if_cancelled=self._end_if_cancelled,
         )
         self.circuit = self._delivery.circuit
@@ -173,6 +175,11 @@ class HandlingAgent:
     def _go_on(self) -> None:
         self._changed.set()
         self._on_capacity()
+
+    def _ask_when_due(self, delay: timedelta) -> None:
+        """Ask for a message that is due again before the next poll, which knows of no delay that begins after it."""
+        if timedelta(0) < delay < self._settings.poll_interval:
+            asyncio.get_running_loop().call_later(delay.total_seconds(), self._on_capacity)
 
     def stop(self) -> None:
         """Finish the messages in handling, take no more, then end run()."""

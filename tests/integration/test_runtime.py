@@ -9,7 +9,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from durable import Bus, message
+from durable import Bus, Retry, message
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE
 from durable.errors import DurableError
@@ -83,3 +83,19 @@ async def test_stopped_node_owns_nothing_and_is_unregistered(tables: Tables) -> 
             bus.send(Placed(number))
     assert tables.rows("SELECT owner_id, count(*) FROM durable.outgoing_envelopes GROUP BY 1") == [(0, 50)]
     assert tables.count("nodes") == 0
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_short_delay_of_a_retry_ends_before_the_next_poll(tables: Tables, key: str | None) -> None:
+    bus, attempts = Bus("shop", tables.url, poll_interval=timedelta(minutes=5)), list[int]()
+
+    @bus.handles(Placed, retry=Retry(immediate=0, delays=[0.05, 0.3]))
+    async def place(placed: Placed) -> None:
+        attempts.append(placed.number)
+        if len(attempts) < 3:
+            raise ValueError("not yet")
+
+    async with bus:
+        async with bus.unit_of_work():
+            bus.send(Placed(1), key=key)
+        await eventually(lambda: len(attempts) == 3)

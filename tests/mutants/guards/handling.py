@@ -295,4 +295,12 @@ ROWS = (
         after="        if False:\n",
         killed_by=("tests/contract/bus/test_answers.py::test_answer_is_given_to_all_callers_as_often_as_they_ask",),
     ),
+    Mutant(
+        "handling",
+        "a short pause before a retry waits for the next poll",
+        "durable/agents/handling.py",
+        before="            on_delayed=self._ask_when_due,\n",
+        after="            on_delayed=lambda delay: None,\n",
+        killed_by=("tests/integration/test_runtime.py::test_short_delay_of_a_retry_ends_before_the_next_poll[k]",),
+    ),
 )
