@@ -11,6 +11,7 @@ async with bus:                                   # the agents run
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,12 +54,14 @@ from durable.outbox.envelope_factory import SendOptions, due_time
 from durable.outbox.outbox import Outbox
 from durable.outbox.unit_of_work import Scope, UnitOfWork
 from durable.process import serving
+from durable.process.forking import in_each_child
 from durable.requests.receipts import Receipt
 from durable.runtime import Runtime
 from durable.settings import Settings, load_settings
 from durable.statistics import Statistics
 from durable.storage import circuits, delayed, schedules
 from durable.storage.circuits import CircuitKind
+from durable.tasks.cancelling import run_to_completion
 from durable.transports.base import Transport
 
 if TYPE_CHECKING:
@@ -132,6 +135,7 @@ class Bus:
         self._engines: dict[str, Any] = {"engine": engine, "sync_engine": sync_engine}
         self._substitute: Runtime | None = None
         self.runtime = self._make_runtime()
+        in_each_child(self, Bus._begin_anew)
 
     # ------------------------------------------------------------------ declare, before the bus starts
 
@@ -235,6 +239,7 @@ class Bus:
         gone. A node is needed for it: a "send-only" process never holds a singleton. Raises InvalidSetting for a class
         that is no service, an object that lacks a method, and a service that is offered already.
         """
+        self.runtime.check_loop()
         self._application.offers.offer(contract_of(contract), implementation, singleton=singleton)
 
     @checked
@@ -246,7 +251,7 @@ class Bus:
         it before the bus runs, or in its event loop. Raises InvalidSetting for an address that cannot be connected to,
         or is connected to already.
         """
-        self.runtime.connections.check(address)
+        self._here.connections.check(address)
         connected = self._application.connected
         if address in connected:
             raise InvalidSetting(f"connect: {address} is connected to already; connect to each address once")
@@ -264,12 +269,14 @@ class Bus:
         """
         if address not in self._application.connected:
             raise InvalidSetting(f"disconnect: {address} is not connected to; give an address of connect()")
+        connections = self._here.connections
         self._application.connected.remove(address)
-        self.runtime.connections.cancel(address)
+        connections.cancel(address)
 
     @checked
     def withdraw(self, contract: type) -> None:
         """Offer a service no longer; calls under way are finished. Raises InvalidSetting when it is not offered."""
+        self.runtime.check_loop()
         self._application.offers.withdraw(contract_of(contract))
 
     @checked
@@ -301,6 +308,7 @@ class Bus:
             options=methods,
             on_error=on_error,
             telemetry=self._application.offers.telemetry,
+            check=lambda: self._here,
         )
         if (declared, address) not in self._application.called:
             self._application.called.append((declared, address))
@@ -328,7 +336,13 @@ class Bus:
         They are read from the service's database; while that is away, they are those of before. A bus that does not run
         knows only itself. Raises InvalidSetting for a class that is no service.
         """
-        return await self.runtime.look_up(contract_of(contract).name)
+        return await self._here.look_up(contract_of(contract).name)
+
+    @property
+    def _here(self) -> Runtime:
+        """The runtime. Raises WiringError in an event loop other than its own."""
+        self.runtime.check_loop()
+        return self.runtime
 
     def _links(self) -> Links | None:
         return self.runtime.open_links
@@ -580,8 +594,11 @@ class Bus:
         longest = None if timeout is None else length_of_time("unit_of_work", "timeout", timeout)
         if longest is not None and longest <= timedelta(0):
             raise InvalidSetting(f"unit_of_work: timeout must be above 0 (got {timeout})")
-        session = self.runtime.sessions.open(longest)
-        return UnitOfWork(session, self.runtime.sessions.outbox(session), self._scope)
+        sessions = self.runtime.sessions
+        if asyncio._get_running_loop() is not None:
+            self.runtime.check_loop()
+        session = sessions.open(longest)
+        return UnitOfWork(session, sessions.outbox(session), self._scope)
 
     @checked
     @contextmanager
@@ -635,8 +652,8 @@ class Bus:
         if time <= timedelta(0):
             raise InvalidSetting(f"wait_for: timeout must be above 0 (got {timeout})")
         if not answers:
-            return await self.runtime.watch.wait(message, time)
-        return self._application.answer_in(await self.runtime.watch.answer(message, time), answers)
+            return await self._here.watch.wait(message, time)
+        return self._application.answer_in(await self._here.watch.answer(message, time), answers)
 
     # ------------------------------------------------------------------ pause
 
@@ -660,7 +677,7 @@ class Bus:
         time = None if for_ is None else length_of_time("pause", "for_", for_)
         if time is not None and time <= timedelta(0):
             raise InvalidSetting(f"pause: for_={for_!r} is over before it begins; give a time above 0, or none")
-        await self.runtime.database.transaction(
+        await self._here.database.transaction(
             circuits.pause_each, self._circuits(cls, named), reason=reason, actor=self.service, duration=time
         )
 
@@ -670,7 +687,7 @@ class Bus:
 
         Names one target as pause() does. False when the target was neither paused nor stopped.
         """
-        return await self.runtime.database.transaction(circuits.resume_each, self._circuits(cls, named))
+        return await self._here.database.transaction(circuits.resume_each, self._circuits(cls, named))
 
     def _circuits(self, cls: type | None, named: PauseTarget) -> list[tuple[CircuitKind, str]]:
         """Return the names of these targets; an address that is resolved by type names one destination for each."""
@@ -696,7 +713,7 @@ class Bus:
         False when the message is due already, or done. An event with several destinations is cancelled for those that
         it has not left for. `reason` is kept in the history. Call it while the bus runs, as the methods below.
         """
-        return await self.runtime.database.transaction(
+        return await self._here.database.transaction(
             delayed.cancel_message,
             message,
             actor=self.service,
@@ -707,7 +724,7 @@ class Bus:
     @checked
     async def run_now(self, message: UUID) -> bool:
         """Make a scheduled message due at once. False when the message is due already, or done."""
-        return await self.runtime.database.transaction(delayed.run_message_now, message)
+        return await self._here.database.transaction(delayed.run_message_now, message)
 
     @checked
     async def reschedule(self, message: UUID, *, at: datetime | None = None, delay: Duration | None = None) -> bool:
@@ -717,7 +734,7 @@ class Bus:
         of its receiver, and when not exactly one of both is given.
         """
         moment = due_time(at, delay, self.runtime.clock.now())
-        changed = await self.runtime.database.transaction(
+        changed = await self._here.database.transaction(
             delayed.reschedule_message, message, at=moment, dedupe_window=self.settings.dedupe_window
         )
         if changed.left and not changed.done:
@@ -729,13 +746,13 @@ class Bus:
     @checked
     async def run_schedule(self, name: str) -> bool:
         """Run a recurring schedule once, besides its occurrences. False when no node runs this schedule."""
-        return await self.runtime.database.transaction(schedules.ask, name, actor=self.service)
+        return await self._here.database.transaction(schedules.ask, name, actor=self.service)
 
     @checked
     async def reschedule_next(self, name: str, *, at: datetime | None = None, delay: Duration | None = None) -> bool:
         """Make the next occurrence of a schedule due at another time. False when there is no such schedule."""
         moment = due_time(at, delay, self.runtime.clock.now())
-        return await self.runtime.database.transaction(schedules.reschedule, name, at=moment, actor=self.service)
+        return await self._here.database.transaction(schedules.reschedule, name, at=moment, actor=self.service)
 
     # ------------------------------------------------------------------ run
 
@@ -763,8 +780,10 @@ class Bus:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.runtime.stop()
-        self.runtime = self._make_runtime()
+        try:
+            await run_to_completion(self.runtime.stop())
+        finally:
+            self.runtime = self._make_runtime()
 
     async def serve(self) -> None:
         """Run until SIGINT or SIGTERM: the first drains, a second ends the process at once.
@@ -796,6 +815,13 @@ class Bus:
             yield
         finally:
             self.runtime, self._substitute = own, before
+
+    def _begin_anew(self) -> object:
+        """Be a bus that does not run, in a process that was forked from the one where it may have run."""
+        if not self.runtime.is_used:
+            return None
+        before, self.runtime = self.runtime, self._make_runtime()
+        return before, self._application.offers.begin_anew()
 
     def _make_runtime(self) -> Runtime:
         return self._substitute or Runtime(self._application, self.settings, self._scope, **self._engines)

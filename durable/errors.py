@@ -44,8 +44,9 @@ Without a message, an error uses the first line of its docstring. No message sho
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from durable.duration import Duration, time_from_now
 from durable.redaction import printable, redacted
@@ -64,6 +65,7 @@ __all__ = [
     "InvalidSetting",
     "LeaseLost",
     "MissingKey",
+    "NoAnswer",
     "NoProvider",
     "NoUnitOfWork",
     "Overloaded",
@@ -92,12 +94,17 @@ __all__ = [
 
 _NO_TEXT: Final = ", whose text cannot be made"
 
+E = TypeVar("E", bound=BaseException)
+
 
 class DurableError(Exception):
     """The root of every error that durable raises."""
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(_shown(message) or (type(self).__doc__ or "").partition("\n")[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, self.__dict__)
 
 
 class WiringError(DurableError):
@@ -317,6 +324,23 @@ def said(error: BaseException) -> str:
         return f"{kind}: {error}".partition("\n")[0]
     except BaseException:
         return f"{kind}{_NO_TEXT}"
+
+
+def again(error: E) -> E:
+    """Return another error like this one of durable's: each of those that are told has its own, with its traceback."""
+    if not isinstance(error, DurableError):
+        return error
+    other = copy(error)
+    other.__cause__ = error.__cause__
+    return other
+
+
+def _restored(cls: type[DurableError], args: tuple[Any, ...], attributes: dict[str, Any]) -> DurableError:
+    """Make an error anew, as pickle and copy do: each class is made of other arguments."""
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
 
 
 def text_of(error: BaseException) -> str:

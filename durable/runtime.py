@@ -29,7 +29,7 @@ from durable.calls.providers import CALLED, Provider, Providers
 from durable.calls.registry import Registry
 from durable.clock import Clock, SystemClock
 from durable.envelope import ANY_NODE, Envelope, NodeId
-from durable.errors import InvalidSetting, StorageUnavailable
+from durable.errors import InvalidSetting, StorageUnavailable, WiringError
 from durable.node import Node
 from durable.observability.loop_watch import LoopWatch
 from durable.observability.monitor import Monitor
@@ -219,6 +219,19 @@ class Runtime:
         return self._watching is not None
 
     @property
+    def is_used(self) -> bool:
+        """Tell whether it holds anything that is open."""
+        return self.is_running or self._database is not None or bool(self.sessions.pools())
+
+    def check_loop(self) -> None:
+        """Raise WiringError while it runs in another event loop than this code."""
+        if self.loop not in (None, asyncio._get_running_loop()):
+            raise WiringError(
+                "the bus runs in another event loop: use it there, as by asyncio.run_coroutine_threadsafe(), or make"
+                " another Bus for this one"
+            )
+
+    @property
     def node(self) -> Node | None:
         """The node that this process is now, if it is one."""
         return self.life.node
@@ -240,7 +253,7 @@ class Runtime:
     @property
     def open_links(self) -> Links | None:
         """Return the connections for calls; None while the bus does not run."""
-        return self.links if self.is_running else None
+        return self.links if self.is_running and self.links.is_open else None
 
     def _origin(self) -> Origin:
         offered = frozenset(each.contract.name for each in self.application.offers.offered)
@@ -371,8 +384,10 @@ class Runtime:
     async def stop(self) -> None:
         """Drain, release, leave, and close the connections, in bounded time."""
         try:
+            patience = asyncio.get_running_loop().time() + self.settings.drain_timeout.total_seconds()
             await self.connections.close_all(_CLOSING_SECONDS)  # first: callers elsewhere go elsewhere
             await self.life.stop()
+            await self.application.offers.drain(patience - asyncio.get_running_loop().time())
             if self._storing_task is not None and self._storing is not None:
                 self._storing.stop()
                 await asyncio.wait([self._storing_task], timeout=self.settings.drain_timeout.total_seconds())

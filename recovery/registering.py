@@ -68,10 +68,16 @@ class Registering:
         self._troubles = Troubles(often=[_WRITING, _READING])
         self._read_at = time.monotonic()
         self._was_away = False
-        self._grace: Grace[tuple[str, Listing]] = Grace(self._lease.total_seconds(), lambda row: row[1])
+        self._grace: Grace[tuple[str, Listing]] = Grace(
+            self._lease.total_seconds(), lambda row: row[1], outlasts_telling=True
+        )
 
     async def join(self, node: NodeId) -> None:
-        """Write what this node offers; when that fails, run() does it later."""
+        """Write what this node offers; when that fails, run() does it later.
+
+        A node follows another after an outage, in which others may have lost their nodes as well.
+        """
+        self._was_away |= self._node != ANY_NODE
         self._node, self._written = node, ()
         self._registry.tell()  # the process has another node id
         await self._look()

@@ -122,10 +122,17 @@ class Provider(Protocol):
         """Call `told` after each change of the offers, until the returned function is called."""
         ...
 
-    def begin(self, call: Call, peer: str | None, answer: Callable[[Answer], None]) -> Callable[[], None]:
+    def begin(
+        self,
+        call: Call,
+        peer: str | None,
+        answer: Callable[[Answer], None],
+        has_room: Callable[[], bool] = lambda: True,
+    ) -> Callable[[], None]:
         """Run a call of this peer, whose name was proved unless it is None; `answer` is called once, now or later.
 
-        The returned function cancels the call; then it has no answer.
+        `has_room`: tells when the turn of the call has come whether a result can be taken; a call is not run where none
+        can. The returned function cancels the call; then it has no answer.
         """
         ...
 

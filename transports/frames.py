@@ -218,7 +218,9 @@ class FaultKind(Enum):
     FORBIDDEN = "forbidden"
     """this peer may not call this method"""
     GONE = "gone"
-    """the provider is ending"""
+    """the provider ended before the answer; the call may have been run"""
+    ENDING = "ending"
+    """the provider is ending, and this one did not begin"""
     SUPERSEDED = "superseded"
     """the provider does not hold the singleton in this epoch, and the call did not begin"""
 

@@ -85,15 +85,12 @@ class Delivery:
         *,
         suspects: asyncio.Lock,
         changed: asyncio.Event,
-        on_delayed: Callable[[timedelta], None],
         end_if_cancelled: Callable[[], None],
     ) -> None:
-        """`changed` is set when it has stopped its handler; `end_if_cancelled` raises CancelledError for its agent;
-        `on_delayed` hears after how long a message is due again.
-        """
+        """`changed` is set when it has stopped its handler; `end_if_cancelled` raises CancelledError for its agent."""
         settings = context.settings
         self.circuit = HandlerCircuit(handler.message_type, handler.circuit_breaker, context)
-        self.settling = Settling(handler, context, on_delayed=on_delayed)
+        self.settling = Settling(handler, context)
         self.pace = Pace(f"handling {handler.message_type}", settings.step_timeout.total_seconds())
         self.paused_versions: Collection[str] = ()
         self.parked: Set[str] = frozenset()

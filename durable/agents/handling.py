@@ -76,7 +76,6 @@ class HandlingAgent:
             policy,
             suspects=suspects or asyncio.Lock(),
             changed=self._changed,
-            on_delayed=self._ask_when_due,
             end_if_cancelled=self._end_if_cancelled,
         )
         self.circuit = self._delivery.circuit
@@ -84,6 +83,7 @@ class HandlingAgent:
         self._running: asyncio.Task[Any] | None = None
         self._concurrency = handler.concurrency or settings.concurrency
         attempts.when_freed = self._go_on
+        self._delivery.settling.on_delayed = self._ask_when_due
 
     # ------------------------------------------------------------------ what others tell it
 

@@ -35,7 +35,7 @@ from durable.telemetry import Event, log
 class Settling:
     """Settles messages of one handler that this node owns; a lease that was lost settles nothing."""
 
-    def __init__(self, handler: Handler, context: AgentContext, *, on_delayed: Callable[[timedelta], None]) -> None:
+    def __init__(self, handler: Handler, context: AgentContext) -> None:
         settings = context.settings
         self.parks = (handler.on_dead_letter or settings.on_dead_letter) == "park"
         """True if a dead letter stops its key, or its ordered handler."""
@@ -50,7 +50,8 @@ class Settling:
         buries = (handler.on_expiry or settings.on_expiry) == "dead-letter"
         self._expire = bury_incoming if buries else inbox.expire
         self._expired = Event.DEAD_LETTERED if buries else Event.EXPIRED
-        self._on_delayed = on_delayed
+        self.on_delayed: Callable[[timedelta], None] = lambda delay: None
+        """Hears after how long a message is due again."""
 
     async def settle(
         self,
@@ -69,7 +70,7 @@ class Settling:
                 await write(inbox.retry_later, self._node, lease, tried, delay=delay)
                 failpoint("C19")
                 self._counters.add(Event.RETRIED)
-                self._on_delayed(delay)
+                self.on_delayed(delay)
             case HandBack():
                 await self.hand_back([lease])
             case ToTheEnd(headers=changes):

@@ -63,9 +63,10 @@ _ERRORS: Final[Mapping[FaultKind, type[CallFailed]]] = {
     FaultKind.OVERLOADED: Overloaded,
     FaultKind.FORBIDDEN: NoProvider,
     FaultKind.GONE: ProviderGone,
+    FaultKind.ENDING: NoProvider,
     FaultKind.SUPERSEDED: ProviderSuperseded,
 }
-_FOR_THE_NEXT: Final = (FaultKind.UNKNOWN, FaultKind.OVERLOADED, FaultKind.SUPERSEDED)
+_FOR_THE_NEXT: Final = (FaultKind.UNKNOWN, FaultKind.OVERLOADED, FaultKind.SUPERSEDED, FaultKind.ENDING)
 """Another provider may run the call: this one surely has not."""
 
 _SHORTEST_PAUSE: Final = 0.02  # seconds until the holder of a singleton is looked for again
@@ -90,6 +91,10 @@ class Place(Protocol):
     @property
     def looks(self) -> int | None:
         """Number of times that it was looked up what the targets are; None where it never is."""
+        ...
+
+    def check(self) -> None:
+        """Raise WiringError when nothing can be called there, because the bus does not run."""
         ...
 
     def choose(self, tried: Collection[str]) -> Target | None:
@@ -158,7 +163,9 @@ class RemoteService:
         options: Mapping[str, Mapping[str, Duration]],
         on_error: OnError | None,
         telemetry: CallTelemetry | None = None,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
+        """`check` raises WiringError where no call may be made now."""
         refuse_unknown("caller", options, list(contract.methods), "method")
         self._contract = contract
         self._place = place
@@ -167,6 +174,7 @@ class RemoteService:
         self._options = {name: _options(each, options.get(name, {})) for name, each in contract.methods.items()}
         self._telemetry = telemetry or CallTelemetry()
         self._tallies = {name: self._telemetry.of(CallSide.CLIENT, contract.name, name) for name in contract.methods}
+        self._check = check
         self._checked: dict[str, Offers] = {}
         self._forgotten: set[asyncio.Task[None]] = set()
         _ = contract.offer
@@ -192,6 +200,8 @@ class RemoteService:
         awaited = not options.fire_and_forget
 
         async def invoke(*args: Any, **named: Any) -> Any:
+            self._check()
+            self._place.check()
             try:
                 body = arguments.write(bind(*args, **named))
             except TypeError as error:
@@ -311,6 +321,8 @@ class RemoteService:
             return answer
         course.sent_to, course.refusal = None, self._error(method, answer, target)
         course.was_singleton = bool(target.epoch) and self._place.is_choice
+        if answer.kind is FaultKind.ENDING:
+            self._place.failed(target)
         if answer.kind is not FaultKind.OVERLOADED:
             self._place.look_again()
         return None

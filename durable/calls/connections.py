@@ -51,6 +51,7 @@ class Connections:
         self._name = common_name(settings, service)
         self._own = own
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._is_open = True
 
     def check(self, address: str) -> None:
         """Raise InvalidSetting for an address that cannot be connected to."""
@@ -58,7 +59,7 @@ class Connections:
 
     def open(self, address: str) -> None:
         """Connect, and stay connected. Call it in the event loop."""
-        if address not in self._tasks:
+        if self._is_open and address not in self._tasks:
             spoke = _Spoke(self._registry, address, self._name, self._settings, self._own)
             keeping = _keep(self._make(address), spoke, self._settings)
             self._tasks[address] = asyncio.create_task(keeping, name=f"directory of {address}")
@@ -71,6 +72,8 @@ class Connections:
             self._registry.forget(address)
 
     async def close_all(self, within: float) -> None:
+        """Disconnect from all, for good."""
+        self._is_open = False
         await self.close(*self._tasks, within=within)
 
     def cancel(self, address: str) -> None:

@@ -19,11 +19,16 @@ _MOST: Final = 10_000
 
 
 class Grace(Generic[T]):
-    """`listing` returns the listing of an item. Each item is kept for so many seconds after a gap."""
+    """`listing` returns the listing of an item. Each item is kept for so many seconds after a gap.
 
-    def __init__(self, seconds: float, listing: Callable[[T], Listing]) -> None:
+    `outlasts_telling`: also one that was told meanwhile, as by the row that a lost node has left. By default that ends
+    the grace: when it is not told later, it was withdrawn.
+    """
+
+    def __init__(self, seconds: float, listing: Callable[[T], Listing], *, outlasts_telling: bool = False) -> None:
         self._seconds = seconds
         self._listing = listing
+        self._outlasts_telling = outlasts_telling
         self._kept: dict[Key, tuple[T, float]] = {}
 
     def begin(self, known: Sequence[T], now: float) -> None:
@@ -45,14 +50,16 @@ class Grace(Generic[T]):
         at = {(each.application, each.offer.service, address) for each in listings for address in each.addresses}
 
         def is_kept(key: Key, listing: Listing) -> bool:
-            return key not in keys and not any((key[0], key[2], address) in at for address in listing.addresses)
+            if key in keys:
+                return self._outlasts_telling
+            return not any((key[0], key[2], address) in at for address in listing.addresses)
 
         self._kept = {
             key: (each, until)
             for key, (each, until) in self._kept.items()
             if now < until and is_kept(key, self._listing(each))
         }
-        return [*told, *(each for each, _ in self._kept.values())]
+        return [*told, *(each for key, (each, _) in self._kept.items() if key not in keys)]
 
 
 def _key(listing: Listing) -> Key:

@@ -12,7 +12,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from durable.errors import InvalidSetting
+from durable.errors import ConnectionFailed, InvalidSetting
 from durable.transports.base import Answer, Caller, Transport
 from durable.transports.frames import Call, Offers
 
@@ -32,7 +32,9 @@ class Links:
         self.transport_of = transport_of
         self._idle_seconds = idle.total_seconds()
         self._links: dict[str, _Link] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self._entering = asyncio.Lock()
+        self.is_open = True
 
     def __len__(self) -> int:
         """Return the number of addresses that are kept."""
@@ -49,21 +51,27 @@ class Links:
             found.use()
             return found
         async with self._entering:
+            if not self.is_open:
+                raise ConnectionFailed(f"{at}: the bus is stopping")
             if at not in self._links:
-                await self._close_idle()
+                self._close_idle()
                 self._links[at] = await _Link(self._make(at)).__aenter__()
         return self._links[at]
 
     async def close(self) -> None:
-        """Close the connections; calls under way end as ProviderGone."""
-        links, self._links = self._links, {}
-        for link in links.values():
-            await link.__aexit__(None, None, None)
+        """Close the connections, for good; calls under way end as ProviderGone."""
+        async with self._entering:
+            self.is_open = False
+            links, self._links = self._links, {}
+        await asyncio.gather(*map(_close, links.values()), *self._closing)
 
-    async def _close_idle(self) -> None:
+    def _close_idle(self) -> None:
+        """Close them in tasks of their own: whoever opens another connection may be cancelled meanwhile."""
         idle = [at for at, link in self._links.items() if link.is_idle_for(self._idle_seconds)]
         for link in [self._links.pop(at) for at in idle]:
-            await link.__aexit__(None, None, None)
+            closing = asyncio.create_task(_close(link), name="close an idle connection")
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     def _make(self, at: str) -> Caller:
         transport = self.transport_of(at)
@@ -72,6 +80,10 @@ class Links:
             raise InvalidSetting(f"{at}: cannot be called; give a tcp://, unix:// or http:// address")
         caller: Caller = make(at)
         return caller
+
+
+async def _close(link: _Link) -> None:
+    await link.__aexit__(None, None, None)
 
 
 class _Link:

@@ -45,6 +45,9 @@ class Pinned:
         self.name = target.name
         self._target = target
 
+    def check(self) -> None:
+        pass
+
     def choose(self, tried: Collection[str]) -> Target:
         return self._target
 
@@ -72,6 +75,10 @@ class Elsewhere(Pinned):
 
     def __init__(self, at: str, links: Callable[[], Links | None], epoch: int = 0) -> None:
         super().__init__(elsewhere(at, links, epoch))
+        self._links = links
+
+    def check(self) -> None:
+        _open(self._links, self.name)
 
 
 class Here(Pinned):
@@ -87,12 +94,15 @@ def elsewhere(
     """Return the target at an address."""
 
     async def caller() -> Caller:
-        found = links()
-        if found is None:
-            raise WiringError(f"the bus does not run: call {at} within `async with bus`")
-        return await found.to(at)
+        return await _open(links, at).to(at)
 
     return Target(at, caller, epoch, provider)
+
+
+def _open(links: Callable[[], Links | None], at: str) -> Links:
+    if (found := links()) is None:
+        raise WiringError(f"the bus does not run: call {at} within `async with bus`")
+    return found
 
 
 def here(provider: Callable[[], CallProvider], epoch: int = 0) -> Target:

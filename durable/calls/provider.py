@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from asyncio import CancelledError
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -39,7 +39,10 @@ _LONGEST_TEXT: Final = 1_000
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _LONGEST_ERROR: Final = 200
 _OVERLOADED: Final = "too many calls wait for their turn"
-_GONE: Final = Fault(FaultKind.GONE, "the provider is ending")
+_UNREAD: Final = Fault(FaultKind.OVERLOADED, "too many bytes of earlier results are unread on the connection")
+_EXPIRED: Final = Fault(FaultKind.EXPIRED, "the call waited for its turn for too long")
+_GONE: Final = Fault(FaultKind.GONE, "the provider has ended, and has cancelled the call")
+_ENDING: Final = Fault(FaultKind.ENDING, "the provider is ending")
 _BROKEN_OFF: Final = Fault(
     FaultKind.RAISED, "the method, or code that it called, has cancelled its own task", CancelledError.__qualname__
 )
@@ -65,6 +68,7 @@ class _Waiting:
     method: Method
     function: Callable[..., Any]
     answer: Callable[[Answer], None]
+    has_room: Callable[[], bool]
     expires_at: float | None
     tally: Tally
     began: float
@@ -84,7 +88,7 @@ class CallProvider:
         self._offered: dict[str, Offered] = {}
         self._watching: dict[object, Callable[[], None]] = {}
         self._running: set[_Waiting] = set()
-        self._queue: deque[_Waiting] = deque()
+        self._queue: OrderedDict[_Waiting, None] = OrderedDict()
         self._fenced: Counter[str] = Counter()  # calls of singletons that run or wait, by service
         self._withdrawn: dict[str, str] = {}  # singletons that some of these calls still use, and their versions
         self._bytes = 0
@@ -116,6 +120,15 @@ class CallProvider:
             self._withdrawn[contract.name] = contract.version
         self._want_singletons()
         self._tell()
+
+    def begin_anew(self) -> object:
+        """Forget the calls and singletons of the process that this one was forked from; they are returned."""
+        before = self._running, self._queue
+        self._running, self._queue, self._bytes = set(), OrderedDict(), 0
+        self._fenced.clear()
+        self._withdrawn.clear()
+        self.singletons.open()
+        return before
 
     def use(self, clock: Clock) -> None:
         """Tell the time by this clock, as if all were offered now."""
@@ -177,7 +190,13 @@ class CallProvider:
         """Bytes of the arguments of calls that run or wait."""
         return self._bytes
 
-    def begin(self, call: Call, peer: str | None, answer: Callable[[Answer], None]) -> Callable[[], None]:
+    def begin(
+        self,
+        call: Call,
+        peer: str | None,
+        answer: Callable[[Answer], None],
+        has_room: Callable[[], bool] = lambda: True,
+    ) -> Callable[[], None]:
         """See `durable.transports.base.Provider`. Call it in the event loop."""
         offered = self._offered.get(call.service)
         function = offered.functions.get(call.method) if offered is not None else None
@@ -192,10 +211,13 @@ class CallProvider:
             answer(refusal)
             return _nothing
         method = offered.contract.methods[call.method]
-        entry = _Waiting(call, is_fenced, method, function, answer, _expiry(call), tally, began)
+        entry = _Waiting(call, is_fenced, method, function, answer, has_room, _expiry(call), tally, began)
         runs_now = len(self._running) < self._settings().call_concurrency
         if not (runs_now or self._has_room(len(call.body))):
             self._tell_answer(entry, Fault(FaultKind.OVERLOADED, _OVERLOADED))
+            return _nothing
+        if not has_room():
+            self._tell_answer(entry, _UNREAD)
             return _nothing
         self._bytes += len(call.body)
         if is_fenced:
@@ -203,7 +225,7 @@ class CallProvider:
         if runs_now:
             self._start(entry)
         else:
-            self._queue.append(entry)
+            self._queue[entry] = None
         return lambda: self._cancel(entry)
 
     def _superseded(self, call: Call) -> Fault | None:
@@ -247,14 +269,15 @@ class CallProvider:
         if not entry.is_cancelled:
             self._tell_answer(entry, answer)
         while self._queue and len(self._running) < self._settings().call_concurrency:
-            self._next(self._queue.popleft())
+            self._next(self._queue.popitem(last=False)[0])
 
     def _next(self, entry: _Waiting) -> None:
-        if entry.expires_at is None or asyncio.get_running_loop().time() < entry.expires_at:
+        is_late = entry.expires_at is not None and asyncio.get_running_loop().time() >= entry.expires_at
+        if not is_late and entry.has_room():
             self._start(entry)
             return
         self._leave(entry)
-        self._tell_answer(entry, Fault(FaultKind.EXPIRED, "the call waited for its turn for too long"))
+        self._tell_answer(entry, _EXPIRED if is_late else _UNREAD)
 
     def _tell_answer(self, entry: _Waiting, answer: Answer) -> None:
         self.telemetry.ended(entry.tally, entry.began, outcome_in(answer))
@@ -299,26 +322,36 @@ class CallProvider:
         if entry.task is not None:
             entry.task.cancel()
         elif entry in self._queue:
-            self._queue.remove(entry)
+            del self._queue[entry]
             self._leave(entry)
 
     async def close_singletons(self, within: float) -> None:
         """Begin no call of a singleton any more, and cancel those that run, for so many seconds."""
         self.singletons.close()
         for entry in [entry for entry in self._queue if entry.is_fenced]:
-            self._queue.remove(entry)
+            del self._queue[entry]
             self._leave(entry)
             self._tell_answer(entry, Fault(FaultKind.SUPERSEDED, f"{entry.call.service} is given up here"))
         running = self._give_up(entry for entry in self._running if entry.is_fenced)
         self.singletons.is_idle = not await end(running, within=within)
 
+    async def drain(self, within: float) -> None:
+        """Wait for the calls that run or wait now, for so many seconds; more may come meanwhile."""
+        loop = asyncio.get_running_loop()
+        deadline, left = loop.time() + within, {*self._running, *self._queue}
+        while left and (seconds := deadline - loop.time()) > 0:
+            tasks = [entry.task for entry in left & self._running if entry.task is not None]
+            tasks = tasks or [entry.task for entry in self._running if entry.task is not None]
+            await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            left.intersection_update([*self._running, *self._queue])
+
     async def stop(self, within: float) -> None:
         """Answer what waits, and cancel what runs, for so many seconds; log the failures that are not told yet."""
         self.telemetry.unheard.flush()
         while self._queue:
-            entry = self._queue.popleft()
+            entry, _ = self._queue.popitem(last=False)
             self._leave(entry)
-            self._tell_answer(entry, _GONE)
+            self._tell_answer(entry, _ENDING)
         left = await end(self._give_up(self._running), within=within)
         for task in left:
             log.warning("call does not end when it is cancelled: %s", task.get_name())

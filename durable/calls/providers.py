@@ -127,6 +127,9 @@ class Anywhere:
         registry = self._of().registry
         return None if registry.ask is None else registry.looks
 
+    def check(self) -> None:
+        pass
+
     def choose(self, tried: Collection[str]) -> Target | None:
         providers = self._of()
         self._look(providers)

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from durable.envelope import Envelope
-from durable.errors import NoAnswer, StillWaiting, StorageUnavailable, UnknownMessage
+from durable.errors import NoAnswer, StillWaiting, StorageUnavailable, UnknownMessage, again
 from durable.messages.routing import LOCAL
 from durable.requests.receipts import DONE, Receipt, is_waiting, receipt_of
 from durable.settings import Settings
@@ -84,6 +84,7 @@ class Watch:
         self._task: asyncio.Task[None] | None = None
         self._new = asyncio.Event()
         self._trouble: StorageUnavailable | None = None
+        self._is_open = True
 
     async def wait(self, message_id: UUID, patience: timedelta, *, at: str | None = None) -> Receipt:
         """Return the receipt of this message, as soon as it waits nowhere any more.
@@ -106,6 +107,8 @@ class Watch:
         return answer
 
     async def _wait(self, question: Question, patience: timedelta) -> Receipt | Envelope:
+        if not self._is_open:
+            raise _stopped(question.id)
         loop = asyncio.get_running_loop()
         caller = _Caller(loop.create_future(), is_patient=bool(patience))
         watched = self._watched.setdefault(question, _Watched(loop.time()))
@@ -148,10 +151,10 @@ class Watch:
             await asyncio.wait([self._task])
 
     async def stop(self) -> None:
-        """End the looks; callers that still wait are cancelled."""
-        for watched in self._watched.values():
-            for caller in watched.callers:
-                caller.answer.cancel()
+        """End the looks, for good; callers that still wait are told to ask again."""
+        self._is_open = False
+        for question, watched in self._watched.items():
+            self._fail(watched.callers, _stopped(question.id))
         self._watched.clear()
         if self._task is not None:
             self._task.cancel()
@@ -254,14 +257,14 @@ class Watch:
             if caller.answer.done():
                 continue
             if isinstance(found, NoAnswer):
-                caller.answer.set_exception(found)
+                caller.answer.set_exception(again(found))
             else:
                 caller.answer.set_result(found)
 
     def _fail(self, callers: Iterable[_Caller], error: Exception) -> None:
         for caller in callers:
             if not caller.answer.done():
-                caller.answer.set_exception(error)
+                caller.answer.set_exception(again(error))
 
     def _hasten(self, error: Exception, *questions: Question) -> None:
         """Give this error to the callers of these questions, or of all, that want the first look alone."""
@@ -278,6 +281,10 @@ def _by_id(standings: Iterable[Standing]) -> dict[UUID, list[Standing]]:
 
 def _still_waiting(message_id: UUID) -> StillWaiting:
     return StillWaiting(f"message {message_id}: still waiting; ask again")
+
+
+def _stopped(message_id: UUID) -> StillWaiting:
+    return StillWaiting(f"message {message_id}: still waiting when this bus was stopped; wait again where one runs")
 
 
 def _unanswered(receipt: Receipt) -> NoAnswer:

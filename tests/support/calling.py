@@ -141,7 +141,7 @@ class Offering:
 @asynccontextmanager
 async def offering(kind: str, folder: Path, **own: Any) -> AsyncIterator[Offering]:
     """Offer the inventory: `tcp`, `unix`, `http` or `here`. `own` are settings."""
-    settings = load_settings(drain_timeout=5, **own)
+    settings = load_settings(**{"drain_timeout": 5, **own})
     provider, stock = CallProvider(lambda: settings), Stock()
     provider.offer(contract_of(Inventory), stock)
     async with AsyncExitStack() as stack:

@@ -59,6 +59,7 @@ STATUS: Final = {
     FaultKind.OVERLOADED: 429,
     FaultKind.FORBIDDEN: 403,
     FaultKind.GONE: 503,
+    FaultKind.ENDING: 503,
     FaultKind.SUPERSEDED: 409,
 }
 """Status of each fault; the kind itself stands in the problem."""
@@ -87,8 +88,9 @@ def _directory_routes(door: Door) -> list[BaseRoute]:
 
 async def _call(door: Door, provider: Provider, request: Request) -> Response:
     async with admitted(request, door, ARGUMENTS) as entry:
-        door.open()  # 503 before the bus runs
         call = _read(request, entry)
+    if door.receiver() is None:
+        return _answered(Fault(FaultKind.ENDING, "this process has not begun to answer, or is ending"))
     door.counts["calls"] += 1
     name = f"{call.service}.{call.method}"
     if not peers.may_send(door.settings, entry.peer, name):

@@ -17,7 +17,7 @@ import json
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
@@ -36,6 +36,7 @@ from durable.version import __version__
 
 _MOST_BYTES_UNLESS_OK: Final = 1 << 16
 _LONGEST_TEXT: Final = 300
+_CLOSING_SECONDS: Final = 1.0
 _USER_AGENT: Final = f"durable/{__version__}".encode()
 _CLOSED_BY_PEER: Final = ("Server disconnected", "peer closed connection")
 
@@ -117,7 +118,7 @@ class _Pool:
 
 
 class HttpClient:
-    """The connections to one peer. An async context manager: leaving it closes them."""
+    """The connections to one peer. An async context manager: leaving it ends what is under way, and closes them."""
 
     def __init__(
         self,
@@ -145,8 +146,12 @@ class HttpClient:
             max_keepalive_connections=self._most_connections,
             keepalive_expiry=settings.idle_timeout.total_seconds() / 2,
         )
+        self._under_way: set[asyncio.Timeout] = set()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
         self._pool: _Pool | None = None
         self._former: list[_Pool] = []
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         self._pool = self._make_pool(self._tls())
@@ -157,8 +162,13 @@ class HttpClient:
     ) -> None:
         assert self._pool is not None
         pools, self._pool, self._former = [self._pool, *self._former], None, []
-        for pool in pools:
-            await pool.connections.aclose()
+        now = asyncio.get_running_loop().time()
+        for limit in self._under_way:
+            limit.reschedule(now)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSING_SECONDS):
+                await self._is_idle.wait()
+        await asyncio.gather(*(pool.connections.aclose() for pool in pools), *self._closing)
 
     async def post(self, endpoint: Endpoint, body: bytes) -> Answer:
         """Return the peer's answer within `send_timeout`; raises TransportError for none, or one that is too large."""
@@ -187,19 +197,35 @@ class HttpClient:
         """The connections with the certificates as they are now. Those with former ones are closed when idle."""
         pool = self._pool
         if pool is None:
-            raise RuntimeError("a sender or a caller is used inside `async with`")
+            raise ConnectionFailed(f"{self.peer}: the sender was closed")
         if (tls := self._tls()) is not pool.tls:
             self._former.append(pool)
             pool = self._pool = self._make_pool(tls)
         pool.requests += 1
+        limit = asyncio.timeout(None)
         try:
-            yield pool.connections
+            async with limit:
+                self._under_way.add(limit)
+                self._is_idle.clear()
+                yield pool.connections
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise ConnectionFailed(f"{self.peer}: the sender was closed before the answer") from None
         finally:
+            self._under_way.discard(limit)
+            if not self._under_way:
+                self._is_idle.set()
             pool.requests -= 1
-            idle = [each for each in self._former if not each.requests]
-            self._former = [each for each in self._former if each.requests]
-            for each in idle:
-                await each.connections.aclose()
+            self._close_former()
+
+    def _close_former(self) -> None:
+        """Close connections with former certificates in tasks of their own: this one may be cancelled meanwhile."""
+        for pool in [each for each in self._former if not each.requests]:
+            self._former.remove(pool)
+            closing = asyncio.create_task(pool.connections.aclose(), name=f"close connections to {self.peer}")
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     def _make_pool(self, tls: ssl.SSLContext) -> _Pool:
         return _Pool(tls, httpx.AsyncHTTPTransport(verify=tls, trust_env=False, limits=self._limits))

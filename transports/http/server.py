@@ -246,6 +246,7 @@ class Connection(H11Protocol):
         if self._lingering.is_set:
             self.transport.abort()
         elif self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.SEND_RESPONSE:
+            self._strict.refusal = "the client has ended its request in the middle of the body"
             super().data_received(b"")
 
     def pause_writing(self) -> None:

@@ -26,7 +26,7 @@ from aiormq.channel import Channel
 from aiormq.exceptions import InvalidFrameError
 from yarl import URL
 
-from durable.errors import PeerTimeout, TransportError
+from durable.errors import PeerTimeout, TransportError, again
 from durable.settings import Settings
 from durable.transports.rabbitmq.address import broker_url
 from durable.transports.rabbitmq.channel import error_of, translated
@@ -64,7 +64,7 @@ class Shared(Generic[T]):
             if (found := self.usable) is not None:
                 return found
             if self._attempts > waiting_for and self._failure is not None:
-                raise self._failure
+                raise again(self._failure)
             try:
                 self.newest = opened = await self._open()
             except TransportError as error:

@@ -27,7 +27,7 @@ from pamqp.commands import Basic
 from pamqp.frame import marshal
 
 from durable.envelope import Envelope
-from durable.errors import ConnectionFailed, InvalidMessage, TransportError
+from durable.errors import ConnectionFailed, InvalidMessage, TransportError, again
 from durable.failpoints import failpoint, is_armed
 from durable.outcomes import BUSY, STORED, Failed, Outcome, Rejected, printable
 from durable.transports.rabbitmq.address import Destination, ExchangeAddress, QueueAddress
@@ -178,7 +178,7 @@ class _Batch:
 
     def fail(self, error: TransportError) -> None:
         if not self.answered.done():
-            self.answered.set_exception(error)
+            self.answered.set_exception(again(error))
             self.answered.exception()  # it counts as retrieved: whoever waited may have been cancelled meanwhile
 
 

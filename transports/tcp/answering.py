@@ -1,7 +1,7 @@
 """Calls that came in on one connection of a listener, and what its peer is told of the offered services.
 
-Nothing here waits for the peer. A peer that reads no results costs `buffer_bytes` at most: beyond, results are dropped,
-and it is told so in a few words, which count as well.
+Nothing here waits for the peer. No call is run for a peer that has `buffer_bytes` of results unread: it costs so much,
+and the results of the calls that ran already.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from typing import Final
 from durable.settings import Settings
 from durable.transports import peers
 from durable.transports.base import Answer, Provider
-from durable.transports.frames import Call, Fault, FaultKind, Frame, Offers, Result
+from durable.transports.frames import Call, Fault, FaultKind, Frame, Offers
 from durable.transports.tcp.conversation import Begin, ServerSide
 from durable.transports.tcp.stream import FrameStream
 from durable.transports.wire import encode
 
 _TELL_SECONDS: Final = 0.05  # in which changes of the offers gather
-_UNREAD: Final = Fault(FaultKind.GONE, "the result was dropped: too many bytes of results are unread on the connection")
 
 
 class Calls:
@@ -60,7 +59,7 @@ class Calls:
             self._answer(channel, Fault(FaultKind.FORBIDDEN if provider else FaultKind.UNKNOWN, text))
             return False
         self._under_way[channel] = (call, _nothing)
-        cancel = provider.begin(call, self._side.proven, lambda answer: self._answer(channel, answer))
+        cancel = provider.begin(call, self._side.proven, lambda answer: self._answer(channel, answer), self._has_room)
         if channel in self._under_way:
             self._under_way[channel] = (call, cancel)
         return not self._is_miss
@@ -87,9 +86,11 @@ class Calls:
         if self._telling is not None:
             self._telling.cancel()
         under_way, self._under_way = self._under_way, {}
-        for call, cancel in under_way.values():
+        for channel, (call, cancel) in under_way.items():
             if call.awaited:
+                self._side.abandon(channel)
                 cancel()
+        self._answered.set()
 
     def _tell_soon(self) -> None:
         """Say it once for all changes of a moment."""
@@ -107,17 +108,13 @@ class Calls:
     def _answer(self, channel: int, answer: Answer) -> None:
         self._under_way.pop(channel, None)
         self._is_miss = isinstance(answer, Fault) and answer.kind is FaultKind.UNKNOWN
-        if isinstance(answer, Result) and not self._has_room(len(answer.body)):
-            self._counts["unread"] += 1
-            answer = _UNREAD
         data = self._side.end(channel, answer)
         if data is not None:
             self._stream.post_soon(data)
         self._answered.set()
 
-    def _has_room(self, size_bytes: int) -> bool:
-        unsent = self._stream.unsent_bytes
-        return not unsent or unsent + size_bytes <= self._settings.buffer_bytes
+    def _has_room(self) -> bool:
+        return self._stream.unsent_bytes < self._settings.buffer_bytes
 
 
 def _nothing() -> None:

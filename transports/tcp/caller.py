@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from durable.errors import ConnectionFailed, InvalidMessage, TransportError
+from durable.errors import ConnectionFailed, InvalidMessage, TransportError, again
 from durable.settings import Settings
 from durable.transports.base import Answer
 from durable.transports.frames import Call, Frame, Goodbye, Lookup, Offers
@@ -105,8 +105,10 @@ class _Connection:
 
     async def call(self, call: Call) -> Answer:
         """Send the call, and wait for its answer; a cancelled caller cancels the call that it waits for."""
+        while self._stream.is_backed_up and self._end is None:
+            await self._stream.flush()  # what waits here costs nothing when its time is up
         if self._end is not None:
-            raise self._end
+            raise again(self._end)
         sendable = self._side.call(call)
         if isinstance(sendable, Unsendable):
             raise InvalidMessage(f"{sendable.reason}; raise max_frame_bytes there, or send less")

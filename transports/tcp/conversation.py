@@ -394,7 +394,7 @@ class ServerSide:
             case Frame(Call() as call, channel) if not self.is_greeting:
                 return self._called(call, channel)
             case Frame(Cancel(), channel) if not self.is_greeting:
-                self._calls.discard(channel)
+                self.abandon(channel)
                 return Abandon(channel)
             case Frame(Lookup()) if not self.is_greeting:
                 return Tell()
@@ -427,6 +427,10 @@ class ServerSide:
     def pong(self, channel: int, ready: bool) -> Frame:
         self._pings.discard(channel)
         return Frame(Pong(ready), channel)
+
+    def abandon(self, channel: int) -> None:
+        """Wait for no answer to the call on this channel."""
+        self._calls.discard(channel)
 
     def end(self, channel: int, answer: Result | Fault) -> bytes | None:
         """Return the answer to the call on this channel as the bytes to write; None for one that was cancelled.
@@ -515,7 +519,7 @@ class ServerSide:
         if channel in self._calls:
             raise ProtocolViolation(f"malformed call: channel {channel} is used twice")
         if self.state is ServerState.LEAVING:
-            return Reply(Frame(Fault(FaultKind.GONE, "the provider is ending"), channel))
+            return Reply(Frame(Fault(FaultKind.ENDING, "the provider is ending"), channel))
         self._calls.add(channel)
         return Begin(channel, call)
 

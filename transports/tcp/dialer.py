@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from durable.errors import ConnectionFailed, TransportError
+from durable.errors import ConnectionFailed, TransportError, again
 from durable.settings import Settings
 from durable.transports.tcp.address import Address
 from durable.transports.tcp.conversation import ClientSide
@@ -91,7 +91,7 @@ class Dialer(Generic[C, S]):
 
     def _open(self) -> asyncio.Future[C]:
         if self._tasks is None:
-            raise RuntimeError("a sender is used inside `async with`")
+            raise ConnectionFailed(f"{self._address}: the sender was closed")
         opened: asyncio.Future[C] = asyncio.get_running_loop().create_future()
         task = self._tasks.create_task(self._converse(opened), name=f"connection to {self._address}")
         self._connections.add(task)
@@ -137,7 +137,7 @@ def _is_usable(opened: asyncio.Future[C]) -> bool:
 
 
 def fail(future: asyncio.Future[Any], error: TransportError) -> None:
-    """End a future with this error, unless it is done."""
+    """End a future with an error like this, of its own, unless it is done."""
     if not future.done():
-        future.set_exception(error)
+        future.set_exception(again(error))
         future.exception()  # it counts as retrieved: whoever waited may have been cancelled meanwhile

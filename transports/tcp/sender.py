@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from durable.envelope import Envelope
-from durable.errors import ConnectionFailed, PeerTimeout, TransportError
+from durable.errors import ConnectionFailed, PeerTimeout, TransportError, again
 from durable.failpoints import failpoint, is_armed
 from durable.outcomes import BUSY, Outcome, Rejected, all_settled
 from durable.settings import Settings
@@ -168,7 +168,7 @@ class _Connection:
             async with asyncio.timeout(self._send_seconds):
                 await writing
                 if self._end is not None:
-                    raise self._end
+                    raise again(self._end)
                 return await answer
         except TimeoutError:
             self._drop(ConnectionFailed(f"{self._peer}: dropped, because something was not answered in time"))

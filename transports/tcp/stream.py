@@ -204,6 +204,7 @@ class FrameStream:
 
     async def flush(self) -> None:
         """Wait until few of the written bytes are still to be sent."""
+        self._post_gathered()
         try:
             with translated("writing"):
                 async with asyncio.timeout(self._frame_seconds):
@@ -241,7 +242,7 @@ class FrameStream:
     @property
     def is_backed_up(self) -> bool:
         """True while the peer takes less than is written."""
-        return self._writer.transport.get_write_buffer_size() > _BACKED_UP_BYTES
+        return self.unsent_bytes > _BACKED_UP_BYTES
 
     @property
     def unsent_bytes(self) -> int:

@@ -31,6 +31,7 @@ from durable.transports.frames import (
     Cancel,
     Content,
     Directory,
+    Fault,
     Frame,
     FrameKind,
     Lookup,
@@ -496,24 +497,29 @@ async def test_slow_reader_of_pushes_is_dropped_and_costs_one_push() -> None:
         raw.stream.abort()
 
 
-async def test_unread_results_take_no_more_than_the_buffer() -> None:
-    async with process("hub", buffer_bytes=4 << 20, frame_timeout=60) as hub:
-        stock = Stock()
+class Verbose(Stock):
+    async def slow(self, name: str) -> str:
+        return await super().slow(name) * 500_000
+
+
+async def test_no_call_is_run_when_the_buffer_is_full_of_unread_results() -> None:
+    async with process("hub", buffer_bytes=4 << 20, frame_timeout=60, call_concurrency=10, call_backlog=100) as hub:
+        stock = Verbose()
         hub.provider.offer(contract_of(Inventory), stock)
         raw = await Raw.connect(hub.address)
         raw.stream.pause()
         method = contract_of(Inventory).methods["slow"]
-        body = method.arguments.write(method.bind("x" * 500_000))
+        body = method.arguments.write(method.bind("x"))
         for number in range(40):
             await raw.say(Call("inventory", "slow", body), 100 + number)
-        await eventually(lambda: len(stock.began) == 40)
+        await eventually(lambda: hub.provider.load == 40)
         stock.go.set()
-        unsent = 0
-        for _ in range(20):
-            await asyncio.sleep(0.02)
-            unsent = max(unsent, hub.unsent_bytes())
-        assert unsent <= (4 << 20) + 20_000
-        assert hub.counts["unread"] > 20
+        await eventually(lambda: hub.provider.load == 0)
+        assert 4 << 20 < hub.unsent_bytes() < (4 << 20) + 10 * 600_000
+        assert 10 < len(stock.began) < 30
+        raw.stream.resume()
+        told = Counter([type(await raw.hear(Result, Fault)) for _ in range(40)])
+        assert told == {Result: len(stock.began), Fault: 40 - len(stock.began)}, "no result is lost"
         raw.stream.abort()
 
 

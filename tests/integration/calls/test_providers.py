@@ -158,6 +158,21 @@ async def test_offers_of_elapsed_leases_are_not_listed_and_are_swept(start: Star
     await eventually(lambda: len(rows(database_url, "SELECT 1 FROM durable.offers")) == 1)
 
 
+async def test_provider_stays_known_for_a_lease_when_losing_its_node_in_an_outage(
+    start: Start, database_url: str
+) -> None:
+    """Nodes come back one after another, and meanwhile the rows of those that were lost go."""
+    slow = {"heartbeat_interval": 20, "heartbeat_stale": 60}
+    stock = await start("shop", TCP, offer=named("one"), **slow)
+    caller = await start("shop", **slow)
+    await sees(caller, Who, 1)
+    node = stock.runtime.node_id
+    await caller.runtime._registering.join(caller.runtime.node_id)  # as after an outage
+    rows(database_url, f"DELETE FROM durable.offers WHERE node_id = {node}")
+    assert await nodes_of(caller, Who) == [node]
+    assert await caller.caller(Who).name() == "one"
+
+
 async def test_load_is_told_with_the_heartbeat(start: Start) -> None:
     one = Named("one")
     stock = await start("shop", TCP, offer=lambda bus: bus.offer(Who, one))

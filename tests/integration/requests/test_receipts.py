@@ -184,6 +184,22 @@ async def test_caller_waits_through_an_outage_and_learns_of_a_longer_one(tables:
                 assert (await caller).outcome == "handled"
 
 
+async def test_callers_are_told_to_ask_again_when_the_bus_stops(tables: Tables) -> None:
+    bus = bus_on(tables.url)
+    bus.handles(Counted)(_nothing)
+    async with bus:
+        waited = await send(bus, delay=3_600)
+        watch = bus.runtime.watch
+        asking = [asyncio.create_task(bus.wait_for(waited, timeout=3_600)) for _ in range(5)]
+        await eventually(lambda: sum(len(each.callers) for each in watch._watched.values()) == 5)
+    told = await asyncio.gather(*asking, return_exceptions=True)
+    assert {type(each) for each in told} == {StillWaiting}
+    assert len({id(each) for each in told}) == 5
+    assert "was stopped" in str(told[0])
+    with pytest.raises(StillWaiting, match="was stopped"):
+        await watch.wait(waited, timedelta(seconds=5))
+
+
 async def test_unknown_id_leaves_other_callers_of_the_look_waiting(tables: Tables) -> None:
     bus = bus_on(tables.url)
     bus.handles(Counted)(_nothing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_STOPPING = "tests/integration/calls/test_stopping.py"
 _CONNECTIONS = "tests/integration/calls/test_connections.py"
 _BUSES = "tests/integration/calls/test_connected_buses.py"
 _BAD = "tests/integration/calls/test_bad_providers.py"
@@ -447,9 +448,9 @@ ROWS = (
         "calls",
         "unread results have no limit",
         "transports/tcp/answering.py",
-        before="        return not unsent or unsent + size_bytes <= self._settings.buffer_bytes\n",
-        after="        return not unsent or bool(size_bytes)\n",
-        killed_by=(f"{_CONNECTIONS}::test_unread_results_take_no_more_than_the_buffer",),
+        before="        return self._stream.unsent_bytes < self._settings.buffer_bytes\n",
+        after="        return self._stream.unsent_bytes >= 0\n",
+        killed_by=(f"{_CONNECTIONS}::test_no_call_is_run_when_the_buffer_is_full_of_unread_results",),
     ),
     Mutant(
         "calls",
@@ -574,5 +575,72 @@ ROWS = (
         before="            case kinds.EnumType() if issubclass(kind.cls, enum.Flag):\n",
         after="            case kinds.EnumType() if issubclass(kind.cls, enum.Flag) and not flags:\n",
         killed_by=(f"{_PAIRS}::test_values_are_read_when_their_type_fits",),
+    ),
+    Mutant(
+        "calls",
+        "a call that a leaving provider has not begun is lost",
+        "durable/calls/caller.py",
+        before="FaultKind.SUPERSEDED, FaultKind.ENDING)",
+        after="FaultKind.SUPERSEDED)",
+        killed_by=(f"{_STOPPING}::test_calls_go_on_while_providers_stop_in_turn",),
+    ),
+    Mutant(
+        "calls",
+        "a stopping provider waits for callers that have left",
+        "transports/tcp/answering.py",
+        before="                self._side.abandon(channel)\n",
+        after="",
+        killed_by=(f"{_STOPPING}::test_stopping_provider_waits_for_no_call_of_a_caller_gone_meanwhile[tcp]",),
+    ),
+    Mutant(
+        "calls",
+        "closed connections are opened again",
+        "durable/calls/links.py",
+        before="            if not self.is_open:\n",
+        after="            if not at:\n",
+        killed_by=(f"{_STOPPING}::test_closed_caller_ends_all_its_calls_at_once[tcp]",),
+    ),
+    Mutant(
+        "calls",
+        "requests that wait for a connection outlive the client",
+        "transports/http/client.py",
+        before="            limit.reschedule(now)\n",
+        after="            limit.when()\n",
+        killed_by=(f"{_STOPPING}::test_closed_caller_ends_all_its_calls_at_once[http]",),
+    ),
+    Mutant(
+        "calls",
+        "a call is written although the provider stands still",
+        "transports/tcp/caller.py",
+        before="            await self._stream.flush()  # what waits here costs nothing when its time is up\n",
+        after="            break\n",
+        killed_by=(f"{_STOPPING}::test_standing_provider_costs_its_callers_no_memory",),
+    ),
+    Mutant(
+        "calls",
+        "a forked child uses the connections of its parent",
+        "durable/process/forking.py",
+        before="os.register_at_fork(after_in_child=_begin_anew)\n",
+        after="",
+        killed_by=(f"{_STOPPING}::test_bus_does_not_run_in_a_forked_child",),
+    ),
+    Mutant(
+        "calls",
+        "a bus is used in another event loop",
+        "durable/runtime.py",
+        before="        if self.loop not in (None, asyncio._get_running_loop()):\n",
+        after="        if self.loop is not None and self.loop.is_closed():\n",
+        killed_by=(f"{_STOPPING}::test_bus_is_used_in_its_own_event_loop_alone",),
+    ),
+    Mutant(
+        "calls",
+        "a provider is forgotten while its node comes back",
+        "recovery/registering.py",
+        before="        self._was_away |= self._node != ANY_NODE\n",
+        after="",
+        killed_by=(
+            "tests/integration/calls/test_providers.py"
+            "::test_provider_stays_known_for_a_lease_when_losing_its_node_in_an_outage",
+        ),
     ),
 )

@@ -299,8 +299,8 @@ ROWS = (
         "handling",
         "a short pause before a retry waits for the next poll",
         "durable/agents/handling.py",
-        before="            on_delayed=self._ask_when_due,\n",
-        after="            on_delayed=lambda delay: None,\n",
+        before="        self._delivery.settling.on_delayed = self._ask_when_due\n",
+        after="",
         killed_by=("tests/integration/test_runtime.py::test_short_delay_of_a_retry_ends_before_the_next_poll[k]",),
     ),
 )

@@ -40,6 +40,16 @@ def test_listing_told_again_is_no_longer_kept() -> None:
     assert kept.merged([], 102) == [TWO]  # the one was withdrawn since
 
 
+def test_row_of_a_lost_node_is_kept_when_told_once_more() -> None:
+    kept: Grace[Listing] = Grace(10, lambda each: each, outlasts_telling=True)
+    kept.begin([ONE, TWO], 100)
+    assert kept.merged([ONE], 101) == [ONE, TWO]
+    assert kept.merged([], 102) == [ONE, TWO]
+    again = listing(4, "tcp://1:1")
+    assert kept.merged([again], 103) == [again, TWO]
+    assert kept.merged([again], 110) == [again]
+
+
 def test_gap_after_gap_keeps_nothing_for_ever() -> None:
     kept = grace()
     kept.begin([ONE], 100)
