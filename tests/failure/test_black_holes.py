@@ -147,7 +147,7 @@ async def test_stranded_pools_are_closed(database_url: str, driver: str) -> None
         proxy.strand()
         async with asyncio.timeout(BOUND):
             await database.close()
-            assert await database.transaction(answer) == 1
+            assert await database.transaction_with_retry(answer) == 1
             await database.close()
 
 

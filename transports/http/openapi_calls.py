@@ -78,7 +78,12 @@ def _call() -> Json:
 
 
 def _list(operation: str, summary: str, content_type: str, longest_wait: int) -> Json:
-    tag = {"in": "header", "name": "If-None-Match", "schema": {"type": "string", "pattern": '^"[0-9a-f]{32}"$'}}
+    tag = {
+        "in": "header",
+        "name": "If-None-Match",
+        "schema": {"type": "string", "examples": ['"0123456789abcdef0123456789abcdef"']},
+        "description": "ETag of the list that is known",
+    }
     wait = {
         "in": "header",
         "name": "Prefer",
