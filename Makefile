@@ -8,7 +8,7 @@ export NO_MKDOCS_2_WARNING := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pipeline test quick fuzz simulate mutants chaos check docs screenshots lowest pythons bench load clean
+.PHONY: help setup demo pipeline test quick fuzz simulate mutants chaos soak check docs screenshots lowest pythons bench load clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ chaos: setup ## Break real processes and servers under traffic, and judge what b
 	@$(if $(filter rabbitmq,$(TRANSPORT)),scripts/rabbitmq.sh)
 	@scripts/pgbouncer.sh
 	@nice -n 5 .venv/bin/python -m tests.chaos --profile $(or $(PROFILE),pr) --transport $(or $(TRANSPORT),tcp) $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))
+
+soak: setup ## Run two services under constant load and a fault a minute, and see that nothing grows (HOURS=n, PACE=transactions a second, SEED=n)
+	@nice -n 5 .venv/bin/python -m tests.soak --hours $(or $(HOURS),2) $(if $(PACE),--pace $(PACE)) $(if $(SEED),--seed $(SEED))
 
 check: setup docs ## Check style, types, the floors, the pages, and the requirements for known vulnerabilities
 	.venv/bin/ruff check

@@ -44,10 +44,11 @@ class Member:
 class Fleet:
     """One child for each service and slot."""
 
-    def __init__(self, folder: Path, environments: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(self, folder: Path, environments: Mapping[str, Mapping[str, str]], program: str) -> None:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("DURABLE_")}
         self._environments = {name: inherited | dict(own) for name, own in environments.items()}
         self._folder = folder
+        self._program = program
         self.members: dict[str, Member] = {}
         self.ended_by_themselves: list[str] = []
         self.complaints: list[str] = []
@@ -57,7 +58,7 @@ class Fleet:
         log = self._folder / f"{service}-{slot}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.chaos.node", service, str(slot)],
+                [sys.executable, "-m", self._program, service, str(slot)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,

@@ -8,11 +8,8 @@ CHAOS_DELAYS   pauses between attempts, seconds
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import signal
 import sys
-import threading
 import time
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable import Bus, CircuitBreaker, Context, Retry
+from tests.chaos.child import begin
 from tests.chaos.ledger import ADD_EFFECT, ADD_SENT, IS_STORMY, effect_row, sent_row
 from tests.chaos.messages import (
     ANSWERS,
@@ -125,19 +123,6 @@ async def serve(service: str, slot: str) -> None:
             task.cancel()
 
 
-def main() -> None:
-    threading.Thread(target=_end_with_the_run, name="watch the run", daemon=True).start()
-    logging.basicConfig(
-        level=logging.INFO, format="%(created).3f %(process)d %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
-    asyncio.run(serve(sys.argv[1], sys.argv[2]))
-
-
-def _end_with_the_run() -> None:
-    """The run holds the other end of stdin and never writes: end of file means that it is gone."""
-    sys.stdin.read()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 if __name__ == "__main__":
-    main()
+    begin()
+    asyncio.run(serve(sys.argv[1], sys.argv[2]))

@@ -63,7 +63,10 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(plan: Plan, profile: Profile, transport: str, folder: Path) -> AsyncIterator[Stage]:
+async def staged(
+    plan: Plan, profile: Profile, transport: str, folder: Path, program: str = "tests.chaos.node"
+) -> AsyncIterator[Stage]:
+    """`program`: module that runs as a node."""
     async with AsyncExitStack() as stack:
         started = stack.enter_context(servers(*server_names(profile)))
         way = await stack.enter_async_context(road(transport, folder, plan.is_secured))
@@ -77,8 +80,8 @@ async def staged(plan: Plan, profile: Profile, transport: str, folder: Path) -> 
                 wire = Wire(f"{service} {what}", server.target)
                 wires[wire.name] = await stack.enter_async_context(wire)
             environments[service] = {
-                **profile.environment,
                 **way.environments[service],
+                **profile.environment,
                 "DURABLE_LOCK_DATABASE_URL": _through(wires[f"{service} lock"], service),
                 URL: _through(wires[f"{service} pool"], service),
                 "CHAOS_CALM": str(folder / "calm"),
@@ -90,7 +93,7 @@ async def staged(plan: Plan, profile: Profile, transport: str, folder: Path) -> 
                 context = own_pooler(environments[service][URL], server_connections=POOLED_CONNECTIONS)
                 poolers[f"{service} pooler"] = await asyncio.to_thread(stack.enter_context, context)
                 environments[service][URL] = poolers[f"{service} pooler"].url
-        fleet = Fleet(folder, environments)
+        fleet = Fleet(folder, environments, program)
         stack.callback(fleet.end)
         fleet.start_all()
         yield Stage(folder, started, wires, way, fleet, poolers)
