@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from typing import Any, Final
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from sqlalchemy import Connection, Engine, Transaction, event
 from sqlalchemy.engine import ExceptionContext
@@ -45,7 +45,8 @@ _SAVEPOINT: Final = re.compile(
 )
 _OF_SQLALCHEMY: Final = "sa_savepoint_"  # these are followed by check()
 
-_fences: WeakKeyDictionary[Connection, Fence] = WeakKeyDictionary()
+# Fences know their connections: kept here themselves, both would stay for ever. A fence lives as long as its session.
+_fences: WeakKeyDictionary[Connection, ref[Fence]] = WeakKeyDictionary()
 _watched: WeakSet[Engine] = WeakSet()
 
 
@@ -128,7 +129,7 @@ class Fence:
         if transaction is not self._root:
             return
         self._begun.append(_Begun(connection))
-        _fences[connection] = self
+        _fences[connection] = ref(self)
         if connection.engine not in _watched:
             _watched.add(connection.engine)
             event.listen(connection.engine, "before_cursor_execute", _before_statement)
@@ -169,7 +170,7 @@ def _after_begin(session: Session, transaction: SessionTransaction, connection: 
 
 
 def _before_statement(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
-    fence = _fences.get(connection)
+    fence = _fence_of(connection)
     if fence is None or fence.is_complete:
         return
     if ends_transaction(statement):
@@ -187,11 +188,16 @@ def _before_commit(connection: Connection) -> None:
 def _after_error(context: ExceptionContext) -> None:
     """The handler may swallow it, and the session forgets its connection. A statement that the handler has cancelled
     breaks its connection too, but that is no outage."""
-    fence = None if context.connection is None else _fences.get(context.connection)
+    fence = None if context.connection is None else _fence_of(context.connection)
     if fence is not None and context.is_disconnect and isinstance(context.original_exception, Exception):
         fence.has_lost_connection = True
 
 
 def _is_guarded(connection: Connection) -> bool:
-    fence = _fences.get(connection)
+    fence = _fence_of(connection)
     return fence is not None and not fence.is_complete
+
+
+def _fence_of(connection: Connection) -> Fence | None:
+    found = _fences.get(connection)
+    return found() if found is not None else None

@@ -143,9 +143,14 @@ async def _strike(stage: Stage, rng: random.Random, outcome: Outcome, tell: Tell
 
 async def _end_day(stage: Stage, outcome: Outcome, tell: Tell) -> None:
     for service in SERVICES:
-        with suppress(psycopg.OperationalError):  # its server is away
-            copied = await asyncio.to_thread(_in_database, stage, service, end_day)
-            outcome.days.append(f"{service}: {copied:,} rows")
+        while True:
+            try:
+                copied = await asyncio.to_thread(_in_database, stage, service, end_day)
+            except psycopg.Error:  # a fault; as much of the day as was copied is copied no second time
+                await asyncio.sleep(1)
+            else:
+                outcome.days.append(f"{service}: {copied:,} rows")
+                break
     tell(f"          a day ends: {', '.join(outcome.days[-2:])}")
 
 

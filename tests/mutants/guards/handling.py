@@ -303,4 +303,12 @@ ROWS = (
         after="",
         killed_by=("tests/integration/test_runtime.py::test_short_delay_of_a_retry_ends_before_the_next_poll[k]",),
     ),
+    Mutant(
+        "handling",
+        "fences keep their connections for ever",
+        "durable/agents/fence.py",
+        before="    return found() if found is not None else None\n",
+        after="    _kept.append(found and found())\n    return found() if found is not None else None\n\n\n_kept: list[Fence | None] = []\n",
+        killed_by=("tests/integration/agents/test_memory.py::test_messages_leave_nothing_in_memory[alone]",),
+    ),
 )
