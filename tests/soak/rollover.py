@@ -5,7 +5,7 @@ away. The nodes are to drop the one and to make the other while messages pass.
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -15,13 +15,13 @@ from durable.storage.maintenance import HISTORY, IDS, Day
 PAST_DAYS: Final = 40
 """Longer ago than any retention."""
 
-_SHIFTED_ID: Final = """
+_SHIFTED_ID: Final[LiteralString] = """
 SELECT (substr(moment, 1, 8) || '-' || substr(moment, 9, 4) || substr(id::text, 14))::uuid AS id FROM (
     SELECT lpad(to_hex(('x' || lpad(substr(replace(row.id::text, '-', ''), 1, 12), 16, '0'))::bit(64)::bigint
         - %s * 86400000::bigint), 12, '0') AS moment
 ) AS shifted
 """
-_COPIES: Final = {
+_COPIES: Final[dict[str, LiteralString]] = {
     HISTORY: "SELECT row.finished_at - make_interval(days => %s) AS finished_at",
     IDS: _SHIFTED_ID,
 }
