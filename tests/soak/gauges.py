@@ -31,7 +31,7 @@ WAITING: Final = (
     "SELECT (SELECT count(*) FROM durable.incoming_envelopes) + (SELECT count(*) FROM durable.outgoing_envelopes)"
 )
 
-SPARE: Final = 1.25
+SPARE: Final = 1.1
 """The last third of the readings may be so many times the middle third."""
 _FEWEST: Final = 12
 
@@ -91,7 +91,7 @@ class Gauges:
         for member in self._stage.fleet.members.values():
             with suppress(OSError):
                 self._note(f"{member.name} memory", "MiB", 8, resident(member.pid), member.pid)
-                self._note(f"{member.name} open files", "", 30, len(os.listdir(f"/proc/{member.pid}/fd")), member.pid)
+                self._note(f"{member.name} open files", "", 100, len(os.listdir(f"/proc/{member.pid}/fd")), member.pid)
         for service in SERVICES:
             with suppress(psycopg.Error), self._stage.server_of(service).connect(service) as conn:
                 for name, unit, slack, value in _of_database(conn, self._stage.server_of(service).target, service):

@@ -29,6 +29,7 @@ FLAT: dict[str, Callable[[int], float]] = {
 GROWING: dict[str, Callable[[int], float]] = {
     "line": lambda at: 20 + at,
     "late": lambda at: 50 if at < 55 else 50 + 3 * (at - 55),
+    "leak of a process": lambda at: 110 + 0.8 * at,
     "noisy line": lambda at: 20 + at + NOISE.uniform(-10, 10),
 }
 
