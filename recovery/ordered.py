@@ -39,6 +39,7 @@ Agent = HandlingAgent | SendingAgent
 
 _CONTESTED_SECONDS: Final = 0.01  # for another node's claim of the same key to be over
 _PAGES: Final = 50  # of one lane in a look; the rest is for the next
+_LONGEST_LOOK: Final = 10.0  # seconds; a step that stands for step_timeout is taken for stuck
 _REST: Final = 3  # times as long as a look that has claimed nothing
 _MOST_HINTS: Final = 10_000  # of a destination, or of the inbox; a look finds what is beyond
 
@@ -79,6 +80,7 @@ class OrderedClaims:
         self._agent_for = agents.agent_for
         self._hints: dict[str | None, dict[str, None]] = {}
         self._walks: dict[Lane, _Walk] = {}
+        self._next: Lane | None = None
         self.hinted = asyncio.Event()
         self.asked = asyncio.Event()
         """Set when a look is due."""
@@ -113,10 +115,17 @@ class OrderedClaims:
             await asyncio.sleep(_CONTESTED_SECONDS)
 
     async def poll(self) -> None:
-        """Once round the keys of every lane that has room, or as far as there is room, page by page in turn."""
+        """Once round the keys of every lane that has room, or as far as there is room, page by page in turn.
+
+        There may be any number of lanes, one for each address: a look has an end, and the next one goes on there.
+        """
         self.asked.clear()
         began = time.monotonic()
         lanes = await self._database.transaction(ordering.lanes)
+        if self._next in lanes:
+            begin = lanes.index(self._next)
+            lanes = [*lanes[begin:], *lanes[:begin]]
+        self._next = None
         self._walks = {lane: self._walks.get(lane) or _Walk() for lane in lanes}
         for walk in self._walks.values():
             walk.begin()
@@ -129,6 +138,10 @@ class OrderedClaims:
                 waiting.append(lane)
             elif goes_on:
                 self.asked.set()
+            if waiting and time.monotonic() - began > _LONGEST_LOOK:
+                self._next = waiting[0]
+                self.asked.set()
+                break
         if not claimed:
             await asyncio.sleep(_REST * (time.monotonic() - began))
 

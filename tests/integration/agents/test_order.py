@@ -21,6 +21,7 @@ from durable.agents.handling import HandlingAgent
 from durable.agents.sending import SendingAgent
 from durable.envelope import Envelope, LeasedEnvelope
 from durable.outcomes import BUSY, Failed, Outcome
+from durable.recovery import ordered
 from durable.settings import load_settings
 from durable.storage import dead_letters, ordering
 from durable.storage.dead_letters import LetterRange, Selection
@@ -733,3 +734,26 @@ class TestTurns:
         async with node(database_url, Log()):
             await eventually(lambda: rows(database_url, "SELECT message_type FROM durable.dead_letters") != [])
         assert rows(database_url, "SELECT count(*) FROM durable.incoming_envelopes") == [(0,)]
+
+
+@pytest.mark.parametrize("longest", [0.0, 10.0])
+async def test_every_address_has_its_turn_however_short_a_look_is(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, longest: float
+) -> None:
+    """There may be more addresses with keys than a look can see in the time of a step."""
+    monkeypatch.setattr(ordered, "_LONGEST_LOOK", longest)
+    addresses = [f"memory://place{number}" for number in range(30)]
+    bus = Bus("workshop", database_url, transports=[MemoryTransport(load_settings())], **SLOW_TO_LOOK)
+    for address in addresses:
+        bus.listen(address, name=address)
+    handled: list[int] = []
+
+    @bus.handles(Step)
+    async def step(step: Step) -> None:
+        handled.append(step.number)
+
+    async with bus.unit_of_work():
+        for number, address in enumerate(addresses):
+            bus.send(Step("k", number), to=address, key=f"k{number}")
+    async with bus:
+        await eventually(lambda: sorted(handled) == list(range(30)), within=30)
