@@ -58,9 +58,12 @@ class _Reporter(logging.Handler):
 
 @contextmanager
 def left_behind() -> Iterator[None]:
-    """Let the coroutines of dead processes end without a word: they complain that nobody awaits them any more."""
-    before = sys.unraisablehook
-    sys.unraisablehook = lambda _: None
+    """Let the coroutines and connections of dead processes end without a word: they complain that nobody awaits, or
+    gives back, them any more.
+    """
+    before, pools = sys.unraisablehook, logging.getLogger("sqlalchemy.pool")
+    sys.unraisablehook, level = (lambda _: None), pools.level
+    pools.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
@@ -68,6 +71,7 @@ def left_behind() -> Iterator[None]:
             gc.collect()
     finally:
         sys.unraisablehook = before
+        pools.setLevel(level)
 
 
 def _ids(seconds: Callable[[], float]) -> Callable[[], UUID]:
