@@ -342,10 +342,10 @@ class CallProvider:
         while left and (seconds := deadline - loop.time()) > 0:
             tasks = [entry.task for entry in left & self._running if entry.task is not None]
             tasks = tasks or [entry.task for entry in self._running if entry.task is not None]
-            if not tasks:  # what waits is begun in a moment
-                await asyncio.sleep(0)
-                continue
-            await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if tasks:
+                await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            else:  # what waits is begun in a moment
+                await asyncio.sleep(0.01)
             left.intersection_update([*self._running, *self._queue])
 
     async def stop(self, within: float) -> None:

@@ -52,4 +52,12 @@ FROM sent WHERE endpoint IS NULL
             "tests/integration/storage/test_order_claims.py::TestTurns::test_rows_of_one_statement_keep_its_order_for_any_ids",
         ),
     ),
+    Mutant(
+        "order",
+        "a look for ordered rows has no end",
+        "recovery/ordered.py",
+        before="            if waiting and time.monotonic() - began > _LONGEST_LOOK:\n",
+        after="            if not lanes:\n",
+        killed_by=("tests/integration/agents/test_order.py::test_every_address_has_its_turn_however_short_a_look_is",),
+    ),
 )
