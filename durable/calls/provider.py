@@ -123,11 +123,12 @@ class CallProvider:
 
     def begin_anew(self) -> object:
         """Forget the calls and singletons of the process that this one was forked from; they are returned."""
-        before = self._running, self._queue
+        before = self._running, self._queue, self.singletons
         self._running, self._queue, self._bytes = set(), OrderedDict(), 0
         self._fenced.clear()
         self._withdrawn.clear()
-        self.singletons.open()
+        self.singletons = Singletons()  # whose lock no thread of the parent held at the fork
+        self._want_singletons()
         return before
 
     def use(self, clock: Clock) -> None:
