@@ -31,7 +31,7 @@ from durable.errors import InvalidSetting, WiringError
 NODE = "durable@localhost"
 START_SECONDS = 60.0
 STOP_SECONDS = 15.0
-CONTROL_SECONDS = 30.0
+CONTROL_SECONDS = 60.0
 MEMORY = "1GB"
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 METHOD_FRAME = b"\x01"
@@ -108,6 +108,7 @@ class Broker:
         """Set the memory alarm. While it is on, the broker blocks connections that publish; those that only consume go
         on.
         """
+        self._alarmed = True  # a command that is not answered in time may have been carried out
         self.control("set_vm_memory_high_watermark", *(["0"] if on else ["absolute", MEMORY]))
         self._alarmed = on
 

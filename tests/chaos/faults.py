@@ -1,6 +1,7 @@
 """What each kind of fault does, as a context: begun at its entry, ended at its exit.
 
-A fault that cannot be ended is an error of the run, and is raised.
+A fault that cannot be begun is ended again, and raises NotBegun: a busy machine may keep its tools away. One that
+cannot be ended is an error of the run.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ from tests.chaos.wires import Wire
 DELAY_SECONDS = 0.15
 PIECE_BYTES = 64
 INSIST_SECONDS = 180.0
+
+
+class NotBegun(Exception):
+    """A fault could not be begun in time."""
+
 
 Befall = Callable[[Stage, Fault], AbstractAsyncContextManager[None]]
 
@@ -84,8 +90,8 @@ async def switched(name: str, stage: Stage, fault: Fault) -> AsyncIterator[None]
 async def storm(stage: Stage, fault: Fault) -> AsyncIterator[None]:
     """The handler of charges fails; the switch is asked for again when its server was away."""
     set_storm = partial(stage.server_of(fault.place).switch, fault.place, "storm")
-    await _insist(partial(set_storm, True))
     try:
+        await _begin(partial(set_storm, True))
         yield
     finally:
         await _insist(partial(set_storm, False))
@@ -115,8 +121,8 @@ async def connections(stage: Stage, fault: Fault) -> AsyncIterator[None]:
 async def snapshot(stage: Stage, fault: Fault) -> AsyncIterator[None]:
     """Held for as long as its server lets it: other faults may end it."""
     held = ExitStack()
-    await _insist(lambda: held.enter_context(stage.server_of(fault.place).snapshot(fault.place)))
     try:
+        await _begin(lambda: held.enter_context(stage.server_of(fault.place).snapshot(fault.place)))
         yield
     finally:
         await asyncio.to_thread(held.close)
@@ -133,6 +139,13 @@ async def fail_over(stage: Stage, fault: Fault) -> AsyncIterator[None]:
     await asyncio.to_thread(stage.servers[fault.place].fail_over, away)
     stage.lead_wires_to(fault.place)
     yield
+
+
+async def _begin(work: Callable[[], object]) -> None:
+    try:
+        await _insist(work)
+    except TimeoutError as error:
+        raise NotBegun from error
 
 
 async def _insist(work: Callable[[], object]) -> None:
@@ -189,8 +202,8 @@ def broker(begin: Callable[[Broker], None]) -> Befall:
         broken = stage.road.broker
         assert broken is not None
         # Queues that are younger than two seconds would be forgotten by a kill; all have been there since the start.
-        await _insist(partial(begin, broken))
         try:
+            await _begin(partial(begin, broken))
             yield
         finally:
             await _insist(broken.recover)
