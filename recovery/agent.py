@@ -21,7 +21,7 @@ from durable.recovery.idle_addresses import IdleAddresses
 from durable.recovery.incoming import claim_incoming, claim_trials
 from durable.recovery.maintenance import maintain
 from durable.recovery.ordered import OrderedClaims
-from durable.recovery.outgoing import claim_outgoing
+from durable.recovery.outgoing import OutgoingClaims
 from durable.recovery.recurring import Recurring
 from durable.recovery.scheduled import expire, promote_due
 from durable.recovery.shares import Shares
@@ -38,6 +38,7 @@ Story = Callable[[], Awaitable[None]]
 
 _MAINTENANCE_SECONDS: Final = 3_600.0  # it may have much to drop, a step at a time
 _BETWEEN_LOOKS: Final = timedelta(seconds=2)  # for messages whose encryption key has come
+_BETWEEN_ADDRESSES: Final = timedelta(seconds=10)  # between looks at idle addresses, of which there may be many
 _SHORTEST_WAIT: Final = 0.005  # seconds: what is due within so little goes in one round
 
 
@@ -80,6 +81,7 @@ class RecoveryAgent:
         ]
         self._troubles = Troubles(often=[name for name, _ in self._rounds])
         self._looked_for_trials: dict[str, Looked] = {}
+        self._outgoing = OutgoingClaims(context, agents.agent_for)
         self._shares = Shares(context, agents.agent_for)
         self._dormant = DormantNodes(context)
         self._forgotten = [
@@ -97,7 +99,7 @@ class RecoveryAgent:
                 ("sweep dormant nodes", self._sweep, settings.sweep_interval),
                 ("release parked messages", self._release_parked, _BETWEEN_LOOKS),
                 ("release forgotten work", self._look_for_forgotten, settings.forgotten_after / 2),
-                ("forget idle addresses", self._forget_idle, settings.address_idle / 4),
+                ("forget idle addresses", self._forget_idle, min(settings.address_idle / 4, _BETWEEN_ADDRESSES)),
                 ("maintain partitions", self._maintain, settings.maintenance_interval),
             ):
                 tasks.create_task(self._repeat(name, story, interval.total_seconds()), name=name)
@@ -147,7 +149,7 @@ class RecoveryAgent:
         self._go_on(await expire(self._context, self._burials))
 
     async def _claim_outgoing(self) -> None:
-        self._go_on(await claim_outgoing(self._context, self._agents.agent_for))
+        self._go_on(await self._outgoing.claim())
 
     async def _claim_trials(self) -> None:
         await claim_trials(self._context, self._agents.by_type, self._looked_for_trials)

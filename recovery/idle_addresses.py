@@ -1,6 +1,7 @@
 """Forgets addresses that were used once: where answers went, or what code has named with `to=`.
 
     used --nothing held, nothing waits in the outbox, for address_idle--> its agent ends, its latch is closed
+                                                     or a thousand others are idle for a shorter time
 
 A declared destination keeps its agent. So what a node holds of addresses is bounded by what is in use, and a peer that
 is gone for good is pinged for as long as something waits for it.
@@ -10,12 +11,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from typing import Final
 
 from durable.agents.context import AgentContext
 from durable.agents.node_agents import NodeAgents
 from durable.storage import circuits, outbox
 from durable.storage.circuits import CircuitKind
 from durable.telemetry import log
+
+_MOST_IDLE: Final = 1_000
 
 
 class IdleAddresses:
@@ -44,7 +48,9 @@ class IdleAddresses:
             name: before[name] if name in before and before[name][0] == count else (count, now)
             for name, count in seen.items()
         }
-        idle = [name for name, (_, since) in self._unused_since.items() if now - since >= self._idle_seconds]
+        by_age = sorted(self._unused_since.items(), key=lambda each: -each[1][1])  # the newest first
+        idle = [name for name, (_, since) in by_age[:_MOST_IDLE] if now - since >= self._idle_seconds]
+        idle += [name for name, (_, since) in by_age[_MOST_IDLE:] if since < now]
         if idle:
             waited_for = await self._database.transaction(outbox.waited_for, idle)
             for name in set(idle) - waited_for:

@@ -1,33 +1,82 @@
-"""Claims unowned envelopes for the sending agents of this node, as far as they have room."""
+"""Claims unowned envelopes for the sending agents of this node, as far as they have room.
+
+There may be a destination for each of a service's customers: a claim is for many of them at once, and a round for a
+thousand. The next round goes on behind them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from durable.agents.context import AgentContext
 from durable.agents.sending import SendingAgent
+from durable.envelope import LeasedEnvelope
 from durable.settings import Settings
-from durable.storage import leases, outbox
-from durable.storage.sql.recovery import OUTGOING
+from durable.storage import outbox
 from durable.telemetry import Event
 
 AgentFor = Callable[[str], SendingAgent | None]
 """The agent of a destination, started if need be; None when no transport knows its scheme."""
 
+DESTINATIONS: Final = 1_000  # in a round
 
-async def claim_outgoing(context: AgentContext, agent_for: AgentFor) -> bool:
-    """Claim for every destination that is not latched, a batch each in turn.
 
-    An agent whose room ran out asks again when it has some. Returns whether there may be more: an agent that sends as
-    fast as it is given must not keep everything else waiting.
-    """
-    destinations = await context.database.transaction(leases.unowned_groups, OUTGOING)
-    found = [agent_for(destination) for destination in destinations]
-    waiting = [agent for agent in found if agent is not None]
-    for _ in range(rounds(context.settings)):
-        waiting = [agent for agent in waiting if await _claim_batch(agent, context)]
-    return bool(waiting)
+class OutgoingClaims:
+    """The unowned rows of the outbox, as far as they are neither ordered nor shared out."""
+
+    def __init__(self, context: AgentContext, agent_for: AgentFor) -> None:
+        self._context = context
+        self._batch_size = context.settings.batch_size
+        self._agent_for = agent_for
+        self._after = ""
+        """The destination behind which the next round goes on."""
+
+    async def claim(self) -> bool:
+        """Claim for the next destinations that are not latched, a part of a batch for each in turn.
+
+        An agent whose room ran out asks again when it has some. Returns whether there may be more: an agent that sends
+        as fast as it is given must not keep everything else waiting.
+        """
+        names = await self._context.database.transaction(
+            outbox.next_destinations, after=self._after, count=DESTINATIONS
+        )
+        self._after = names[-1] if len(names) == DESTINATIONS else ""
+        waiting = [agent for agent in map(self._agent_for, names) if agent is not None]
+        for _ in range(rounds(self._context.settings)):
+            waiting = [
+                agent
+                for begin in range(0, len(waiting), self._batch_size)
+                for agent in await self._claim_batch(waiting[begin : begin + self._batch_size])
+            ]
+        return bool(waiting or self._after)
+
+    async def _claim_batch(self, agents: Sequence[SendingAgent]) -> Sequence[SendingAgent]:
+        """Return the agents for which that was neither all of it, nor all that there is room for."""
+        part = max(1, self._batch_size // len(agents))
+        sizes = {agent: min(part, _room(agent, self._batch_size)) for agent in agents}
+        sizes = {agent: size for agent, size in sizes.items() if size}
+        if not sizes:
+            return []
+        claimed = await self._context.database.transaction(
+            outbox.claim, {agent.destination: size for agent, size in sizes.items()}, node=self._context.node
+        )
+        self._context.counters.add(Event.CLAIMED, len(claimed))
+        by_destination = by_endpoint(claimed)
+        for agent in sizes:
+            if leases := by_destination.get(agent.destination):
+                agent.buffer.reserve_unchecked(leases)
+                agent.accept(leases)
+        return [agent for agent, size in sizes.items() if len(by_destination.get(agent.destination, ())) == size]
+
+
+def by_endpoint(claimed: Sequence[LeasedEnvelope]) -> Mapping[str, list[LeasedEnvelope]]:
+    """Group the rows by their place."""
+    found: dict[str, list[LeasedEnvelope]] = {}
+    for lease in claimed:
+        found.setdefault(lease.endpoint, []).append(lease)
+    return found
 
 
 def rounds(settings: Settings) -> int:
@@ -35,18 +84,9 @@ def rounds(settings: Settings) -> int:
     return math.ceil(settings.buffer_size / settings.batch_size)
 
 
-async def _claim_batch(agent: SendingAgent, context: AgentContext) -> bool:
-    """False when that was all of it, or all that there is room for."""
+def _room(agent: SendingAgent, batch_size: int) -> int:
     if agent.circuit.latched or agent.paused:
-        return False
-    batch_size = agent.buffer.room_for_claim(context.settings.batch_size)
-    if not batch_size:
-        agent.claim_pending = True
-        return False
-    claimed = await context.database.transaction(
-        outbox.claim, destination=agent.destination, batch_size=batch_size, node=context.node
-    )
-    context.counters.add(Event.CLAIMED, len(claimed))
-    agent.buffer.reserve_unchecked(claimed)
-    agent.accept(claimed)
-    return len(claimed) == batch_size
+        return 0
+    room = agent.buffer.room_for_claim(batch_size)
+    agent.claim_pending |= not room
+    return room

@@ -2,11 +2,14 @@
 
 A lane is what is looked through for keys: the rows of one message type in the inbox, or of one destination in the
 outbox. A key has one order whatever the types of its messages, so a key of the inbox may be found in several lanes.
+
+There may be as many lanes as a service has customers: a look and a claim each are for many lanes at once, all of the
+inbox or all of the outbox.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -38,12 +41,19 @@ class Waiting(NamedTuple):
     message_type: str | None
 
 
-class Turns(NamedTuple):
-    """Keys whose first rows are to be claimed: of a destination, or of the inbox, where their turn is at one of these
-    types."""
+class Turn(NamedTuple):
+    """A key of the inbox, or of a destination of the outbox."""
 
-    keys: Sequence[str]
+    key: str
     destination: str | None = None
+
+
+class Turns(NamedTuple):
+    """Keys whose first rows are to be claimed: of the outbox, or of the inbox, where their turn is at one of these
+    types.
+    """
+
+    turns: Sequence[Turn]
     handlers: Mapping[str, str] = MappingProxyType({})
     """The type of the handler, which may be a newer version, by message type."""
     is_trial: bool = False
@@ -51,8 +61,8 @@ class Turns(NamedTuple):
 
     @property
     def scope(self) -> dict[str, Any]:
-        if self.destination is not None:
-            return {"destination": self.destination}
+        if _is_outgoing(self.turns):
+            return {}
         types = {"message_types": list(self.handlers), "handlers": list(self.handlers.values())}
         return types | {"is_trial": self.is_trial}
 
@@ -74,23 +84,32 @@ class Claimed(NamedTuple):
     """
 
     leases: list[LeasedEnvelope]
-    contested: list[str]
+    contested: list[Turn]
 
 
-def scan(conn: Connection, schema: str, lane: Lane, *, after: str, count: int) -> list[Waiting]:
-    """The next keys after this one that have unowned rows of this lane, at most `count`, in their order."""
+def scan(conn: Connection, schema: str, looks: Mapping[Lane, str], *, count: int) -> dict[Lane, list[Waiting]]:
+    """The next keys of each lane that have unowned rows of it, at most `count`, in their order.
+
+    With each lane comes the key to go on behind; '' is before the first.
+    """
     conn.execute(statements.ALONG_THE_INDEX.within(schema))
-    scope = {"lane": lane.message_type} if lane.destination is None else {"destination": lane.destination}
-    rows = conn.execute(_of(lane.destination).scan.within(schema), scope | {"after": after, "count": count})
-    return [Waiting(*row) for row in rows]
+    lanes = {lane.destination or lane.message_type: lane for lane in looks}
+    params = {"lanes": list(lanes), "afters": list(looks.values()), "count": count}
+    found: dict[Lane, list[Waiting]] = {lane: [] for lane in looks}
+    for name, key, message_type in conn.execute(_of(looks).scan.within(schema), params):
+        found[lanes[name]].append(Waiting(key, message_type))
+    return found
 
 
-def lanes(conn: Connection, schema: str) -> list[Lane]:
-    """Read the lanes that have unowned rows with an ordering key."""
+def lanes(conn: Connection, schema: str, *, after: str = "", count: int = 1_000) -> list[Lane]:
+    """Read the lanes that have unowned rows with an ordering key: all message types, and the next destinations, at most
+    `count` behind this one.
+    """
     conn.execute(statements.ALONG_THE_INDEX.within(schema))
     types = conn.execute(statements.ORDERED_TYPES.within(schema)).scalars()
     found = [Lane(message_type=name) for name in types]
-    return found + [Lane(name) for name in conn.execute(statements.ORDERED_DESTINATIONS.within(schema)).scalars()]
+    destinations = conn.execute(statements.ORDERED_DESTINATIONS.within(schema), {"after": after, "count": count})
+    return found + [Lane(name) for name in destinations.scalars()]
 
 
 def claim(
@@ -107,22 +126,23 @@ def claim(
 
     With `tell_others`, the types that have a handler here, other nodes are woken for keys whose turn is at another.
     """
-    destination, table = turns.destination, _of(turns.destination)
-    found = conn.execute(
-        table.lock.within(schema),
-        {"keys": list(turns.keys), "class_id": keys_class(schema), "scope": destination or ""},
-    )
-    locked = list(found.scalars())
-    contested = [key for key in turns.keys if key not in set(locked)]
+    if not turns.turns:
+        return Claimed([], [])
+    table = _of(turns.turns)
+    found = conn.execute(table.lock.within(schema), _named(turns.turns) | {"class_id": keys_class(schema)})
+    locked = [Turn(key, scope or None) for scope, key in found]
+    ours = set(locked)
+    contested = [turn for turn in turns.turns if turn not in ours]
     if not locked:
         return Claimed([], contested)
     longest = max(1, batch_size // len(locked))
     run = _Run(conn, schema, table, turns.scope | {"node": node}, longest=longest, room=batch_size)
     leases = run.claim(locked)
     contested += run.beheaded
-    left = set(locked) - {lease.ordering_key for lease in leases}
-    if left and tell_others is not None and destination is None:
-        tell(conn, schema, left, except_types=tell_others)
+    if tell_others is not None and table is INCOMING:
+        left = {turn.key for turn in locked} - {lease.ordering_key for lease in leases}
+        if left:
+            tell(conn, schema, left, except_types=tell_others)
     return Claimed(leases, contested)
 
 
@@ -145,41 +165,39 @@ class _Run:
         self._params = params
         self._longest = longest
         self._room = room
-        self.beheaded: list[str] = []
+        self.beheaded: list[Turn] = []
         """The keys whose head was put aside: messages behind may be claimed."""
 
-    def claim(self, keys: Sequence[str]) -> list[LeasedEnvelope]:
+    def claim(self, turns: Sequence[Turn]) -> list[LeasedEnvelope]:
         parts: list[list[LeasedEnvelope]] = []
-        parts += isolated(self._conn, keys, self._claim_runs, lambda key, _: parts.extend(self._claim_head(key)))
+        parts += isolated(self._conn, turns, self._claim_runs, lambda turn, _: parts.extend(self._claim_head(turn)))
         return [lease for part in parts for lease in part]
 
-    def _claim_runs(self, keys: Sequence[str], longest: int | None = None) -> list[LeasedEnvelope]:
+    def _claim_runs(self, turns: Sequence[Turn], longest: int | None = None) -> list[LeasedEnvelope]:
         """Claim runs of these keys, together no more than there is room for."""
-        found = self._conn.execute(
-            self._table.claim.within(self._schema),
-            self._params | {"keys": list(keys), "longest_run": longest or self._longest, "batch_size": self._room},
-        )
+        limits = {"longest_run": longest or self._longest, "batch_size": self._room}
+        found = self._conn.execute(self._table.claim.within(self._schema), self._params | _named(turns) | limits)
         leases = readable(self._conn, self._schema, self._recovery, self._params["node"], found)
         self._room -= len(leases)
         return leases
 
-    def _claim_head(self, key: str) -> list[list[LeasedEnvelope]]:
+    def _claim_head(self, turn: Turn) -> list[list[LeasedEnvelope]]:
         """The first row alone, of a key whose run was refused; if that is what is refused, it is put aside."""
-        before = self._head(key)
-        return isolated(self._conn, [key], lambda keys: self._claim_runs(keys, 1), partial(self._put_aside, before))
+        before = self._head(turn)
+        return isolated(self._conn, [turn], lambda turns: self._claim_runs(turns, 1), partial(self._put_aside, before))
 
-    def _put_aside(self, before: LeaseKey | None, key: str, reason: str) -> None:
+    def _put_aside(self, before: LeaseKey | None, turn: Turn, reason: str) -> None:
         """Put the head of a key aside, unless another row has come before it meanwhile."""
-        if before is None or self._head(key) != before:
+        if before is None or self._head(turn) != before:
             return
         aside = quarantining(self._conn, self._schema, self._recovery, self._params["node"], "claim")
         aside(before, reason)
-        if self._head(key) != before:
-            self.beheaded.append(key)
+        if self._head(turn) != before:
+            self.beheaded.append(turn)
 
-    def _head(self, key: str) -> LeaseKey | None:
+    def _head(self, turn: Turn) -> LeaseKey | None:
         """Claim the first row of a key."""
-        row = self._conn.execute(self._table.heads.within(self._schema), self._params | {"keys": [key]}).first()
+        row = self._conn.execute(self._table.heads.within(self._schema), self._params | _named([turn])).first()
         return None if row is None else (row[1], row[2], row[3])
 
     @property
@@ -256,5 +274,13 @@ def share_out(tenants: Sequence[str], weights: Mapping[str, int], batch_size: in
     return {tenant: quota * rounds for tenant, quota in quotas.items()}, ""
 
 
-def _of(destination: str | None) -> statements.Ordered:
-    return INCOMING if destination is None else OUTGOING
+def _is_outgoing(where: Iterable[Lane | Turn]) -> bool:
+    return next(iter(where)).destination is not None
+
+
+def _of(where: Iterable[Lane | Turn]) -> statements.Ordered:
+    return OUTGOING if _is_outgoing(where) else INCOMING
+
+
+def _named(turns: Sequence[Turn]) -> dict[str, list[str]]:
+    return {"scopes": [turn.destination or "" for turn in turns], "keys": [turn.key for turn in turns]}

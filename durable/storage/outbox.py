@@ -72,11 +72,17 @@ def wake_nodes(conn: Connection, schema: str) -> None:
     conn.execute(statements.WAKE_NODES.within(schema), {"channel": channel(schema)})
 
 
-def claim(conn: Connection, schema: str, *, destination: str, batch_size: int, node: NodeId) -> list[LeasedEnvelope]:
-    """Take up to `batch_size` unowned rows for this destination, oldest first."""
-    params = {"destination": destination, "batch_size": batch_size, "node": node}
+def next_destinations(conn: Connection, schema: str, *, after: str = "", count: int) -> list[str]:
+    """The next destinations behind this one that have unowned work now, but for what is ordered or shared out."""
+    params = {"after": after, "count": count}
+    return list(conn.execute(statements.NEXT_DESTINATIONS.within(schema), params).scalars())
+
+
+def claim(conn: Connection, schema: str, sizes: Mapping[str, int], *, node: NodeId) -> list[LeasedEnvelope]:
+    """Take unowned rows for these destinations, of each as many as its size says, oldest first."""
+    params = {"destinations": list(sizes), "sizes": list(sizes.values()), "batch_size": sum(sizes.values())}
     refused = quarantining(conn, schema, OUTGOING, node, "claim")
-    claimed = batch(conn, schema, statements.CLAIM_OUTGOING, params, refused)
+    claimed = batch(conn, schema, statements.CLAIM_OUTGOING, params | {"node": node}, refused)
     return readable(conn, schema, OUTGOING, node, claimed)
 
 

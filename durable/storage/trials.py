@@ -75,9 +75,9 @@ def _claim_in_order(
     """Claim from the next key in order. Returns the key to go on behind; the empty key is before the first."""
     lane = ordering.Lane(message_type=message_type)
     for _ in range(_LOOKS):
-        found = ordering.scan(conn, schema, lane, after=after, count=_KEYS_AT_ONCE)
-        keys = [waiting.key for waiting in found if waiting.message_type == message_type]
-        turns = ordering.Turns(keys, handlers={message_type: message_type}, is_trial=True)
+        found = ordering.scan(conn, schema, {lane: after}, count=_KEYS_AT_ONCE)[lane]
+        keys = [ordering.Turn(waiting.key) for waiting in found if waiting.message_type == message_type]
+        turns = ordering.Turns(keys, {message_type: message_type}, is_trial=True)
         claimed = ordering.claim(conn, schema, turns, batch_size=1, node=node).leases
         if claimed:
             return claimed, after

@@ -386,7 +386,7 @@ async def test_a_move_into_the_dead_letters_is_one_statement(shop: str) -> None:
         (received,) = await bench.database.transaction(
             inbox.claim, message_type=leftovers.MESSAGE_TYPE, batch_size=1, node=A
         )
-        (sent,) = await bench.database.transaction(outbox.claim, destination=PEER, batch_size=1, node=A)
+        (sent,) = await bench.database.transaction(outbox.claim, {PEER: 1}, node=A)
         with statements_of(bench.database.engine.sync_engine) as seen:
             await bench.database.transaction(inbox.dead_letter, A, received, letter)
             await bench.database.transaction(outbox.dead_letter, A, [(sent, letter)])

@@ -166,9 +166,7 @@ class Workbench:
         return len(claimed)
 
     async def claim_outgoing(self, agent: SendingAgent, node: NodeId) -> int:
-        claimed = await self.database.transaction(
-            outbox.claim, destination=agent.destination, batch_size=100, node=node
-        )
+        claimed = await self.database.transaction(outbox.claim, {agent.destination: 100}, node=node)
         agent.buffer.reserve_unchecked(claimed)
         agent.accept(claimed)
         return len(claimed)

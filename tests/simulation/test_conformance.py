@@ -48,7 +48,7 @@ from durable.storage import (
 from durable.storage.circuits import CircuitKind
 from durable.storage.inbox import Arrival, Unfit
 from durable.storage.leases import Burials
-from durable.storage.ordering import Lane, Share, Turns
+from durable.storage.ordering import Lane, Share, Turn, Turns
 from durable.storage.outbox import Sent
 from durable.storage.placements import Declared
 from durable.storage.rows import Failure, Letter, Tried
@@ -85,6 +85,7 @@ CIRCUITS = [("destination", "sim://b"), ("handler", "t.one"), ("handler", "t.two
 node_ids = st.sampled_from([NodeId(1), NodeId(2)])
 tables = st.sampled_from([OUTGOING, INCOMING])
 sizes = st.sampled_from([1, 2, 100])
+places = st.sampled_from([DESTINATIONS[:1], DESTINATIONS])
 durations = st.sampled_from([None, HOUR, -HOUR, 2 * HOUR])
 circuit_names = st.sampled_from(CIRCUITS)
 
@@ -240,9 +241,9 @@ class BothStores(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ claims
 
-    @rule(destination=st.sampled_from(DESTINATIONS), size=sizes, node=node_ids)
-    def claims_to_send(self, destination: str, size: int, node: NodeId) -> None:
-        found = self.both(outbox.claim, destination=destination, batch_size=size, node=node)
+    @rule(places=places, size=sizes, node=node_ids)
+    def claims_to_send(self, places: list[str], size: int, node: NodeId) -> None:
+        found = self.both(outbox.claim, dict.fromkeys(places, size), node=node)
         self.took("outgoing", node, found)
 
     @rule(message_type=st.sampled_from(TYPES), size=sizes, node=node_ids, is_trial=st.booleans())
@@ -252,14 +253,14 @@ class BothStores(RuleBasedStateMachine):
 
     @rule(keys=st.sampled_from([["k1"], ["k2"], KEYS]), types=st.sampled_from([TYPES, TYPES[:1]]), node=node_ids)
     def claims_in_order(self, keys: list[str], types: list[str], node: NodeId) -> None:
-        turns = Turns(keys, handlers={name: name for name in types})
+        turns = Turns([Turn(key) for key in keys], {name: name for name in types})
         found = self.both(ordering.claim, turns, batch_size=100, node=node, tell_others=types)
         self.took("incoming", node, found if found == LOCKED else found.leases)
 
-    @rule(keys=st.sampled_from([["k1"], KEYS]), node=node_ids, size=st.sampled_from([1, 100]))
-    def claims_to_send_in_order(self, keys: list[str], node: NodeId, size: int) -> None:
-        turns = Turns(keys[:1] if size == 1 else keys, "sim://b")
-        found = self.both(ordering.claim, turns, batch_size=size, node=node)
+    @rule(keys=st.sampled_from([["k1"], KEYS]), node=node_ids, size=st.sampled_from([1, 100]), places=places)
+    def claims_to_send_in_order(self, keys: list[str], node: NodeId, size: int, places: list[str]) -> None:
+        turns = [Turn(key, place) for key in keys for place in places]
+        found = self.both(ordering.claim, Turns(turns[:1] if size == 1 else turns), batch_size=size, node=node)
         self.took("outgoing", node, found if found == LOCKED else found.leases)
 
     @rule(start=st.sampled_from(["", "x", "y"]), size=sizes, node=node_ids, is_trial=st.booleans())
@@ -278,13 +279,15 @@ class BothStores(RuleBasedStateMachine):
 
     @rule(after=st.sampled_from(["", "k1"]), count=st.sampled_from([1, 10]))
     def looks(self, after: str, count: int) -> None:
-        for lane in (Lane("sim://b"), Lane(message_type="t.one")):
-            self.both(ordering.scan, lane, after=after, count=count)
+        for lanes in (list(map(Lane, DESTINATIONS)), [Lane(message_type="t.one")]):
+            self.both(ordering.scan, dict.fromkeys(lanes, after), count=count)
         for table in (OUTGOING, INCOMING):
             self.both(leases.unowned_groups, table)
             self.both(leases.owners, table)
             self.both(leases.owned_by, table, NodeId(1))
-        for work in (ordering.lanes, ordering.shared_types, ordering.shared_destinations, delayed.next_due):
+        for page in (outbox.next_destinations, ordering.lanes):
+            self.both(page, after=min(DESTINATIONS) if after else "", count=count)
+        for work in (ordering.shared_types, ordering.shared_destinations, delayed.next_due):
             self.both(work)
         self.both(outbox.waited_for, DESTINATIONS)
 
@@ -441,7 +444,7 @@ class BothStores(RuleBasedStateMachine):
                 work, args = inbox.claim, ()
                 kwargs = {"message_type": "t.one", "batch_size": 1, "node": NodeId(1)}
             case "order":
-                work, args = ordering.claim, (Turns(KEYS[:1], handlers={name: name for name in TYPES}),)
+                work, args = ordering.claim, (Turns([Turn(KEYS[0])], {name: name for name in TYPES}),)
                 kwargs = {"batch_size": 100, "node": NodeId(1)}
             case "schedule":
                 work, args = schedules.lock_due, (SCHEDULES[0], "* * * * *")

@@ -89,6 +89,12 @@ class Dialer(Generic[C, S]):
             self._newest = self._open()
         return await asyncio.shield(self._newest)
 
+    def hang_up(self) -> None:
+        """Close the connection, on which nothing is under way; the next dial opens another."""
+        self._newest = self._connected = None
+        for task in self._connections:
+            task.cancel()
+
     def _open(self) -> asyncio.Future[C]:
         if self._tasks is None:
             raise ConnectionFailed(f"{self._address}: the sender was closed")

@@ -8,7 +8,8 @@ connection ends, all of them learn why, and the next send opens another.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
@@ -33,6 +34,7 @@ from durable.transports.tcp.conversation import (
 )
 from durable.transports.tcp.dialer import Dialer, fail
 from durable.transports.tcp.entrance import Entrance
+from durable.transports.tcp.idle import IdleConnections
 from durable.transports.tcp.stream import FrameStream
 from durable.transports.wire import encode
 
@@ -43,9 +45,18 @@ class TcpSender:
     keeps_order = True
 
     def __init__(
-        self, address: Address, entrance: Entrance, settings: Settings, service: str, node: Callable[[], int]
+        self,
+        address: Address,
+        entrance: Entrance,
+        settings: Settings,
+        service: str,
+        node: Callable[[], int],
+        *,
+        idle: IdleConnections,
     ) -> None:
         self._address = address
+        self._idle = idle
+        self._uses = 0
         self._dialer = Dialer(
             address,
             entrance,
@@ -61,7 +72,24 @@ class TcpSender:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._idle.forget(self)
         await self._dialer.__aexit__(kind, error, trace)
+
+    def close_if_idle(self) -> bool:
+        """Close the connection; False when something is under way on it. The next send opens another."""
+        if self._uses:
+            return False
+        self._dialer.hang_up()
+        return True
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        self._uses += 1
+        self._idle.used(self)
+        try:
+            yield
+        finally:
+            self._uses -= 1
 
     async def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
         """Deliver the batch, in parts if it is larger than the peer takes at once, and return the outcomes in order.
@@ -72,17 +100,20 @@ class TcpSender:
         send all of it again, the peer knows duplicates.
         """
         outcomes: list[Outcome] = []
-        while len(outcomes) < len(batch):
-            if not all_settled(outcomes):
-                return outcomes + [BUSY] * (len(batch) - len(outcomes))
-            connection = await self._dialer.dial()
-            outcomes += await connection.send(batch[len(outcomes) :] if outcomes else batch)
+        with self._in_use():
+            while len(outcomes) < len(batch):
+                if not all_settled(outcomes):
+                    return outcomes + [BUSY] * (len(batch) - len(outcomes))
+                connection = await self._dialer.dial()
+                outcomes += await connection.send(batch[len(outcomes) :] if outcomes else batch)
         return outcomes
 
     async def ping(self) -> None:
         """Ask the peer whether it could store a batch now; raise TransportError unless it says so in time."""
-        connection = await self._dialer.dial()
-        if not await connection.ping():
+        with self._in_use():
+            connection = await self._dialer.dial()
+            is_ready = await connection.ping()
+        if not is_ready:
             raise TransportError(f"{self._address}: the peer cannot store anything now")
 
 

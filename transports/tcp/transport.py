@@ -9,6 +9,7 @@
     stream              frames over an asyncio connection, with deadlines
     dialer              the connection to a destination, opened anew after it has ended
     sender, caller      the two kinds of it: for batches, for calls
+    idle                how many of them stay open while nothing is sent
     calling             what a connection for calls says
     connecting, spoke   what a connection to a directory says, and the connection
     listener            the other end of all; answering has its calls, connected its directory
@@ -26,6 +27,7 @@ from durable.transports.base import Directory, Provider, Services
 from durable.transports.tcp.address import SCHEMES, parse, parse_destination
 from durable.transports.tcp.caller import TcpCaller
 from durable.transports.tcp.entrance import Entrances
+from durable.transports.tcp.idle import IdleConnections
 from durable.transports.tcp.listener import TcpListener
 from durable.transports.tcp.sender import TcpSender
 from durable.transports.tcp.spoke import TcpSpoke
@@ -56,6 +58,7 @@ class TcpTransport:
         self._node = node if callable(node) else lambda: node
         self._services = Services(provider, directory)
         self._entrances = Entrances(settings, service)
+        self._idle = IdleConnections(settings.idle_connections)
 
     def check(self, uri: str) -> None:
         """Raise InvalidSetting unless this URI names a port or the path of a Unix socket, and TLS can be used there."""
@@ -68,7 +71,8 @@ class TcpTransport:
 
     def sender(self, destination: str) -> TcpSender:
         address = parse_destination(destination)
-        return TcpSender(address, self._entrances.of_sender(address), self._settings, self._service, self._node)
+        entrance = self._entrances.of_sender(address)
+        return TcpSender(address, entrance, self._settings, self._service, self._node, idle=self._idle)
 
     def listener(self, uri: str, endpoint: str) -> TcpListener:
         """Port 0 listens on a free port; the listener's `address` then says which."""

@@ -19,7 +19,7 @@ _IN_TIME: Final = "(deliver_by IS NULL OR deliver_by > now())"
 _OPEN: Final = "(probing OR until IS NULL OR until > now())"
 
 _NOT_LATCHED: Final = f"""NOT EXISTS (
-            SELECT FROM {{schema}}.circuits WHERE kind = 'destination' AND key = :destination AND {_OPEN})"""
+            SELECT FROM {{schema}}.circuits WHERE kind = 'destination' AND key = %s AND {_OPEN})"""
 # By a handler that is not stopped, be it that of a newer version, and the type itself is not stopped either.
 _HANDLED_HERE: Final = f"""EXISTS (
             SELECT FROM unnest(CAST(:message_types AS text[]), CAST(:handlers AS text[])) AS here (name, handler)
@@ -31,17 +31,17 @@ _NOT_PARKED: Final = f"""NOT EXISTS (
 
 
 class Ordered:
-    """The statements for one of the two tables of work.
+    """The statements for one of the two tables of work. Each does its work for many destinations at once.
 
-    `within` narrows them to one destination; `lane` narrows a look to a destination or message type; `fits_head` says
-    of a row behind the head of its key whether it can be in the same run, `may_start` of the head whether it may be
-    claimed now, and `is_open` whether its key is not parked.
+    A key has a `scope`, which is its destination in the outbox, and '' in the inbox. `is_scoped` says which it is;
+    `fits_head` says of a row behind the head of its key whether it can be in the same run, `may_start` of the head
+    whether it may be claimed now, and `is_open` whether its key is not parked.
     """
 
-    def __init__(
-        self, table: WorkTable, *, within: str, lane: str, may_start: str, is_open: str, fits_head: str
-    ) -> None:
-        rows, address = table.rows, table.address
+    def __init__(self, table: WorkTable, *, is_scoped: bool, may_start: str, is_open: str, fits_head: str) -> None:
+        rows, address, lane = table.rows, table.address, table.lane
+        within = "destination = found.scope AND " if is_scoped else ""
+        turns = "unnest(CAST(:scopes AS text[]), CAST(:keys AS text[])) AS found (scope, key)"
         head = f"""
         SELECT id, {address}, epoch, seq, message_type, partition_key FROM {rows}
         WHERE {within}{_UNOWNED} AND ordering_key = found.key AND {_IN_TIME} ORDER BY seq LIMIT 1"""
@@ -51,41 +51,45 @@ class Ordered:
         HAVING count(*) FILTER (WHERE owner_id <> 0) = 0"""
         turn = "(free.seq IS NULL OR free.seq > first.seq)"
 
-        # The next keys that have unowned rows of a lane, by a loose scan that is bounded in keys, and the type of each
-        # that could be claimed from. Whoever comes to the end begins again at '': so every key has its turn.
+        # The next keys that have unowned rows of each lane, by a loose scan that is bounded in keys, and the type of
+        # each that could be claimed from. Whoever comes to the end begins again at '': so every key has its turn.
         self.scan = Statement(f"""
-WITH RECURSIVE keys AS (
-    (SELECT ordering_key AS key, 1 AS number FROM {rows}
-     WHERE {lane} AND {_UNOWNED} AND ordering_key > :after ORDER BY ordering_key LIMIT 1)
-    UNION ALL
-    SELECT (SELECT ordering_key FROM {rows}
-            WHERE {lane} AND {_UNOWNED} AND ordering_key > keys.key ORDER BY ordering_key LIMIT 1), number + 1
-    FROM keys WHERE keys.key IS NOT NULL AND number < :count
-)
-SELECT found.key, CASE WHEN free.is_free AND {turn} AND {is_open} THEN first.message_type END AS message_type
-FROM keys AS found
+SELECT lane.name, found.key, CASE WHEN free.is_free AND {turn} AND {is_open} THEN first.message_type END AS message_type
+FROM unnest(CAST(:lanes AS text[]), CAST(:afters AS text[])) WITH ORDINALITY AS lane (name, after, place)
+CROSS JOIN LATERAL (
+    WITH RECURSIVE keys AS (
+        (SELECT ordering_key AS key, 1 AS number FROM {rows}
+         WHERE {lane} = lane.name AND {_UNOWNED} AND ordering_key > lane.after ORDER BY ordering_key LIMIT 1)
+        UNION ALL
+        SELECT (SELECT ordering_key FROM {rows}
+                WHERE {lane} = lane.name AND {_UNOWNED} AND ordering_key > keys.key ORDER BY ordering_key LIMIT 1),
+            number + 1
+        FROM keys WHERE keys.key IS NOT NULL AND number < :count
+    )
+    SELECT lane.name AS scope, key, number FROM keys WHERE key IS NOT NULL
+) AS found
 LEFT JOIN LATERAL ({head}) AS first ON true
 LEFT JOIN LATERAL ({free}) AS free ON true
-WHERE found.key IS NOT NULL ORDER BY found.number
+ORDER BY lane.place, found.number
 """)
         self.lock = Statement("""
-SELECT key FROM unnest(CAST(:keys AS text[])) AS key
-WHERE pg_try_advisory_xact_lock(:class_id, hashtext(CAST(:scope AS text) || key))
+SELECT found.scope, found.key FROM unnest(CAST(:scopes AS text[]), CAST(:keys AS text[])) AS found (scope, key)
+WHERE pg_try_advisory_xact_lock(:class_id, hashtext(found.scope || found.key))
 """)
         self.claim = Statement(f"""
 WITH heads AS MATERIALIZED (
-    SELECT found.key, first.message_type, COALESCE(free.seq, 9223372036854775807) AS ends_before
-    FROM unnest(CAST(:keys AS text[])) AS found (key)
+    SELECT found.scope, found.key, first.message_type, COALESCE(free.seq, 9223372036854775807) AS ends_before
+    FROM {turns}
     CROSS JOIN LATERAL ({free}) AS free
     CROSS JOIN LATERAL ({head}) AS first
     WHERE {turn} AND {may_start}
 ), run AS MATERIALIZED (
-    SELECT each.id, each.{address} FROM heads CROSS JOIN LATERAL (
+    SELECT each.id, each.{address} FROM heads AS found CROSS JOIN LATERAL (
         SELECT id, {address}, row_number() OVER (ORDER BY seq) AS round,
             bool_and({fits_head}) OVER (ORDER BY seq) AS fits
         FROM (
             SELECT id, {address}, seq, message_type, partition_key FROM {rows}
-            WHERE {within}{_UNOWNED} AND ordering_key = heads.key AND {_IN_TIME} AND seq < heads.ends_before
+            WHERE {within}{_UNOWNED} AND ordering_key = found.key AND {_IN_TIME} AND seq < found.ends_before
             ORDER BY seq LIMIT :longest_run
         ) AS row
     ) AS each
@@ -94,7 +98,7 @@ WITH heads AS MATERIALIZED (
 """)
         # The row that a claim of each of these keys begins with.
         self.heads = Statement(f"""
-SELECT found.key, first.id, first.{address}, first.epoch FROM unnest(CAST(:keys AS text[])) AS found (key)
+SELECT found.key, first.id, first.{address}, first.epoch FROM {turns}
 CROSS JOIN LATERAL ({free}) AS free
 CROSS JOIN LATERAL ({head}) AS first
 WHERE {turn}
@@ -118,22 +122,20 @@ ALONG_THE_INDEX: Final = Statement(
 
 OUTGOING: Final = Ordered(
     OUTBOX,
-    within="destination = :destination AND ",
-    lane="destination = :destination",
-    may_start=_NOT_LATCHED,
+    is_scoped=True,
+    may_start=_NOT_LATCHED % "found.scope",
     is_open="true",
     fits_head="true",
 )
 INCOMING: Final = Ordered(
     INBOX,
-    within="",
-    lane="message_type = :lane",
+    is_scoped=False,
     may_start=_HANDLED_HERE,
     is_open=_NOT_PARKED.replace("row.", "first."),
-    fits_head=f"message_type = heads.message_type AND {_NOT_PARKED}",
+    fits_head=f"message_type = found.message_type AND {_NOT_PARKED}",
 )
 
-ORDERED_DESTINATIONS: Final = Statement(OUTBOX.names("destination", _UNOWNED))
+ORDERED_DESTINATIONS: Final = Statement(OUTBOX.next_names("destination", _UNOWNED))
 ORDERED_TYPES: Final = Statement(INBOX.names("message_type", _UNOWNED))
 
 # ---------------------------------------------------------------- shares
@@ -178,7 +180,7 @@ SELECT key FROM shares WHERE key IS NOT NULL
         )
 
 
-SHARED_OUTGOING: Final = Shared(OUTBOX, _NOT_LATCHED.replace(":destination", ":lane"))
+SHARED_OUTGOING: Final = Shared(OUTBOX, _NOT_LATCHED % ":lane")
 SHARED_INCOMING: Final = Shared(
     INBOX,
     f"""CAST(:is_trial AS boolean) OR NOT EXISTS (

@@ -16,7 +16,7 @@ from durable.storage.sql.columns import (
     VALUES_QUEUEING,
     remember_undated,
 )
-from durable.storage.sql.statement import Statement
+from durable.storage.sql.statement import Batched, Statement, by_key
 from durable.storage.sql.work import OUTBOX
 
 # Everything that one commit sends, in one statement: local messages go straight into the inbox. `seq` follows the order
@@ -65,16 +65,26 @@ STORE_ONE_LOCAL = _store_one("incoming_envelopes", "endpoint")
 WAKE_NODES = Statement("SELECT pg_notify(CAST(:channel AS text), '')")
 
 # The latch is looked at here too: a node that latches releases its rows, and no other must take them in the moment
-# before it has read `circuits` again.
-CLAIM_OUTGOING = OUTBOX.next(
-    f"""destination = :destination AND {FREE} AND (deliver_by IS NULL OR deliver_by > now())
-        AND NOT EXISTS (
-            SELECT FROM {{schema}}.circuits
-            WHERE kind = 'destination' AND key = :destination AND (probing OR until IS NULL OR until > now())
-        ){{only}}
-    ORDER BY seq LIMIT :batch_size""",
+# before it has read `circuits` again. The LIMIT says to the planner how few rows there are.
+CLAIM_OUTGOING = Batched(
+    f"""
+    SELECT each.id, each.destination, each.epoch
+    FROM unnest(CAST(:destinations AS text[]), CAST(:sizes AS bigint[])) AS place (destination, size)
+    CROSS JOIN LATERAL (
+        SELECT id, destination, epoch FROM {OUTBOX.rows}
+        WHERE destination = place.destination AND {FREE} AND (deliver_by IS NULL OR deliver_by > now()){{only}}
+        ORDER BY seq LIMIT place.size {{lock}}
+    ) AS each
+    WHERE NOT EXISTS (
+        SELECT FROM {{schema}}.circuits
+        WHERE kind = 'destination' AND key = place.destination AND (probing OR until IS NULL OR until > now()))
+    LIMIT :batch_size""",
     f", {OUTBOX.claimed()}",
+    key=OUTBOX.key,
+    only=by_key(OUTBOX.address),
 )
+
+NEXT_DESTINATIONS = Statement(OUTBOX.next_names("destination", FREE))
 
 WAITED_FOR_OUTGOING = Statement("""
 SELECT DISTINCT destination FROM {schema}.outgoing_envelopes

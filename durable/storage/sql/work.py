@@ -95,6 +95,20 @@ SELECT {_CLAIMED % self.address} FROM claimed ORDER BY seq
         """Select each name in this column, as distinct() does."""
         return f"\nWITH RECURSIVE {self.distinct(column, condition)}\nSELECT name FROM found WHERE name IS NOT NULL\n"
 
+    def next_names(self, column: str, condition: str) -> str:
+        """Select the names in this column behind :after, at most :count, as names() does."""
+        return f"""
+WITH RECURSIVE found AS (
+    (SELECT {column} AS name, 1 AS number FROM {self.rows}
+     WHERE {condition} AND {column} > :after ORDER BY {column} LIMIT 1)
+    UNION ALL
+    SELECT (SELECT {column} FROM {self.rows} WHERE {condition} AND {column} > found.name ORDER BY {column} LIMIT 1),
+        number + 1
+    FROM found WHERE found.name IS NOT NULL AND number < :count
+)
+SELECT name FROM found WHERE name IS NOT NULL
+"""
+
 
 OUTBOX: Final = WorkTable(
     "outgoing_envelopes",

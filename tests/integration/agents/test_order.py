@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -306,9 +306,9 @@ class TestManyKeys:
         looked: list[Lane] = []
         look = ordering.scan
 
-        def watched(conn: Connection, schema: str, lane: Lane, **page: Any) -> list[ordering.Waiting]:
-            looked.append(lane)
-            return look(conn, schema, lane, **page)
+        def watched(conn: Connection, schema: str, looks: Mapping[Lane, str], **page: Any) -> Any:
+            looked.extend(looks)
+            return look(conn, schema, looks, **page)
 
         monkeypatch.setattr(ordering, "scan", watched)
         async with bus:
@@ -339,9 +339,9 @@ class TestManyKeys:
         bus = self.busy(database_url, log, asyncio.Event())
         look = ordering.scan
 
-        def watched(conn: Connection, schema: str, lane: Lane, **page: Any) -> list[ordering.Waiting]:
-            pages.append(lane)
-            return look(conn, schema, lane, **page)
+        def watched(conn: Connection, schema: str, looks: Mapping[Lane, str], **page: Any) -> Any:
+            pages.extend(looks)
+            return look(conn, schema, looks, **page)
 
         monkeypatch.setattr(ordering, "scan", watched)
         with psycopg.connect(database_url, autocommit=True) as conn:
@@ -740,7 +740,8 @@ async def test_every_address_has_its_turn_however_short_a_look_is(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There may be more addresses with keys than a look can see in the time of a step."""
-    monkeypatch.setattr(ordered, "_LONGEST_LOOK", 0.0)
+    monkeypatch.setattr(ordered, "_LONGEST_STEP", 0.0)
+    monkeypatch.setattr(ordered, "DESTINATIONS", 8)
     looks: list[int] = []
     poll, look_at = ordered.OrderedClaims.poll, ordered.OrderedClaims._look_at
 
@@ -755,7 +756,8 @@ async def test_every_address_has_its_turn_however_short_a_look_is(
     monkeypatch.setattr(ordered.OrderedClaims, "poll", polled)
     monkeypatch.setattr(ordered.OrderedClaims, "_look_at", looked)
     addresses = [f"memory://place{number}" for number in range(30)]
-    bus = Bus("workshop", database_url, transports=[MemoryTransport(load_settings())], **SLOW_TO_LOOK)
+    transports = [MemoryTransport(load_settings())]
+    bus = Bus("workshop", database_url, transports=transports, **{**SLOW_TO_LOOK, "batch_size": 3})
     for address in addresses:
         bus.listen(address, name=address)
     handled: list[int] = []

@@ -19,7 +19,7 @@ from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId, new_id
 from durable.errors import ConnectionFailed, TransportError
 from durable.outcomes import BUSY, DUPLICATE, STORED, Failed, Outcome, Rejected
-from durable.recovery.outgoing import claim_outgoing
+from durable.recovery.outgoing import OutgoingClaims
 from durable.settings import Settings, load_settings
 from durable.storage import outbox
 from durable.storage.database import Database
@@ -150,7 +150,8 @@ class Office:
 
     async def claim(self) -> None:
         """As often as there may be more, as a node does it."""
-        while await claim_outgoing(self.context(), self.agents.get):
+        claims = OutgoingClaims(self.context(), self.agents.get)
+        while await claims.claim():
             pass
 
     def waiting(self, destination: str = BILLING) -> int:
@@ -402,7 +403,7 @@ class TestLatching:
             assert not agent.reserve(envelope())
             agent.observe_circuit(True, agent.latch_generation)  # latched as well, as some node has seen it
             office.store_backlog(3)
-            claimed = await office.database.transaction(outbox.claim, destination=BILLING, batch_size=3, node=NODE)
+            claimed = await office.database.transaction(outbox.claim, {BILLING: 3}, node=NODE)
             agent.buffer.reserve_unchecked(claimed)  # claimed before the pause was heard of
             agent.accept(claimed)
             await eventually(lambda: agent.buffer.used_count == 0)

@@ -157,7 +157,7 @@ async def test_sending_agent_dead_letters_late_rows_by_the_clock_of_the_database
     await bus.runtime.sessions.close()
     node = NodeId(5)
     with leftovers.transaction(tables.url) as conn:
-        claimed = outbox.claim(conn, "durable", destination=PEER, batch_size=10, node=node)
+        claimed = outbox.claim(conn, "durable", {PEER: 10}, node=node)
     await asyncio.sleep(0.4)
     with leftovers.transaction(tables.url) as conn:
         found = expiry.bury_outgoing(conn, "durable", node, claimed)

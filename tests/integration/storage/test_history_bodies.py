@@ -61,12 +61,12 @@ def receive(conn: Connection, **changes: Any) -> None:
 
 def sent(conn: Connection, keep_body: bool) -> None:
     send(conn)
-    outbox.delete_sent(conn, SCHEMA, NODE, outbox.claim(conn, SCHEMA, **of_peer), keep_body=keep_body)
+    outbox.delete_sent(conn, SCHEMA, NODE, outbox.claim(conn, SCHEMA, {PEER: 10}, node=NODE), keep_body=keep_body)
 
 
 def rejected(conn: Connection, keep_body: bool) -> None:
     send(conn)
-    claimed = outbox.claim(conn, SCHEMA, **of_peer)
+    claimed = outbox.claim(conn, SCHEMA, {PEER: 10}, node=NODE)
     outbox.dead_letter(conn, SCHEMA, NODE, [(lease, LETTER) for lease in claimed], keep_body=keep_body)
 
 
@@ -102,7 +102,7 @@ def expired_unsent(conn: Connection, keep_body: bool) -> None:
 
 def expired_before_sending(conn: Connection, keep_body: bool) -> None:
     send(conn)
-    claimed = outbox.claim(conn, SCHEMA, **of_peer)
+    claimed = outbox.claim(conn, SCHEMA, {PEER: 10}, node=NODE)
     conn.exec_driver_sql("UPDATE durable.outgoing_envelopes SET deliver_by = now() - interval '1 second'")
     assert outbox.expire(conn, SCHEMA, NODE, claimed, keep_body=keep_body).expired == {WHOLE.id}
 
@@ -112,7 +112,6 @@ def expired_unclaimed(conn: Connection, keep_body: bool) -> None:
     assert leases.expire(conn, SCHEMA, INCOMING, NODE, 10, keep_body=keep_body) == 1
 
 
-of_peer: dict[str, Any] = {"destination": PEER, "batch_size": 10, "node": NODE}
 of_type: dict[str, Any] = {"message_type": MESSAGE_TYPE, "batch_size": 10, "node": NODE}
 ENDS: dict[Callable[[Connection, bool], None], tuple[str, str]] = {
     sent: ("outgoing", "sent"),

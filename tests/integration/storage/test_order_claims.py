@@ -18,7 +18,7 @@ from durable.messages.ordering import OrderingRules, QueueKeys
 from durable.storage import circuits, inbox, leases, ordering, outbox, trials
 from durable.storage.circuits import CircuitKind
 from durable.storage.inbox import Arrival
-from durable.storage.ordering import Lane
+from durable.storage.ordering import Lane, Turn, Turns
 from durable.storage.outbox import Sent
 from durable.storage.sql import ordering as sql
 from durable.storage.sql.recovery import INCOMING
@@ -65,7 +65,7 @@ def claim_in(
     conn: Connection, schema: str, *, keys: Sequence[str], node: NodeId, types: Sequence[str], size: int
 ) -> list[LeasedEnvelope]:
     found = ordering.claim(
-        conn, schema, ordering.Turns(list(keys), handlers={t: t for t in types}), batch_size=size, node=node
+        conn, schema, Turns([Turn(key) for key in keys], {t: t for t in types}), batch_size=size, node=node
     )
     return found.leases
 
@@ -259,10 +259,9 @@ class TestTwoAtOnce:
         desk.receive(1, 2)
         with desk.engine.connect() as first:
             claim_in(first, SCHEMA, keys=["k"], node=A, types=TYPES, size=1)
-            found = desk.run(
-                ordering.claim, ordering.Turns(["k", "other"], handlers={t: t for t in TYPES}), batch_size=9, node=B
-            )
-            assert (found.leases, found.contested) == ([], ["k"])
+            turns = Turns([Turn("k"), Turn("other")], {t: t for t in TYPES})
+            found = desk.run(ordering.claim, turns, batch_size=9, node=B)
+            assert (found.leases, found.contested) == ([], [Turn("k")])
             first.commit()
         assert desk.claim(node=B) == []
 
@@ -300,7 +299,7 @@ HELD = "(owner_id <> 0 OR (execution_time IS NOT NULL AND attempts > 0))"
 GUARDS = {
     "nothing of it is owned": (HELD, "(execution_time IS NOT NULL AND attempts > 0)"),
     "a retry holds those behind it": (HELD, "owner_id <> 0"),
-    "a run has one type": ("message_type = heads.message_type AND ", ""),
+    "a run has one type": ("message_type = found.message_type AND ", ""),
 }
 
 
@@ -367,7 +366,8 @@ def play(desk: Desk, seed: int) -> list[str]:
 
 class TestLooking:
     def look(self, desk: Desk, after: str = "", count: int = 100) -> list[tuple[str, str | None]]:
-        return [tuple(each) for each in desk.run(ordering.scan, Lane(message_type=TYPES[0]), after=after, count=count)]
+        lane = Lane(message_type=TYPES[0])
+        return [tuple(each) for each in desk.run(ordering.scan, {lane: after}, count=count)[lane]]
 
     def test_look_returns_a_page_of_keys_with_the_type_at_its_turn(self, desk: Desk) -> None:
         for key in "abc":
@@ -392,7 +392,7 @@ class TestLooking:
             def claim(types: list[str]) -> int:
                 desk.run(
                     ordering.claim,
-                    ordering.Turns(["k"], handlers={t: t for t in types}),
+                    Turns([Turn("k")], {t: t for t in types}),
                     batch_size=9,
                     node=A,
                     tell_others=types,
@@ -455,8 +455,8 @@ class TestTrials:
     def test_a_parked_key_is_found_without_a_type(self, desk: Desk) -> None:
         desk.receive(1)
         desk.run(circuits.pause, CircuitKind.KEY, "k", reason="a", actor="a", duration=None)
-        found = desk.run(ordering.scan, Lane(message_type=TYPES[0]), after="", count=9)
-        assert [tuple(each) for each in found] == [("k", None)]
+        lane = Lane(message_type=TYPES[0])
+        assert desk.run(ordering.scan, {lane: ""}, count=9) == {lane: [("k", None)]}
 
 
 class TestShares:

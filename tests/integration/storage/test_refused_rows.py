@@ -30,7 +30,7 @@ from durable.storage.circuits import CircuitKind
 from durable.storage.database import Database
 from durable.storage.dead_letters import LetterRange, Selection
 from durable.storage.inbox import Arrival
-from durable.storage.ordering import Share, Turns
+from durable.storage.ordering import Share, Turn, Turns
 from durable.storage.outbox import Sent
 from durable.storage.rows import Letter
 from durable.storage.sql import dead_letters as letter_statements
@@ -178,7 +178,8 @@ KEYS = [f"key {number}" for number in range(COUNT)]
 
 
 def claim_keys(database: Database, side: str, keys: Sequence[str]) -> Any:
-    turns = Turns(keys, PEER) if side == "outgoing" else Turns(keys, handlers={MESSAGE_TYPE: MESSAGE_TYPE})
+    types = {} if side == "outgoing" else {MESSAGE_TYPE: MESSAGE_TYPE}
+    turns = Turns([Turn(key, PEER if side == "outgoing" else None) for key in keys], types)
     return database.transaction(ordering.claim, turns, batch_size=100, node=NODE)
 
 
@@ -203,7 +204,7 @@ BATCHES: dict[str, Batch] = {
     ),
     "claim outgoing": Batch(
         "outgoing", UNOWNED, "UPDATE",
-        lambda db, _: db.transaction(outbox.claim, destination=PEER, batch_size=100, node=NODE),
+        lambda db, _: db.transaction(outbox.claim, {PEER: 100}, node=NODE),
     ),
     "claim incoming": Batch(
         "incoming", UNOWNED, "UPDATE",

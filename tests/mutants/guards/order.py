@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_MANY = "tests/integration/agents/test_many_addresses.py"
+
 ROWS = (
     Mutant(
         "order",
@@ -29,8 +31,8 @@ ROWS = (
         "order",
         "a key is claimed without its lock",
         "durable/storage/sql/ordering.py",
-        before="WHERE pg_try_advisory_xact_lock(:class_id, hashtext(CAST(:scope AS text) || key))",
-        after="WHERE (:class_id, CAST(:scope AS text)) IS NOT NULL",
+        before="WHERE pg_try_advisory_xact_lock(:class_id, hashtext(found.scope || found.key))",
+        after="WHERE :class_id IS NOT NULL",
         killed_by=(
             "tests/integration/storage/test_order_claims.py::TestTwoAtOnce::test_key_being_claimed_by_one_node_is_contested_for_another",
         ),
@@ -56,8 +58,32 @@ FROM sent WHERE endpoint IS NULL
         "order",
         "a look for ordered rows has no end",
         "recovery/ordered.py",
-        before="            if waiting and time.monotonic() - began > _LONGEST_LOOK:\n",
+        before="            if waiting and time.monotonic() - began > _LONGEST_STEP:\n",
         after="            if not lanes:\n",
         killed_by=("tests/integration/agents/test_order.py::test_every_address_has_its_turn_however_short_a_look_is",),
+    ),
+    Mutant(
+        "order",
+        "a look that was too short begins again",
+        "recovery/ordered.py",
+        before="                if not self._walk(waiting[0]).pages:\n",
+        after="                if not waiting:\n",
+        killed_by=(f"{_MANY}::test_paused_addresses_keep_no_others_waiting_however_short_a_look_is",),
+    ),
+    Mutant(
+        "order",
+        "hints left over by a step are forgotten",
+        "recovery/ordered.py",
+        before="        for turn in chain.from_iterable(batches):\n",
+        after="        for turn in chain.from_iterable(batches) if contested else ():\n",
+        killed_by=(f"{_MANY}::test_keys_hinted_at_many_addresses_are_all_claimed_however_short_a_step_is",),
+    ),
+    Mutant(
+        "order",
+        "keys of many addresses are claimed address by address",
+        "recovery/ordered.py",
+        before="        while waiting and is_known and len(group) < self._batch_size:\n",
+        after="        while waiting and is_known and len(group) < 1:\n",
+        killed_by=(f"{_MANY}::test_keyed_messages_at_many_addresses_are_looked_for_and_claimed_together",),
     ),
 )

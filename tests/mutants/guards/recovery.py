@@ -199,4 +199,24 @@ ROWS = (
             "tests/integration/application/test_schedules.py::TestScheduledMessages::test_message_due_during_a_round_of_recovery_does_not_wait_for_the_next_poll",
         ),
     ),
+    Mutant(
+        "recovery",
+        "addresses beyond the first thousand wait for the next poll",
+        "recovery/outgoing.py",
+        before="        return bool(waiting or self._after)\n",
+        after="        return bool(waiting)\n",
+        killed_by=(
+            "tests/integration/agents/test_many_addresses.py::test_addresses_beyond_those_of_a_look_have_their_turn_at_once[plain]",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "agents of any number of idle addresses are kept",
+        "recovery/idle_addresses.py",
+        before="        idle += [name for name, (_, since) in by_age[_MOST_IDLE:] if since < now]\n",
+        after="",
+        killed_by=(
+            "tests/integration/agents/test_many_addresses.py::test_agents_of_addresses_used_once_are_few_however_many_addresses_there_are",
+        ),
+    ),
 )

@@ -9,12 +9,8 @@ ROWS = (
         "sending",
         "a claim does not look at the latch",
         "durable/storage/sql/outbox.py",
-        before="""\
-        AND NOT EXISTS (
-            SELECT FROM {{schema}}.circuits
-            WHERE kind = 'destination' AND key = :destination AND (probing OR until IS NULL OR until > now())
-        )""",
-        after="",
+        before="AND key = place.destination AND (probing OR until IS NULL OR until > now())",
+        after="AND false",
         killed_by=(
             "tests/integration/storage/functions/test_claims.py::test_claim_takes_nothing_for_open_circuits[pg18-psycopg]",
         ),
@@ -196,5 +192,23 @@ ROWS = (
         killed_by=(
             "tests/unit/agents/test_fair_queue.py::test_no_key_is_ever_out_twice_and_each_comes_in_its_order[0]",
         ),
+    ),
+    Mutant(
+        "sending",
+        "a connection is closed for others while it is in use",
+        "transports/tcp/sender.py",
+        before="        if self._uses:\n",
+        after="        if self._uses < 0:\n",
+        killed_by=(
+            "tests/integration/transports/tcp/test_idle_connections.py::test_connection_with_a_batch_under_way_stays_open",
+        ),
+    ),
+    Mutant(
+        "sending",
+        "any number of connections stays open",
+        "transports/tcp/idle.py",
+        before="            if other.close_if_idle():\n",
+        after="            if not other:\n",
+        killed_by=("tests/integration/transports/tcp/test_idle_connections.py::test_connections_used_last_stay_open",),
     ),
 )

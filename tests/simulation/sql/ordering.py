@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from durable.storage.sql import ordering as sql
 from durable.storage.sql.ordering import Ordered, Shared
 from tests.simulation.rows import Work
-from tests.simulation.sql.parts import CLAIMED, IN, OUT, Side, by_seq, claim, in_time, is_open, unlocked
+from tests.simulation.sql.parts import CLAIMED, IN, OUT, Side, by_seq, claim, in_time, is_open, next_names, unlocked
 from tests.simulation.sql.registry import Params, Rows, does
 from tests.simulation.tables import Transaction
 
@@ -31,34 +31,38 @@ def along_the_index(tx: Transaction, p: Params) -> Rows:
     return [("off", "off")]
 
 
+Key = tuple[str, str]
+"""The scope of a key, and the key."""
+
+
 class _Keys:
     """The rows of each key, as one statement sees them."""
 
-    def __init__(self, tx: Transaction, side: Side, p: Mapping[str, Any]) -> None:
+    def __init__(self, tx: Transaction, side: Side) -> None:
         self._tx = tx
-        destination = p.get("destination") if side is OUT else None
-        self._by_key: dict[str, list[Work]] = {}
+        self._by_key: dict[Key, list[Work]] = {}
         for row in tx.all(side.table):
-            if row.ordering_key is not None and destination in (None, row.address):
-                self._by_key.setdefault(row.ordering_key, []).append(row)
+            if row.ordering_key is not None:
+                scope = row.address if side is OUT else ""
+                self._by_key.setdefault((scope, row.ordering_key), []).append(row)
 
-    def first(self, key: str) -> Work | None:
+    def first(self, key: Key) -> Work | None:
         waiting = [row for row in self._by_key.get(key, ()) if _unowned(row) and in_time(self._tx, row)]
         return min(waiting, key=by_seq, default=None)
 
-    def ends_before(self, key: str) -> float | None:
+    def ends_before(self, key: Key) -> float | None:
         """The number of the first row that waits for its retry, or infinity; None where a row is owned."""
         held = [row for row in self._by_key.get(key, ()) if _held(row)]
         if any(row.owner_id != 0 for row in held):
             return None
         return min((row.seq for row in held), default=float("inf"))
 
-    def head(self, key: str) -> Work | None:
+    def head(self, key: Key) -> Work | None:
         """The row that a claim of this key begins with, if the key is free."""
         first, end = self.first(key), self.ends_before(key)
         return first if first is not None and end is not None and end > first.seq else None
 
-    def run(self, key: str, longest: int) -> list[Work]:
+    def run(self, key: Key, longest: int) -> list[Work]:
         end = self.ends_before(key)
         assert end is not None
         rows = [row for row in self._by_key[key] if _unowned(row) and in_time(self._tx, row) and row.seq < end]
@@ -77,21 +81,23 @@ def _ordered(
     fits: Callable[[Transaction, Work, Work], bool],
 ) -> None:
     def ordered_lanes(tx: Transaction, p: Params) -> Rows:
-        return [(lane,) for lane in sorted({getattr(row, side.lane) for row in tx.all(side.table) if _unowned(row)})]
+        if side is OUT:
+            return next_names(tx, p, _unowned)
+        return [(lane,) for lane in sorted({row.message_type for row in tx.all(side.table) if _unowned(row)})]
 
     def scan(tx: Transaction, p: Params) -> Rows:
-        lane = p["destination"] if side is OUT else p["lane"]
-        names = {row.ordering_key for row in tx.all(side.table) if getattr(row, side.lane) == lane and _unowned(row)}
-        keys, found = _Keys(tx, side, p), []
-        for key in sorted(name for name in names if name > p["after"])[: p["count"]]:
-            head = keys.head(key)
-            is_free = head is not None and (side is OUT or _not_parked(tx, head))
-            found.append((key, head.message_type if head is not None and is_free else None))
+        rows, keys, found = tx.all(side.table), _Keys(tx, side), []
+        for lane, after in zip(p["lanes"], p["afters"], strict=True):
+            names = {row.ordering_key for row in rows if getattr(row, side.lane) == lane and _unowned(row)}
+            for key in sorted(name for name in names if name > after)[: p["count"]]:
+                head = keys.head((lane if side is OUT else "", key))
+                is_free = head is not None and (side is OUT or _not_parked(tx, head))
+                found.append((lane, key, head.message_type if head is not None and is_free else None))
         return found
 
     def claim_runs(tx: Transaction, p: Params) -> Rows:
-        keys, run = _Keys(tx, side, p), []
-        for key in p["keys"]:
+        keys, run = _Keys(tx, side), []
+        for key in zip(p["scopes"], p["keys"], strict=True):
             head = keys.head(key)
             if head is None or not may_start(tx, p, head):
                 continue
@@ -103,8 +109,8 @@ def _ordered(
         return claim(tx, side, rows, p["node"])
 
     def tell(tx: Transaction, p: Params) -> Rows:
-        keys = _Keys(tx, side, p)
-        heads = [keys.head(key) for key in p["keys"]]
+        keys = _Keys(tx, side)
+        heads = [keys.head(("", key)) for key in p["keys"]]
         others = [row for row in heads if row is not None and row.message_type not in p["message_types"]]
         tx.notifies |= bool(others)
         return [("",)] if others else []
@@ -112,16 +118,17 @@ def _ordered(
     for work in (ordered_lanes, scan, claim_runs, tell):
         work.__name__ = f"{work.__name__}_{side.table}"
     does(lanes, "name")(ordered_lanes)
-    does(table.scan, "key message_type")(scan)
+    does(table.scan, "name key message_type")(scan)
     does(table.claim, CLAIMED)(claim_runs)
     if side is IN:
         does(table.tell, "pg_notify")(tell)
 
 
-@does(sql.INCOMING.lock, "key")
+@does(sql.INCOMING.lock, "scope key")
 def lock_keys(tx: Transaction, p: Params) -> Rows:
     """The same statement for both tables."""
-    return [(key,) for key in p["keys"] if tx.try_advisory((p["class_id"], zlib.crc32((p["scope"] + key).encode())))]
+    turns = zip(p["scopes"], p["keys"], strict=True)
+    return [turn for turn in turns if tx.try_advisory((p["class_id"], zlib.crc32("".join(turn).encode())))]
 
 
 def _handled_here(tx: Transaction, p: Params, head: Work) -> bool:
@@ -135,7 +142,7 @@ _ordered(
     sql.OUTGOING,
     OUT,
     sql.ORDERED_DESTINATIONS,
-    lambda tx, p, head: not is_open(tx, "destination", p["destination"]),
+    lambda tx, p, head: not is_open(tx, "destination", head.address),
     lambda tx, head, row: True,
 )
 _ordered(

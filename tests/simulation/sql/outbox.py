@@ -20,6 +20,7 @@ from tests.simulation.sql.parts import (
     is_free,
     is_open,
     mine,
+    next_names,
     unlocked,
     work_rows,
 )
@@ -88,11 +89,21 @@ def wake_nodes(tx: Transaction, p: Params) -> Rows:
 
 @does(sql.CLAIM_OUTGOING.whole, CLAIMED)
 def claim_outgoing(tx: Transaction, p: Params) -> Rows:
-    destination = p["destination"]
-    if is_open(tx, "destination", destination):
-        return []
-    rows = unlocked(tx, OUT, lambda row: row.address == destination and is_free(row) and in_time(tx, row))
-    return claim(tx, OUT, sorted(rows, key=by_seq)[: p["batch_size"]], p["node"])
+    chosen: list[Work] = []
+    for destination, size in zip(p["destinations"], p["sizes"], strict=True):
+        if is_open(tx, "destination", destination):
+            continue
+
+        def fits(row: Work, destination: str = destination) -> bool:
+            return row.address == destination and is_free(row) and in_time(tx, row)
+
+        chosen += sorted(unlocked(tx, OUT, fits), key=by_seq)[:size]
+    return claim(tx, OUT, chosen[: p["batch_size"]], p["node"])
+
+
+@does(sql.NEXT_DESTINATIONS, "name")
+def next_destinations(tx: Transaction, p: Params) -> Rows:
+    return next_names(tx, p, is_free)
 
 
 @does(sql.WAITED_FOR_OUTGOING, "destination")

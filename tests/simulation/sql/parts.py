@@ -76,6 +76,12 @@ def in_time(tx: Transaction, row: Work) -> bool:
     return row.deliver_by is None or row.deliver_by > tx.now
 
 
+def next_names(tx: Transaction, p: Params, fits: Callable[[Work], bool]) -> list[tuple[str]]:
+    """The next destinations behind one that have such rows."""
+    names = {row.address for row in tx.all(OUT.table) if fits(row) and row.address > p["after"]}
+    return [(name,) for name in sorted(names)[: p["count"]]]
+
+
 def is_open(tx: Transaction, kind: str, *keys: str) -> bool:
     """Tell whether one of these circuits is open."""
     return any((row := tx.get("circuits", (kind, key))) is not None and row.is_open(tx.now) for key in keys)

@@ -73,10 +73,8 @@ def claim(tables: Tables, node: NodeId = NODE) -> list[LeasedEnvelope]:
 
 
 def claim_key(tables: Tables, key: str) -> list[LeasedEnvelope]:
-    types, size = ["letters.placed"], 1_000
-    found: Claimed = stored(
-        tables, ordering.claim, ordering.Turns([key], handlers={t: t for t in types}), batch_size=size, node=NODE
-    )
+    turns = ordering.Turns([ordering.Turn(key)], {"letters.placed": "letters.placed"})
+    found: Claimed = stored(tables, ordering.claim, turns, batch_size=1_000, node=NODE)
     return found.leases
 
 

@@ -66,7 +66,7 @@ class TestReplaying:
 
         assert len((await database.transaction(replay_by_ada, ALL, WHOLE)).done) == 1
 
-        (lease,) = stored(tables, outbox.claim, destination=PEER, batch_size=10, node=NODE)
+        (lease,) = stored(tables, outbox.claim, {PEER: 10}, node=NODE)
         assert (lease.envelope, lease.attempts, lease.epoch) == (original, 0, 2)
         assert tables.count("incoming_envelopes") == 0
 

@@ -48,9 +48,7 @@ class Store:
     async def claim_outgoing(
         self, node: NodeId = A, batch_size: int = 100, destination: str = PEER
     ) -> list[LeasedEnvelope]:
-        claimed: list[LeasedEnvelope] = await self.run(
-            outbox.claim, destination=destination, batch_size=batch_size, node=node
-        )
+        claimed: list[LeasedEnvelope] = await self.run(outbox.claim, {destination: batch_size}, node=node)
         return claimed
 
     async def claim_incoming(

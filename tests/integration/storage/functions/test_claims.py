@@ -174,7 +174,7 @@ async def test_concurrent_claims_of_two_nodes_take_different_rows_without_waitin
 
     def claim(conn: Connection, node: NodeId) -> list[LeasedEnvelope]:
         if side == "outgoing":
-            return outbox.claim(conn, SCHEMA, destination=PEER, batch_size=6, node=node)
+            return outbox.claim(conn, SCHEMA, {PEER: 6}, node=node)
         return inbox.claim(conn, SCHEMA, message_type=MESSAGE_TYPE, batch_size=6, node=node)
 
     async with store.database.engine.begin() as first, store.database.engine.begin() as second:

@@ -1,0 +1,99 @@
+"""Connections of senders to many peers: those that nothing is sent on are few."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from durable.outcomes import STORED
+from durable.settings import load_settings
+from durable.transports.tcp.sender import TcpSender
+from durable.transports.tcp.transport import TcpTransport
+from tests.failure.waiting import eventually
+from tests.support.receivers import MemoryReceiver, envelope
+
+MOST, COUNT = 3, 10
+
+
+class Peers:
+    """Peers that listen, and a sender to each."""
+
+    def __init__(self) -> None:
+        self.receivers = [MemoryReceiver() for _ in range(COUNT)]
+        self.senders: list[TcpSender] = []
+
+    async def send(self, number: int) -> None:
+        assert await self.senders[number].send([envelope()]) == [STORED]
+
+    @property
+    def connected(self) -> set[int]:
+        """The numbers of the senders with an open connection."""
+        return {number for number, sender in enumerate(self.senders) if sender._dialer.open is not None}
+
+    async def reach(self, *numbers: int) -> None:
+        """Wait until these are connected, and no others."""
+        await eventually(lambda: self.connected == set(numbers), within=10)
+
+
+@pytest.fixture
+async def peers() -> AsyncIterator[Peers]:
+    made, transport = Peers(), TcpTransport(load_settings(idle_connections=MOST), "shop", 1)
+    async with AsyncExitStack() as stack:
+        for receiver in made.receivers:
+            listener = transport.listener("tcp://127.0.0.1:0", "billing")
+            await listener.serve(receiver)
+            stack.push_async_callback(listener.close)
+            made.senders.append(await stack.enter_async_context(transport.sender(listener.address)))
+        yield made
+
+
+async def test_connections_used_last_stay_open(peers: Peers) -> None:
+    for number in range(COUNT):
+        await peers.send(number)
+    await peers.reach(7, 8, 9)
+    await peers.send(7)
+    await peers.send(0)
+    await peers.reach(9, 7, 0)
+
+
+async def test_connection_closed_for_others_is_opened_anew(peers: Peers) -> None:
+    for _ in range(3):
+        for number in range(COUNT):
+            await peers.send(number)
+    assert [len(receiver.stored) for receiver in peers.receivers] == [3] * COUNT
+    await peers.reach(7, 8, 9)
+
+
+async def test_all_peers_are_sent_to_at_once(peers: Peers) -> None:
+    """Connections that are being opened, or in use, are none of the idle ones."""
+    for _ in range(3):
+        await asyncio.gather(*map(peers.send, range(COUNT)))
+    assert [len(receiver.stored) for receiver in peers.receivers] == [3] * COUNT
+
+
+async def test_connection_with_a_batch_under_way_stays_open(peers: Peers) -> None:
+    peers.receivers[0].hold()
+    slow = asyncio.create_task(peers.send(0))
+    await eventually(lambda: peers.receivers[0].batches, within=10)
+    for number in range(1, COUNT):
+        await peers.send(number)
+    assert 0 in peers.connected
+    peers.receivers[0].release()
+    await slow
+    await peers.send(5)
+    await peers.reach(8, 9, 5)
+
+
+async def test_ended_sender_takes_no_place(peers: Peers) -> None:
+    for number in (0, 1, 2):
+        await peers.send(number)
+    await peers.senders[2].__aexit__(None, None, None)
+    await peers.senders[1].__aexit__(None, None, None)
+    await peers.send(3)
+    await peers.send(4)
+    await peers.reach(0, 3, 4)
+    for number in (1, 2):
+        await peers.senders[number].__aenter__()  # the fixture ends them
