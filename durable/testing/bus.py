@@ -193,13 +193,14 @@ class InMemoryBus:
         for letter in chosen or self.dead_letters:
             self._mailbox.replay(letter)
 
-    def discard(self, *chosen: DeadLetter) -> None:
+    def discard(self, *chosen: DeadLetter, reason: str | None = None) -> None:
         """Give these dead letters, or all of them, up: messages may be sent again under their business keys.
 
-        Raises ValueError for one that was replayed or discarded before.
+        `reason` is told by receipts (default: the reason of the letter). Raises ValueError for one that was replayed or
+        discarded before.
         """
         for letter in chosen or self.dead_letters:
-            self._mailbox.discard(letter)
+            self._mailbox.discard(letter, letter.reason if reason is None else reason)
 
     def fail(
         self,

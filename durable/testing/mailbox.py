@@ -41,6 +41,7 @@ from durable.storage.leases import Burials
 from durable.storage.receipts import WAITING, Sighting, Standing
 from durable.storage.rows import ONCE, QUARANTINED, UNCOUNTED, Letter, Tried
 from durable.storage.sql.recovery import INCOMING, Recovery
+from durable.storage.sql.work import INBOX, OUTBOX
 from durable.testing.circuits import MemoryCircuits
 from durable.testing.rows import DeadLetter, Expired, Handled, Row, Scheduled, decoded
 
@@ -124,9 +125,9 @@ class Mailbox:
             deliver_by=deliver_by,
         )
 
-    def _expire(self, row: Row, side: str = "incoming") -> None:
+    def _expire(self, row: Row, reason: str, side: str = "incoming") -> None:
         """End a message; a later one under its id that lives longer is no duplicate."""
-        self._note("expired", row, side)
+        self._note("expired", row, side, reason)
         self.expired.append(Expired(decoded(row.envelope, self.ring), row.envelope))
         self._note_expired(row)
 
@@ -198,13 +199,15 @@ class Mailbox:
         for rows, row in late:
             del rows[row.key]
             if rows is self.incoming and burials.has(row.type):
-                self._bury_late(row, "expired before it was handled")
+                self._bury_late(row, INBOX.late)
             elif rows is self.outgoing and burials.others:
-                letter = Letter.because("expired before it was sent", "expired")
+                letter = Letter.because(OUTBOX.late, "expired")
                 self._bury(row.envelope, letter, attempts=row.attempts)
                 self._note("dead-lettered", row, "outgoing", letter.reason)
+            elif rows is self.incoming:
+                self._expire(row, INBOX.late)
             else:
-                self._expire(row, "incoming" if rows is self.incoming else "outgoing")
+                self._expire(row, OUTBOX.late, "outgoing")
         return len(self.expired) - expired
 
     def _bury_late(self, row: Row, reason: str) -> None:
@@ -320,14 +323,14 @@ class Mailbox:
         lease: LeasedEnvelope,
         *,
         within: timedelta = timedelta(0),
-        reason: str = "",
+        reason: str = INBOX.late,
         keep_body: bool = False,
     ) -> bool:
         if not lease.envelope.is_late(self.clock.now() + within):
             return False
         row = self.incoming.pop(_key(lease), None)
         if row is not None:
-            self._expire(row)
+            self._expire(row, reason)
         return row is not None
 
     def bury_incoming(
@@ -336,7 +339,7 @@ class Mailbox:
         lease: LeasedEnvelope,
         *,
         within: timedelta = timedelta(0),
-        reason: str = "expired before it was handled",
+        reason: str = INBOX.late,
         keep_body: bool = False,
     ) -> bool:
         if not lease.envelope.is_late(self.clock.now() + within) or not self.owns(lease):
@@ -356,11 +359,12 @@ class Mailbox:
         self.ended = [each for each in self.ended if (each.id, each.address) != row.key]
         self._queue(row)
 
-    def discard(self, letter: DeadLetter) -> None:
+    def discard(self, letter: DeadLetter, reason: str) -> None:
         """Give it up for good: another message may be sent under its business key."""
         self._resolve(letter)
         if letter.endpoint is not None:
-            self._note("discarded", Row(letter.envelope, letter.endpoint), "incoming", letter.reason)
+            row = Row(letter.envelope, letter.endpoint, attempts=letter.attempts)
+            self._note("discarded", row, "incoming", reason)
             self._give_up((letter.envelope.id, letter.endpoint))
 
     def _resolve(self, letter: DeadLetter) -> None:

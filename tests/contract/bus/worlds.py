@@ -232,7 +232,7 @@ class InMemory(World):
         ]
 
     async def discard(self) -> None:
-        self._memory.discard()
+        self._memory.discard(reason="a test")
 
     def expired(self) -> list[str]:
         return [expired.envelope.message_type for expired in self._memory.expired]
