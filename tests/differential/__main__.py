@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         else:
             workloads = [drawn(options.seed + number, options.length) for number in range(options.examples)]
         with closing(worlds):
-            return _hunt(worlds, options.world or all_worlds(), workloads)
+            return _hunt(worlds, options.world or all_worlds(), workloads, in_turn=options.in_turn)
 
 
 def all_worlds() -> list[str]:
@@ -55,15 +55,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1, help="seed of the first workload; the next ones follow")
     parser.add_argument("--length", type=int, default=12, help="steps of a workload, about")
     parser.add_argument("--world", action="append", help=f"one of: {', '.join(all_worlds())} (default: all)")
+    parser.add_argument("--in-turn", action="store_true", help="run each workload in one of the worlds, in turn")
     parser.add_argument("--again", type=Path, help="file with a workload to run again")
     return parser
 
 
-def _hunt(worlds: Worlds, names: Sequence[str], workloads: Sequence[Workload]) -> int:
-    makers = {name: worlds.maker(name) for name in names}
+def _hunt(worlds: Worlds, names: Sequence[str], workloads: Sequence[Workload], *, in_turn: bool) -> int:
+    makers = [worlds.maker(name) for name in names]
     began, runs, failures = time.monotonic(), 0, 0
-    for workload in workloads:
-        for make in makers.values():
+    for number, workload in enumerate(workloads):
+        for make in [makers[number % len(makers)]] if in_turn else makers:
             lines = asyncio.run(compare(workload, make))
             runs += 1
             if lines:

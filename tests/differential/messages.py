@@ -86,6 +86,11 @@ class Question(Work): ...
 class Guided(Work): ...
 
 
+@message("differential.guarded")
+class Guarded(Work):
+    """Its handler may stop itself."""
+
+
 @message("differential.answer")
 class Answer(msgspec.Struct):
     number: int
@@ -117,5 +122,6 @@ CLASSES: Final[dict[str, type[Work]]] = {
     "event": Event,
     "question": Question,
     "guided": Guided,
+    "guarded": Guarded,
     "stranger": Stranger,
 }

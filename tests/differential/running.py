@@ -15,15 +15,19 @@ from uuid import UUID
 
 import msgspec
 
+from durable.envelope import Envelope
 from durable.errors import DurableError
 from durable.outbox.outbox import Outbox
 from durable.requests.receipts import receipt_of
 from durable.storage.receipts import Standing
+from tests.differential.arriving import again, arriving
 from tests.differential.messages import Plain, Question, Unrouted
 from tests.differential.services import SERVICES
 from tests.differential.workload import (
     TOGETHER,
     Advance,
+    Arrive,
+    Ask,
     Change,
     Item,
     Pause,
@@ -54,6 +58,7 @@ class _Run:
     def __init__(self, workload: Workload, world: World) -> None:
         self._steps = workload.steps
         self._world = world
+        self._arrived: dict[int, Envelope] = {}
         self._items = {item.number: item for item in items_of(workload)}
 
     async def steps(self) -> Record:
@@ -84,6 +89,10 @@ class _Run:
                 return await self._world.bus(step.at).resume(target.pop("cls", None), **target)
             case Change():
                 return await self._change(step)
+            case Arrive():
+                await self._arrive(step)
+            case Ask():
+                return await self._world.bus("here").run_schedule(step.name)
             case Resolve():
                 await self._resolve(step)
         return None
@@ -198,6 +207,18 @@ class _Run:
                     return await bus.reschedule(message_id, delay=step.seconds)
         except DurableError as error:
             return self._told(error)
+
+    async def _arrive(self, step: Arrive) -> None:
+        notes, destination = self._world.notes, self._world.addresses["there"]
+        if step.repeats is not None:
+            if step.repeats not in self._arrived:
+                return
+            envelope = again(self._arrived[step.repeats], is_other=step.is_other)
+        else:
+            envelope = arriving(step.kind, step.number, destination=destination, now=self._world.now())
+            self._arrived[step.number] = envelope
+            notes.name(envelope.id, Item(step.number))
+        await self._world.arrive(envelope)
 
     async def _resolve(self, step: Resolve) -> None:
         notes = self._world.notes

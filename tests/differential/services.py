@@ -11,7 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from durable import Bus, Context, PutBack, Reject, Release, Retry, RetryLater
+from durable import Bus, Context, PauseListener, PutBack, Reject, Release, Retry, RetryLater
 from durable.envelope import DUE
 from durable.outbox.outbox import Outbox
 from tests.differential.messages import (
@@ -22,6 +22,7 @@ from tests.differential.messages import (
     Event,
     Fair,
     Grouped,
+    Guarded,
     Guided,
     Listed,
     Parked,
@@ -34,11 +35,13 @@ from tests.differential.messages import (
     Whole,
     Work,
 )
-from tests.differential.workload import Item, Where
+from tests.differential.workload import PAUSE_SECONDS, Item, Where
 
 SHOP, BILLING = "shop", "billing"
 SERVICES: Final[Mapping[Where, str]] = {"here": SHOP, "there": BILLING}
 EFFECT: Final = text("INSERT INTO effects (number, attempt) VALUES (:number, :attempt)")
+YEARLY: Final = 900
+"""Number of the message that the schedule brings."""
 _RETRY: Final = Retry(immediate=1, delays=[100, 300], jitter=0)
 
 
@@ -108,8 +111,10 @@ class Service:
         self._declare(Strict, retry=Retry.never(), on_expiry="dead-letter", inherit_deliver_by=True)
         patient = Retry(immediate=0, delays=[100], jitter=0)
         self._declare(Guided, on_error={LookupError: patient, OSError: Retry.never()})
+        self._declare(Guarded)
         self._declare_sync(Sync)
         self._declare_listed()
+        bus.every("0 0 1 1 *", Plain(YEARLY), name="yearly")
 
     # ------------------------------------------------------------------ sending
 
@@ -145,8 +150,13 @@ class Service:
                 self.send(self.bus, each)
                 await savepoint.rollback()
             end = self.notes.end(self.bus.service, work, ctx.attempt)
-            if end == "rollback":
-                await session.rollback()
+            match end:
+                case "rollback":
+                    await session.rollback()
+                case "commit":
+                    await session.commit()
+                case "close":
+                    await session.close()
             return self._end(end, work, ctx)
 
         handle.__annotations__["work"] = cls
@@ -164,8 +174,13 @@ class Service:
                 self.send(self.bus, each)
                 savepoint.rollback()
             end = self.notes.end(self.bus.service, work, ctx.attempt)
-            if end == "rollback":
-                session.rollback()
+            match end:
+                case "rollback":
+                    session.rollback()
+                case "commit":
+                    session.commit()
+                case "close":
+                    session.close()
             return self._end(end, work, ctx)
 
         handle.__annotations__["work"] = cls
@@ -206,6 +221,14 @@ class Service:
                 ctx.send(Unrouted())
             case "refused":
                 ctx.send(Plain(0), key="")
+            case "close":
+                ctx.send(Plain(0))
+            case "returns":
+                return [Plain(-1), None, Event(-2)]
+            case "pause":
+                raise PauseListener(PAUSE_SECONDS)
+            case "open":
+                ctx.circuit.open(for_=PAUSE_SECONDS, reason="the quota is used up")
             case "no message":
                 return 3
             case "no reply":

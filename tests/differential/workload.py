@@ -11,6 +11,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from tests.differential.arriving import ARRIVALS
+
 Where = Literal["here", "there"]
 """Service of a handler: `here` is the one that sends, `there` its peer."""
 
@@ -88,7 +90,23 @@ class Resolve(msgspec.Struct, tag="resolve", omit_defaults=True):
     is_mended: bool = False
 
 
-Step = Unit | Refused | Advance | Pause | Resume | Change | Resolve
+class Arrive(msgspec.Struct, tag="arrive", omit_defaults=True):
+    """An envelope of a stranger comes to the peer: by the name of its kind, or one that has come before, again."""
+
+    kind: str
+    number: int
+    repeats: int | None = None
+    is_other: bool = False
+    """True if its body is another than that of the one which it repeats."""
+
+
+class Ask(msgspec.Struct, tag="ask", omit_defaults=True):
+    """Run the schedule, besides its occurrences."""
+
+    name: str = "yearly"
+
+
+Step = Arrive | Ask | Unit | Refused | Advance | Pause | Resume | Change | Resolve
 
 
 class Workload(msgspec.Struct, omit_defaults=True):
@@ -100,20 +118,21 @@ class Workload(msgspec.Struct, omit_defaults=True):
 
 LANES: Final = (
     *("plain", "plain", "plain", "parked", "grouped", "listed", "auto", "whole", "fair", "sync", "secret", "strict"),
-    *("aged", "old", "event", "question", "stranger", "guided"),
+    *("aged", "old", "event", "question", "stranger", "guided", "guarded"),
 )
-_SHARED: Final = frozenset(("whole",))
-"""Lanes in which all messages have one order: two handlers that send into it at once may do so in either order."""
+_SHARED: Final = frozenset(("whole", "guarded"))
+"""Lanes whose messages touch each other: what handlers that run side by side send into them has no order."""
 TOGETHER: Final = frozenset(("grouped", "listed", "auto"))
 """Lanes whose handlers share a transaction: how many share it is not promised."""
 KEYS: Final = ("k1", "k2")
 TENANTS: Final = ("acme", "gold")
 ENDS: Final = (
     *("raise", "raise", "raise", "lookup", "os", "reject", "later", "put back", "rollback", "unrouted", "no message"),
-    *("no reply", "panic", "refused", "release", "upcaster"),
+    *("no reply", "panic", "refused", "release", "upcaster", "commit", "close", "returns", "pause"),
 )
-ALONE: Final = frozenset(("release",))
-"""Ends that are not counted as attempts: for handlers of one message."""
+ALONE: Final = frozenset(("release", "returns", "pause"))
+"""Ends of handlers of one message."""
+PAUSE_SECONDS: Final = 150
 FAULTS: Final = (
     *("misspelt", "at and delay", "never due", "empty key", "long key", "control key", "business key", "naive time"),
     *("wrong delay", "large body", "wrong field", "no route", "no transport", "no message", "distant", "reply to"),
@@ -131,6 +150,7 @@ class _Drawing:
         self._rng = rng
         self._count = 0
         self._depth = 0
+        self._arrived: list[int] = []
         self._paused: list[Pause] = []
 
     def steps(self, length: int) -> list[Step]:
@@ -143,10 +163,14 @@ class _Drawing:
 
     def _step(self) -> Step:
         draw = self._rng.random()
-        if draw < 0.45:
+        if draw < 0.38:
             return self._unit()
+        if draw < 0.45:
+            return self._arrival()
         if draw < 0.65:
             return Advance(100 * self._rng.choice((1, 1, 2, 3)))
+        if draw < 0.67:
+            return Ask()
         if draw < 0.72:
             return Refused(self._rng.choice(FAULTS), self._item(0))
         if draw < 0.82:
@@ -170,12 +194,21 @@ class _Drawing:
         self._paused.append(pause)
         return pause
 
+    def _arrival(self) -> Arrive:
+        self._count += 1
+        if self._arrived and self._rng.random() < 0.4:
+            return Arrive("whole", self._count, self._rng.choice(self._arrived), self._rng.random() < 0.4)
+        self._arrived.append(self._count)
+        return Arrive(self._rng.choice(sorted(ARRIVALS)), self._count)
+
     def _where(self) -> Where:
         return "here" if self._rng.random() < 0.5 else "there"
 
     def _unit(self) -> Unit:
         end: Any = self._rng.choices(("commit", "rollback", "raise"), (0.86, 0.07, 0.07))[0]
-        return Unit([self._item(0) for _ in range(self._rng.choice((1, 1, 2, 3, 5)))], end)
+        items = [self._item(0) for _ in range(self._rng.choice((1, 1, 2, 3, 5)))]
+        guarded = [item for item in items if item.lane == "guarded"]
+        return Unit([item for item in items if item not in guarded[1:]], end)
 
     def _item(self, parent: int) -> Item:
         """Draw a message; `parent` is the number of the one whose handler sends it, or 0.
@@ -186,6 +219,8 @@ class _Drawing:
         self._count += 1
         lane = rng.choice([each for each in LANES if not (parent and each in _SHARED)])
         item = Item(self._count, lane, "there" if lane == "stranger" else self._where())
+        if lane == "guarded":
+            item.to = "here"
         of_parent = f"-{parent}" if parent else ""
         if rng.random() < 0.4:
             item.key = rng.choice(KEYS) + of_parent
@@ -195,11 +230,12 @@ class _Drawing:
             item.delay = 100 * rng.randint(1, 3)
         if rng.random() < 0.2:
             item.deliver_by = 100 * rng.randint(0, 4) + 50 + (item.delay or 0)
-        if rng.random() < 0.12:
+        if rng.random() < 0.15:
             item.business_key = rng.choice(("b1", "b2")) + of_parent
         item.is_undone = rng.random() < 0.06
         if rng.random() < 0.4:
             ends = [each for each in ENDS if not (each in ALONE and lane in TOGETHER)]
+            ends = ["pause", "open", "raise"] if lane == "guarded" else [each for each in ends if each != "pause"]
             item.script = [rng.choice(ends) for _ in range(rng.choice((1, 1, 2, 3)))]
             if rng.random() < 0.3:
                 item.script = ["raise"] * 6

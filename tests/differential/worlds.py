@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple, Self
 from uuid import UUID
 
@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from durable import Bus
 from durable.embedded.ports import free_port
+from durable.envelope import Envelope
 from durable.messages.registry import name_of
 from durable.outbox.outbox import Outbox
 from durable.storage import answers, dead_letters, receipts
@@ -91,6 +92,13 @@ class World(ABC):
 
     @abstractmethod
     async def advance(self, by: timedelta) -> None: ...
+
+    @abstractmethod
+    def now(self) -> datetime: ...
+
+    @abstractmethod
+    async def arrive(self, envelope: Envelope) -> None:
+        """Let an envelope of a stranger come to the peer."""
 
     async def pause(self, where: Where, **target: Any) -> None:
         """Pause a target, and return when agents obey."""
@@ -193,13 +201,17 @@ class InMemory(World):
     async def advance(self, by: timedelta) -> None:
         self._clock.advance(by)
 
+    def now(self) -> datetime:
+        return self._clock.now()
+
+    async def arrive(self, envelope: Envelope) -> None:
+        self._memory["there"].deliver(envelope)
+
     async def resolve(self, where: Where, verb: str, ids: Sequence[UUID] | None) -> None:
         memory = self._memory[where]
-        chosen = [each for each in memory.dead_letters if ids is None or each.envelope.id in ids]
-        if verb == "replay":
-            chosen = [each for each in chosen if each.endpoint is not None]
-        if chosen:
-            memory.replay(*chosen) if verb == "replay" else memory.discard(*chosen, reason=REASON)
+        for letter in [each for each in memory.dead_letters if ids is None or each.envelope.id in ids]:
+            with suppress(ValueError):  # on Postgres such a letter is left as it is
+                memory.replay(letter) if verb == "replay" else memory.discard(letter, reason=REASON)
 
     def effects(self, where: Where) -> list[Effect]:
         return list(self._effects[where])
@@ -218,9 +230,8 @@ class InMemory(World):
 
 def _letter(letter: DeadLetter) -> Letter:
     envelope = letter.envelope
-    side = "incoming" if letter.endpoint is not None else "outgoing"
     why = (letter.exception_type, letter.reason, letter.attempts, letter.traceback is not None)
-    return Letter(envelope.id, side, envelope.message_type, *why, envelope.body)
+    return Letter(envelope.id, letter.side, envelope.message_type, *why, envelope.body)
 
 
 def _other(where: Where) -> Where:
@@ -291,6 +302,7 @@ class OnPostgres(World):
         self._links: MemoryTransport | None = None
         self._stack = AsyncExitStack()
         self._sync_engine: Engine | None = None
+        self._strangers: set[UUID] = set()
         for each in tables.values():
             each.clear()
             each.execute(_EFFECTS)
@@ -367,14 +379,23 @@ class OnPostgres(World):
         """Tell whether each sent message is known to its receiver: a broker may hold it."""
         if self._way.transport != "rabbitmq":
             return True
-        return all(
-            set(self._tables[where].rows(_SENT)) <= set(self._tables[_other(where)].rows(_ARRIVED))
-            for where in SERVICES
-        )
+        sent = {where: set(self._tables[where].rows(_SENT)) for where in SERVICES}
+        sent["here"] |= self._strangers
+        return all(sent[where] <= set(self._tables[_other(where)].rows(_ARRIVED)) for where in SERVICES)
 
     async def advance(self, by: timedelta) -> None:
         for tables in self._tables.values():
             await tables.change(_PASS_TIME, *[by] * _PASS_TIME.count("%s"))
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    async def arrive(self, envelope: Envelope) -> None:
+        transport = self.bus("here").runtime.transports().of(self.addresses["there"])
+        destination = transport.resolve(self.addresses["there"], envelope.message_type)
+        async with transport.sender(destination) as sender:
+            await sender.send([envelope])
+        self._strangers.add(envelope.id)
 
     async def pause(self, where: Where, **target: Any) -> None:
         await super().pause(where, **target)
