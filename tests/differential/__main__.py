@@ -63,16 +63,19 @@ def _parser() -> argparse.ArgumentParser:
 def _hunt(worlds: Worlds, names: Sequence[str], workloads: Sequence[Workload], *, in_turn: bool) -> int:
     makers = [worlds.maker(name) for name in names]
     began, runs, failures = time.monotonic(), 0, 0
+    told = began
     for number, workload in enumerate(workloads):
         for make in [makers[number % len(makers)]] if in_turn else makers:
             lines = asyncio.run(compare(workload, make))
             runs += 1
             if lines:
                 failures += 1
+                print(f"seed {workload.seed} differs, to be shrunk:", *lines[:5], sep="\n  ", flush=True)
                 print(asyncio.run(report(workload, make, lines)), flush=True)
             if failures >= _MOST_FAILURES:
                 break
-        if runs % 50 < len(makers):
+        if time.monotonic() - told > 20:
+            told = time.monotonic()
             print(f"{runs} runs in {time.monotonic() - began:.0f} s, {failures} differences", flush=True)
         if failures >= _MOST_FAILURES:
             break

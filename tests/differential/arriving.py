@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID, uuid4
 
@@ -15,7 +15,9 @@ _Fields = dict[str, Any]
 _SECONDS: Final = timedelta(seconds=1)
 
 
-def _dated(moment: datetime) -> UUID:
+def _dated(ago: timedelta) -> UUID:
+    """Make an id of so long ago, by the clock of the system, which makes all ids."""
+    moment = datetime.now(UTC) - ago
     return UUID(int=int(moment.timestamp() * 1000) << 80 | 7 << 76 | 2 << 62 | new_id().int & ((1 << 62) - 1))
 
 
@@ -37,8 +39,8 @@ ARRIVALS: Final[dict[str, Callable[[datetime], _Fields]]] = {
         "headers": {DUE: (now + 100 * _SECONDS).isoformat()},
     },
     "never due": lambda now: {"execution_time": now + 200 * _SECONDS, "deliver_by": now + 150 * _SECONDS},
-    "old id": lambda now: {"id": _dated(now - timedelta(days=7, minutes=1))},
-    "id of the future": lambda now: {"id": _dated(now + timedelta(days=2))},
+    "old id": lambda now: {"id": _dated(timedelta(days=7, minutes=1))},
+    "id of the future": lambda now: {"id": _dated(-timedelta(days=2))},
     "undated id": lambda now: {"id": uuid4()},
     "undated id, old": lambda now: {"id": uuid4(), "sent_at": now - timedelta(days=8)},
     "sent in the future": lambda now: {"sent_at": now + timedelta(days=2)},

@@ -95,6 +95,8 @@ class _Run:
                 return await self._world.bus("here").run_schedule(step.name)
             case Resolve():
                 await self._resolve(step)
+            case _:
+                raise TypeError(f"unknown step: {step}")
         return None
 
     async def _unit(self, step: Unit) -> Any:
@@ -217,7 +219,8 @@ class _Run:
         else:
             envelope = arriving(step.kind, step.number, destination=destination, now=self._world.now())
             self._arrived[step.number] = envelope
-            notes.name(envelope.id, Item(step.number))
+            if envelope.id.int:
+                notes.name(envelope.id, Item(step.number))
         await self._world.arrive(envelope)
 
     async def _resolve(self, step: Resolve) -> None:
@@ -237,11 +240,7 @@ class _Run:
         world, name = self._world, self._world.notes.named
         ids = list(world.notes.names)
         receipts = self._receipts(await world.standings(where, ids))
-        letters = [
-            (name(each.id), *each[1:4], self._shown(each.reason), *each[5:7])
-            for each in world.letters(where)
-            if each.id
-        ]
+        letters = [(name(each.id), *each[1:4], self._shown(each.reason), *each[5:7]) for each in world.letters(where)]
         waiting = [(name(each.id), *each[1:]) for each in world.waiting(where)]
         effects = world.effects(where)
         return {

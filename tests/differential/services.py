@@ -157,6 +157,8 @@ class Service:
                     await session.commit()
                 case "close":
                     await session.close()
+                case _:
+                    pass
             return self._end(end, work, ctx)
 
         handle.__annotations__["work"] = cls
@@ -181,6 +183,8 @@ class Service:
                     session.commit()
                 case "close":
                     session.close()
+                case _:
+                    pass
             return self._end(end, work, ctx)
 
         handle.__annotations__["work"] = cls
@@ -233,6 +237,8 @@ class Service:
                 return 3
             case "no reply":
                 ctx.reply(Answer(0))
+            case _:
+                pass
         if isinstance(work, Question):
             ctx.reply(Answer(work.number))
         return None

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any, Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from tests.differential.arriving import ARRIVALS
 
@@ -151,6 +152,8 @@ class _Drawing:
         self._count = 0
         self._depth = 0
         self._arrived: list[int] = []
+        self._put_off: list[int] = []
+        self._keyed: list[Item] = []
         self._paused: list[Pause] = []
 
     def steps(self, length: int) -> list[Step]:
@@ -177,10 +180,11 @@ class _Drawing:
             return self._circuit()
         if draw < 0.90:
             verb: Any = self._rng.choice(("cancel", "run now", "reschedule"))
-            return Change(verb, self._rng.randint(1, self._count), 100 * self._rng.randint(1, 3))
-        number = None if self._rng.random() < 0.6 else self._rng.randint(1, self._count)
+            number = self._rng.choice([*self._put_off, *self._put_off, self._rng.randint(1, self._count)])
+            return Change(verb, number, 100 * self._rng.randint(1, 3))
+        chosen = None if self._rng.random() < 0.6 else self._rng.randint(1, self._count)
         resolution: Any = self._rng.choice(("replay", "replay", "discard"))
-        return Resolve(resolution, self._where(), number, self._rng.random() < 0.5)
+        return Resolve(resolution, self._where(), chosen, self._rng.random() < 0.5)
 
     def _circuit(self) -> Step:
         if self._paused and self._rng.random() < 0.5:
@@ -207,8 +211,19 @@ class _Drawing:
     def _unit(self) -> Unit:
         end: Any = self._rng.choices(("commit", "rollback", "raise"), (0.86, 0.07, 0.07))[0]
         items = [self._item(0) for _ in range(self._rng.choice((1, 1, 2, 3, 5)))]
+        if self._keyed and self._rng.random() < 0.3:
+            items.append(self._again(self._rng.choice(self._keyed)))
+        self._put_off += [item.number for item in items if item.delay is not None]
+        self._keyed += [item for item in items if item.business_key is not None]
         guarded = [item for item in items if item.lane == "guarded"]
         return Unit([item for item in items if item not in guarded[1:]], end)
+
+    def _again(self, item: Item) -> Item:
+        """Draw a message under the business key of another, with the same words or its own."""
+        self._count += 1
+        if self._rng.random() < 0.3:
+            return replace(item, number=self._count, delay=None, deliver_by=None, sends=[])
+        return Item(self._count, item.lane, item.to, business_key=item.business_key)
 
     def _item(self, parent: int) -> Item:
         """Draw a message; `parent` is the number of the one whose handler sends it, or 0.

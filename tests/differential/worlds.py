@@ -231,7 +231,8 @@ class InMemory(World):
 def _letter(letter: DeadLetter) -> Letter:
     envelope = letter.envelope
     why = (letter.exception_type, letter.reason, letter.attempts, letter.traceback is not None)
-    return Letter(envelope.id, letter.side, envelope.message_type, *why, envelope.body)
+    named = (envelope.id, letter.side, envelope.message_type) if envelope.id.int else (None, letter.side, None)
+    return Letter._make([*named, *why, envelope.body])
 
 
 def _other(where: Where) -> Where:
@@ -254,13 +255,15 @@ _IS_QUIET: Final = f"""SELECT
             SELECT FROM durable.circuits WHERE kind = 'destination' AND key = destination
             AND (until IS NULL OR until > now()))) OR deliver_by < now())
     AND NOT EXISTS (SELECT FROM durable.incoming_envelopes AS row WHERE owner_id <> 0 OR deliver_by < now() OR (
-        (execution_time IS NULL OR execution_time <= now()) AND NOT {_HELD})),
+        (execution_time IS NULL OR execution_time <= now()) AND NOT {_HELD}))
+    AND NOT EXISTS (SELECT FROM durable.schedules WHERE asked_at IS NOT NULL),
     (SELECT count(*) FROM durable.incoming_envelopes), (SELECT count(*) FROM durable.outgoing_envelopes),
     (SELECT count(*) FROM durable.envelope_history), (SELECT count(*) FROM durable.dead_letters),
     (SELECT COALESCE(sum(attempts), 0) FROM durable.incoming_envelopes)"""
-_SENT: Final = "SELECT id FROM durable.envelope_history WHERE side = 'outgoing' AND outcome = 'sent'"
+_SENT: Final = "SELECT id, address FROM durable.envelope_history WHERE side = 'outgoing' AND outcome = 'sent'"
 _ARRIVED: Final = """SELECT id FROM durable.received_ids UNION SELECT id FROM durable.undated_ids
 UNION SELECT id FROM durable.dead_letters UNION SELECT id FROM durable.envelope_history WHERE side = 'incoming'"""
+_NAMELESS: Final = "SELECT count(*) FROM durable.dead_letters WHERE id IS NULL"
 _LETTERS: Final = """SELECT id, side, message_type, exception_type, reason, attempts, traceback IS NOT NULL, body
 FROM durable.dead_letters WHERE resolved_at IS NULL ORDER BY letter_id"""
 _WAITING: Final = """SELECT id, 'incoming', message_type, attempts, COALESCE(execution_time > now(), false)
@@ -334,6 +337,8 @@ class OnPostgres(World):
     async def __aenter__(self) -> Self:
         for where in ("there", "here"):
             await self._stack.enter_async_context(self.bus(where))
+        for tables in self._tables.values():  # a node declares its schedules soon after its start
+            await eventually(lambda tables=tables: tables.count("schedules"), what="the schedule")  # type: ignore[misc]
         if self._way.driver == "sync":
             self._sync_engine = create_engine(self._url("here", "psycopg"))
             self._stack.callback(self._sync_engine.dispose)
@@ -379,9 +384,13 @@ class OnPostgres(World):
         """Tell whether each sent message is known to its receiver: a broker may hold it."""
         if self._way.transport != "rabbitmq":
             return True
-        sent = {where: set(self._tables[where].rows(_SENT)) for where in SERVICES}
-        sent["here"] |= self._strangers
-        return all(sent[where] <= set(self._tables[_other(where)].rows(_ARRIVED)) for where in SERVICES)
+        arrived = {where: set(self._tables[where].rows(_ARRIVED)) for where in SERVICES}
+        for where in SERVICES:
+            for message_id, address in self._tables[where].rows(_SENT):
+                receiver = where if address == self.addresses[where] else _other(where)
+                if message_id not in arrived[receiver]:
+                    return False
+        return self._strangers <= arrived["there"]
 
     async def advance(self, by: timedelta) -> None:
         for tables in self._tables.values():
@@ -392,10 +401,14 @@ class OnPostgres(World):
 
     async def arrive(self, envelope: Envelope) -> None:
         transport = self.bus("here").runtime.transports().of(self.addresses["there"])
+        letters = self._tables["there"].one(_NAMELESS)
         destination = transport.resolve(self.addresses["there"], envelope.message_type)
         async with transport.sender(destination) as sender:
             await sender.send([envelope])
-        self._strangers.add(envelope.id)
+        if envelope.id.int:
+            self._strangers.add(envelope.id)
+            return
+        await eventually(lambda: self._tables["there"].one(_NAMELESS) > letters, what="a letter without an id")
 
     async def pause(self, where: Where, **target: Any) -> None:
         await super().pause(where, **target)

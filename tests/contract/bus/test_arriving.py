@@ -171,7 +171,7 @@ class TestArriving:
             await world.replay()
             assert (seen, len(world.dead_letters())) == ([], 1)
 
-    async def test_message_under_the_id_of_another_leaves_the_receipt_of_that(self, world: World) -> None:
+    async def test_message_under_a_taken_id_leaves_the_receipt_of_the_first(self, world: World) -> None:
         collect(world.bus)
         async with world:
             envelope = arriving()
