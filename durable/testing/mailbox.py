@@ -69,6 +69,7 @@ class Mailbox:
     _received: dict[Key, Known] = field(default_factory=dict)
     _holders: dict[Key, datetime] = field(default_factory=dict)
     """When the messages were sent that hold the ids of `_received`."""
+    _quarantined: dict[UUID, set[tuple[str, bytes, str]]] = field(default_factory=dict)
     _given_up: dict[Key, datetime] = field(default_factory=dict)
     """When messages were cancelled, or discarded, whose ids have no day: others may be sent under them."""
 
@@ -149,7 +150,11 @@ class Mailbox:
             self._received[row.key] = known._replace(expired=row.envelope.deliver_by)
 
     def quarantine(self, endpoint: str, envelope: Envelope, reason: str, *, replayable: bool = False) -> None:
-        """Make a dead letter of an arrival that is not stored."""
+        """Make a dead letter of an arrival that is not stored; a repeat of it makes no other."""
+        kept = endpoint, envelope.body if replayable else msgspec.msgpack.encode(envelope), reason
+        if envelope.id.int and kept in self._quarantined.setdefault(envelope.id, set()):
+            return
+        self._quarantined[envelope.id] = self._quarantined.get(envelope.id, set()) | {kept}
         row = Row(envelope, endpoint)
         self._note("dead-lettered", row, "incoming", reason)
         self._bury(row, Letter.because(reason, QUARANTINED), replayable=replayable)

@@ -231,8 +231,6 @@ class Service:
                 return [Plain(-1), None, Event(-2)]
             case "pause":
                 raise PauseListener(PAUSE_SECONDS)
-            case "open":
-                ctx.circuit.open(for_=PAUSE_SECONDS, reason="the quota is used up")
             case "no message":
                 return 3
             case "no reply":

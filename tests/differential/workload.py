@@ -250,7 +250,7 @@ class _Drawing:
         item.is_undone = rng.random() < 0.06
         if rng.random() < 0.4:
             ends = [each for each in ENDS if not (each in ALONE and lane in TOGETHER)]
-            ends = ["pause", "open", "raise"] if lane == "guarded" else [each for each in ends if each != "pause"]
+            ends = ["raise"] if lane == "guarded" else [each for each in ends if each != "pause"]
             item.script = [rng.choice(ends) for _ in range(rng.choice((1, 1, 2, 3)))]
             if rng.random() < 0.3:
                 item.script = ["raise"] * 6

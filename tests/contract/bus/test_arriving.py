@@ -118,7 +118,8 @@ class TestArriving:
         async with world:
             envelope = arriving()
             await world.arrive(envelope)
-            await world.arrive(msgspec.structs.replace(envelope, body=b'{"number":2}'))
+            for _ in range(2):  # a repeat of it makes no other letter
+                await world.arrive(msgspec.structs.replace(envelope, body=b'{"number":2}'))
             assert seen == [OrderPlaced(1)]
             (letter,) = world.dead_letters()
             assert "under the same id" in letter.reason
