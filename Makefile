@@ -8,10 +8,10 @@ export NO_MKDOCS_2_WARNING := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pipeline test quick fuzz simulate mutants chaos soak check docs screenshots lowest pythons bench load clean
+.PHONY: help setup demo pipeline test quick fuzz simulate differential mutants chaos soak check docs screenshots lowest pythons bench load clean
 
 help: ## Show this help
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Make .venv with everything that the demo and the tests need
 
@@ -49,6 +49,10 @@ fuzz: setup ## Fuzz everything that reads what others write; failing inputs are 
 
 simulate: setup ## Run the agents under seeded faults on virtual time; a failing seed is shrunk (SEEDS=n, FIRST=n, JOBS=n)
 	.venv/bin/python -m tests.simulation --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),0) --jobs $(or $(JOBS),$(shell getconf _NPROCESSORS_ONLN))
+
+differential: setup ## Run random workloads in memory and in every real world; a difference is shrunk and printed (EXAMPLES=n, SEED=n)
+	@scripts/rabbitmq.sh
+	.venv/bin/python -m tests.differential --examples $(or $(EXAMPLES),50) --seed $(or $(SEED),1)
 
 mutants: setup ## Take each guard away, and see a named test fail (ONLY="words of its name", JOBS=n)
 	@scripts/rabbitmq.sh

@@ -23,7 +23,6 @@ from durable.messages.ordering import OrderingRules
 from durable.messages.repeats import outlives
 from durable.messages.scope import listener_of
 from durable.outcomes import DUPLICATE, LONGEST_REASON, OTHER_BODY, STORED, Outcome, Rejected
-from durable.settings import Limits
 from durable.storage import inbox
 from durable.storage.inbox import Arrival, Key, Unfit
 from durable.storage.isolation import RefusedPerhaps
@@ -82,7 +81,7 @@ class ArrivalStore:
                 reason = self._add(fit, key, envelope)
             if reason is not None:
                 other_body = reason == _OTHER_BODY
-                replayable = not other_body and _is_whole(envelope, self._limits)
+                replayable = not other_body and screening.is_whole(envelope, **self._limits)
                 kept = await self._quarantine_alone(endpoint, envelope, reason, replayable)
                 unfit[position] = OTHER_BODY if other_body and kept == STORED else kept
         fresh, changed, refused = await self._store_fit(list(fit.values())) if fit else _nothing()
@@ -241,13 +240,6 @@ class ArrivalStore:
     def _unacceptable(self, envelope: Envelope) -> str | None:
         reason = screening.find_error(envelope, **self._limits) or screening.find_misplaced(envelope)
         return reason or screening.find_misdating(envelope, self._clock.now(), **self._settings.window)
-
-
-def _is_whole(envelope: Envelope, limits: Limits) -> bool:
-    """Tell whether an envelope is sound but for its age, or the size of its body; then it can be replayed."""
-    own = limits.copy()
-    own["max_message_bytes"] = len(envelope.body)
-    return screening.find_error(envelope, **own) is None
 
 
 def _columns_are_sound(envelope: Envelope) -> bool:

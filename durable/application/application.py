@@ -223,7 +223,7 @@ class Transports:
             self._by_scheme = dict.fromkeys(made.schemes, made) | self._by_scheme
         transport = self._by_scheme.get(scheme)
         if transport is None or not separator:
-            names = {**self._by_scheme, **self._optional}
+            names = sorted({*self._by_scheme, *self._optional})
             known = ", ".join(f"{name}://" for name in names)
             told = printable(uri) or repr(uri)
             raise InvalidSetting(f"{told}: no transport has this scheme{suggestion(scheme, names)}; known: {known}")

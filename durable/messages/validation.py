@@ -63,6 +63,19 @@ def find_error(
     return None
 
 
+def is_whole(
+    envelope: Envelope,
+    *,
+    max_message_bytes: int,
+    max_headers: int = MAX_HEADERS,
+    max_header_bytes: int = MAX_HEADER_BYTES,
+) -> bool:
+    """Tell whether an envelope is sound but for its age, or the size of its body; then it can be replayed."""
+    size = max(max_message_bytes, len(envelope.body))
+    own = {"max_message_bytes": size, "max_headers": max_headers, "max_header_bytes": max_header_bytes}
+    return find_error(envelope, **own) is None
+
+
 def find_misplaced(envelope: Envelope) -> str | None:
     """Return the reason why an encrypted body does not belong to this envelope, as far as it tells without its key."""
     if not is_sealed(envelope.body):

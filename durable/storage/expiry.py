@@ -19,9 +19,8 @@ from durable.storage.leases import Burials
 from durable.storage.outbox import Expiry
 from durable.storage.rows import UNCOUNTED, Letter
 from durable.storage.sql.recovery import INCOMING, READ_CLOCK, Recovery
+from durable.storage.sql.work import INBOX, OUTBOX
 
-_BEFORE_HANDLED = "expired before it was handled"
-_BEFORE_SENT = "expired before it was sent"
 _KIND = "expired"
 
 
@@ -40,12 +39,12 @@ def bury(
     refused = quarantining(conn, schema, table, node, "claim")
     claimed = readable(conn, schema, table, node, batch(conn, schema, table.claim_late, params, refused))
     if table is INCOMING:
-        letter = Letter.because(_BEFORE_HANDLED, _KIND)
+        letter = Letter.because(INBOX.late, _KIND)
         for lease in claimed:
             inbox.dead_letter(conn, schema, node, lease, letter, UNCOUNTED, keep_body=keep_body)
         inbox.note_expired(conn, schema, claimed)
     else:
-        letter = Letter.because(_BEFORE_SENT, _KIND)
+        letter = Letter.because(OUTBOX.late, _KIND)
         outbox.dead_letter(conn, schema, node, [(lease, letter) for lease in claimed], keep_body=keep_body)
     return len(claimed)
 
@@ -57,7 +56,7 @@ def bury_incoming(
     lease: LeasedEnvelope,
     *,
     within: timedelta = timedelta(0),
-    reason: str = _BEFORE_HANDLED,
+    reason: str = INBOX.late,
     keep_body: bool = False,
 ) -> bool:
     """Make a dead letter of it, if its deliver_by has passed by the database's clock, or passes within this time."""
@@ -74,7 +73,7 @@ def bury_outgoing(
     conn: Connection, schema: str, node: NodeId, leases: Sequence[LeasedEnvelope], *, keep_body: bool = False
 ) -> Expiry:
     """Expire as outbox.expire(), into dead letters."""
-    now, letter = _now(conn), Letter.because(_BEFORE_SENT, _KIND)
+    now, letter = _now(conn), Letter.because(OUTBOX.late, _KIND)
     late = [lease for lease in leases if lease.envelope.is_late(now)]
     outbox.dead_letter(conn, schema, node, [(lease, letter) for lease in late], keep_body=keep_body)
     timely = [lease for lease in leases if not lease.envelope.is_late(now)]

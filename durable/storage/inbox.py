@@ -32,6 +32,7 @@ from durable.storage.rows import (
 from durable.storage.sql import inbox as statements
 from durable.storage.sql.recovery import INCOMING
 from durable.storage.sql.statement import Statement
+from durable.storage.sql.work import INBOX
 
 Key = tuple[UUID, str]
 """Id and endpoint: what makes an envelope the same envelope to a receiver."""
@@ -236,7 +237,7 @@ def expire(
     lease: LeasedEnvelope,
     *,
     within: timedelta = timedelta(0),
-    reason: str = "expired before it was handled",
+    reason: str = INBOX.late,
     keep_body: bool = False,
 ) -> bool:
     """Finish it without handling it, if its deliver_by has passed by the database's clock, or passes within this time.

@@ -63,12 +63,14 @@ class Sighting(NamedTuple):
 
 
 def made_after(ids: Collection[UUID], clock_lead: timedelta) -> datetime | None:
-    """Return a time before these ids were made, as far as they tell it."""
+    """Return a time before these ids were made, as far as they tell it. An id may name a time to come: its message may
+    end today all the same, when its letter is replayed.
+    """
     made = [unix_ms(each) for each in ids]
     if any(each is None for each in made):
         return None
     oldest = min(each for each in made if each is not None)
-    return datetime.fromtimestamp(min(oldest / 1_000, 2**35), UTC) - clock_lead
+    return min(datetime.fromtimestamp(min(oldest / 1_000, 2**35), UTC), datetime.now(UTC)) - clock_lead
 
 
 def look(conn: Connection, schema: str, ids: Collection[UUID], *, ended_after: datetime | None) -> Sighting:

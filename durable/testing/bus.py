@@ -188,18 +188,20 @@ class InMemoryBus:
     def replay(self, *chosen: DeadLetter) -> None:
         """Let these dead letters, or all of them, wait again for their handlers, as new; drain() handles them.
 
-        Raises ValueError for one that was quarantined, replayed or discarded before.
+        Raises ValueError for one that cannot be handled, that was replayed or discarded before, or whose id was used
+        meanwhile.
         """
         for letter in chosen or self.dead_letters:
             self._mailbox.replay(letter)
 
-    def discard(self, *chosen: DeadLetter) -> None:
+    def discard(self, *chosen: DeadLetter, reason: str | None = None) -> None:
         """Give these dead letters, or all of them, up: messages may be sent again under their business keys.
 
-        Raises ValueError for one that was replayed or discarded before.
+        `reason` is told by receipts (default: the reason of the letter). Raises ValueError for one that was replayed or
+        discarded before.
         """
         for letter in chosen or self.dead_letters:
-            self._mailbox.discard(letter)
+            self._mailbox.discard(letter, letter.reason if reason is None else reason)
 
     def fail(
         self,
@@ -308,7 +310,8 @@ class InMemoryBus:
         reason = screening.find_error(arrived, **self.bus.settings.limits) or screening.find_misplaced(arrived)
         reason = reason or self._find_misdating(arrived, max(self.clock.now(), sent_at or self.clock.now()))
         if reason is not None:
-            self._mailbox.quarantine(arrived, reason)
+            whole = screening.is_whole(arrived, **self.bus.settings.limits)
+            self._mailbox.quarantine(endpoint, arrived, reason, replayable=whole)
             return STORED
         arrived = self.bus.application.ring.arrived(arrived)
         arrivals = self._faults.arrivals(arrived.message_type)

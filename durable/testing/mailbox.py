@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import ParamSpec, TypeVar
+from typing import Literal, ParamSpec, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -28,7 +28,7 @@ from durable.clock import Clock
 from durable.duration import within_calendar
 from durable.encryption.repeats import is_another, known_arrival
 from durable.encryption.ring import KeyRing
-from durable.envelope import DUE, Envelope, LeasedEnvelope, LeaseKey, NodeId, new_id
+from durable.envelope import DUE, Envelope, LeasedEnvelope, LeaseKey, NodeId, new_id, unix_ms
 from durable.messages.ordering import OrderingRules
 from durable.messages.repeats import Known, outlives
 from durable.messages.routing import LOCAL
@@ -41,6 +41,7 @@ from durable.storage.leases import Burials
 from durable.storage.receipts import WAITING, Sighting, Standing
 from durable.storage.rows import ONCE, QUARANTINED, UNCOUNTED, Letter, Tried
 from durable.storage.sql.recovery import INCOMING, Recovery
+from durable.storage.sql.work import INBOX, OUTBOX
 from durable.testing.circuits import MemoryCircuits
 from durable.testing.rows import DeadLetter, Expired, Handled, Row, Scheduled, decoded
 
@@ -66,6 +67,11 @@ class Mailbox:
     answers: dict[Key, Envelope | None] = field(default_factory=dict)
     """Answers that are kept, by their requests and endpoints; None for those that were forgotten."""
     _received: dict[Key, Known] = field(default_factory=dict)
+    _holders: dict[Key, datetime] = field(default_factory=dict)
+    """When the messages were sent that hold the ids of `_received`."""
+    _quarantined: dict[UUID, set[tuple[str, bytes, str]]] = field(default_factory=dict)
+    _given_up: dict[Key, datetime] = field(default_factory=dict)
+    """When messages were cancelled, or discarded, whose ids have no day: others may be sent under them."""
 
     def __post_init__(self) -> None:
         self.circuits = MemoryCircuits(self.clock)
@@ -77,9 +83,11 @@ class Mailbox:
         before, here, or there and still waits."""
         travelling = msgspec.structs.replace(envelope, execution_time=None)
         row = Row(travelling, envelope.destination, envelope.execution_time)
-        if row.key in (self._received if envelope.destination == LOCAL else self.outgoing):
+        if envelope.destination != LOCAL and row.key in self.outgoing:
             return False
         if envelope.destination == LOCAL:
+            if row.key in self._received and not self._is_free(row.key, envelope):
+                return False
             self._remember(row.key, envelope)
             self._queue(row)
         else:
@@ -94,19 +102,26 @@ class Mailbox:
         """Store it unless it was received before."""
         row = Row(envelope, endpoint, envelope.execution_time)
         known = self._known(row.key)
-        if known is None:
+        if known is None or self._is_free(row.key, envelope):
             self._remember(row.key, envelope)
             self._queue(row)
             return STORED
         if is_another(self.ring, known, envelope, self.clock.now()):
-            self.quarantine(envelope, "another message was received under the same id before")
+            self.quarantine(endpoint, envelope, "another message was received under the same id before")
             return OTHER_BODY
         if outlives(known, envelope):
             waiting = self.incoming[row.key]
             waiting.envelope = msgspec.structs.replace(waiting.envelope, deliver_by=envelope.deliver_by)
         return DUPLICATE
 
+    def _is_free(self, key: Key, envelope: Envelope) -> bool:
+        """Tell whether the id was given up, and this is no repeat of the message that held it: that was sent before."""
+        given_up = self._given_up.get(key)
+        return given_up is not None and (self._holders[key] != envelope.sent_at or envelope.sent_at >= given_up)
+
     def _remember(self, key: Key, envelope: Envelope) -> None:
+        self._given_up.pop(key, None)
+        self._holders[key] = envelope.sent_at
         self._received[key] = known_arrival(self.ring, envelope, self.clock.now())._replace(expired=None)
 
     def _known(self, key: Key) -> Known | None:
@@ -124,9 +139,9 @@ class Mailbox:
             deliver_by=deliver_by,
         )
 
-    def _expire(self, row: Row, side: str = "incoming") -> None:
+    def _expire(self, row: Row, reason: str, side: str = "incoming") -> None:
         """End a message; a later one under its id that lives longer is no duplicate."""
-        self._note("expired", row, side)
+        self._note("expired", row, side, reason)
         self.expired.append(Expired(decoded(row.envelope, self.ring), row.envelope))
         self._note_expired(row)
 
@@ -134,9 +149,15 @@ class Mailbox:
         if (known := self._received.get(row.key)) is not None:
             self._received[row.key] = known._replace(expired=row.envelope.deliver_by)
 
-    def quarantine(self, envelope: Envelope, reason: str) -> None:
-        self._note("dead-lettered", Row(envelope, envelope.destination), "incoming", reason)
-        self._bury(envelope, Letter.because(reason, QUARANTINED), attempts=0)
+    def quarantine(self, endpoint: str, envelope: Envelope, reason: str, *, replayable: bool = False) -> None:
+        """Make a dead letter of an arrival that is not stored; a repeat of it makes no other."""
+        kept = endpoint, envelope.body if replayable else msgspec.msgpack.encode(envelope), reason
+        if envelope.id.int and kept in self._quarantined.setdefault(envelope.id, set()):
+            return
+        self._quarantined[envelope.id] = self._quarantined.get(envelope.id, set()) | {kept}
+        row = Row(envelope, endpoint)
+        self._note("dead-lettered", row, "incoming", reason)
+        self._bury(row, Letter.because(reason, QUARANTINED), replayable=replayable)
 
     def reject(self, endpoint: str, raw: bytes, reason: str, headers: Mapping[str, str]) -> None:
         """Keep bytes that are no envelope: their dead letter has an envelope here, without type or source."""
@@ -150,7 +171,7 @@ class Mailbox:
             sent_at=self.clock.now(),
             headers=dict(headers),
         )
-        self.quarantine(envelope, reason)
+        self.quarantine(endpoint, envelope, reason)
 
     def take(self, handlers: Mapping[str, Handler]) -> list[LeasedEnvelope]:
         """The first message that is due and whose turn it is, and with it others of its type, as many as its handler
@@ -198,20 +219,22 @@ class Mailbox:
         for rows, row in late:
             del rows[row.key]
             if rows is self.incoming and burials.has(row.type):
-                self._bury_late(row, "expired before it was handled")
+                self._bury_late(row, INBOX.late)
             elif rows is self.outgoing and burials.others:
-                letter = Letter.because("expired before it was sent", "expired")
-                self._bury(row.envelope, letter, attempts=row.attempts)
+                letter = Letter.because(OUTBOX.late, "expired")
+                self._bury(row, letter, side="outgoing")
                 self._note("dead-lettered", row, "outgoing", letter.reason)
+            elif rows is self.incoming:
+                self._expire(row, INBOX.late)
             else:
-                self._expire(row, "incoming" if rows is self.incoming else "outgoing")
+                self._expire(row, OUTBOX.late, "outgoing")
         return len(self.expired) - expired
 
     def _bury_late(self, row: Row, reason: str) -> None:
         letter = Letter.because(reason, "expired")
         self._note_expired(row)
         self._note("dead-lettered", row, "incoming", reason)
-        self._bury(row.envelope, letter, attempts=row.attempts, endpoint=row.endpoint)
+        self._bury(row, letter)
 
     def scheduled(self) -> list[Scheduled]:
         """Return the messages that are due later, the next first."""
@@ -311,7 +334,7 @@ class Mailbox:
             self.circuits.pause_at_least(*parked(lease, parks), reason=letter.reason, actor="memory", duration=None)
         row.attempts += tried.counted
         self._note("dead-lettered", row, "incoming", letter.reason)
-        self._bury(row.envelope, letter, attempts=row.attempts, endpoint=row.endpoint)
+        self._bury(row, letter)
         return True
 
     def expire(
@@ -320,14 +343,14 @@ class Mailbox:
         lease: LeasedEnvelope,
         *,
         within: timedelta = timedelta(0),
-        reason: str = "",
+        reason: str = INBOX.late,
         keep_body: bool = False,
     ) -> bool:
         if not lease.envelope.is_late(self.clock.now() + within):
             return False
         row = self.incoming.pop(_key(lease), None)
         if row is not None:
-            self._expire(row)
+            self._expire(row, reason)
         return row is not None
 
     def bury_incoming(
@@ -336,7 +359,7 @@ class Mailbox:
         lease: LeasedEnvelope,
         *,
         within: timedelta = timedelta(0),
-        reason: str = "expired before it was handled",
+        reason: str = INBOX.late,
         keep_body: bool = False,
     ) -> bool:
         if not lease.envelope.is_late(self.clock.now() + within) or not self.owns(lease):
@@ -346,22 +369,40 @@ class Mailbox:
 
     def replay(self, letter: DeadLetter) -> None:
         """Let it wait again for its handler, as new."""
-        if letter.endpoint is None:
+        key = letter.envelope.id, letter.address
+        if not letter.replayable:
             raise ValueError(f"it was quarantined, and cannot be handled: {letter.reason}")
+        if letter.side == "incoming" and not self._may_hold(key, letter):
+            raise ValueError(f"the id of the dead letter of {letter.envelope.id} was used meanwhile")
+        if key in (self.incoming if letter.side == "incoming" else self.outgoing):
+            raise ValueError(f"the message of the dead letter of {letter.envelope.id} waits already")
         self._resolve(letter)
         envelope = letter.envelope
         if envelope.is_late(self.clock.now()):  # it would expire at once
             envelope = msgspec.structs.replace(envelope, deliver_by=None)
-        row = Row(envelope, letter.endpoint)
+        row = Row(envelope, letter.address)
         self.ended = [each for each in self.ended if (each.id, each.address) != row.key]
+        if letter.side == "outgoing":
+            self.outgoing[row.key] = row
+            return
+        if row.key not in self._received or row.key in self._given_up:
+            self._remember(row.key, envelope)
         self._queue(row)
 
-    def discard(self, letter: DeadLetter) -> None:
+    def _may_hold(self, key: Key, letter: DeadLetter) -> bool:
+        """Tell whether the message of a letter holds its id, or would hold it: no other has come under it."""
+        if key not in self._received or key in self._given_up:
+            return True
+        return letter.exception_type != QUARANTINED and self._holders[key] == letter.envelope.sent_at
+
+    def discard(self, letter: DeadLetter, reason: str) -> None:
         """Give it up for good: another message may be sent under its business key."""
         self._resolve(letter)
-        if letter.endpoint is not None:
-            self._note("discarded", Row(letter.envelope, letter.endpoint), "incoming", letter.reason)
-            self._give_up((letter.envelope.id, letter.endpoint))
+        row = Row(letter.envelope, letter.address, attempts=letter.attempts)
+        self._note("discarded", row, letter.side, reason)
+        was_stored = letter.side == "incoming" and letter.exception_type != QUARANTINED
+        if was_stored and row.key not in self.incoming and self._holders.get(row.key) == letter.envelope.sent_at:
+            self._give_up(row.key)
 
     def _resolve(self, letter: DeadLetter) -> None:
         """Each once: its message waits or is handled then, or another one has its id."""
@@ -371,7 +412,8 @@ class Mailbox:
         self.dead_letters = left
 
     def _give_up(self, key: Key) -> None:
-        self._received.pop(key, None)
+        if key in self._received and unix_ms(key[0]) is None:
+            self._given_up[key] = self.clock.now()
 
     # ------------------------------------------------------------------ what became of messages
 
@@ -428,7 +470,8 @@ class Mailbox:
         cancelled = [(rows, rows.pop(row.key)) for rows, row in self._waiting_for_time(message)]
         for rows, row in cancelled:
             self._note("cancelled", row, "incoming" if rows is self.incoming else "outgoing", told)
-            self._give_up(row.key)
+            if rows is self.incoming:
+                self._give_up(row.key)
         return bool(cancelled)
 
     def run_message_now(self, message: UUID) -> bool:
@@ -456,9 +499,19 @@ class Mailbox:
         every = [(rows, row) for rows in (self.incoming, self.outgoing) for row in rows.values()]
         return [(rows, row) for rows, row in every if row.envelope.id == message and not row.is_due(now)]
 
-    def _bury(self, envelope: Envelope, letter: Letter, *, attempts: int, endpoint: str | None = None) -> None:
+    def _bury(
+        self,
+        row: Row,
+        letter: Letter,
+        *,
+        side: Literal["incoming", "outgoing"] = "incoming",
+        replayable: bool = True,
+    ) -> None:
         why = letter.exception_type, letter.reason, letter.traceback
-        self.dead_letters.append(DeadLetter(decoded(envelope, self.ring), envelope, attempts, *why, endpoint))
+        message = decoded(row.envelope, self.ring)
+        self.dead_letters.append(
+            DeadLetter(message, row.envelope, row.attempts, *why, row.endpoint, side=side, replayable=replayable)
+        )
 
 
 def _key(lease: LeasedEnvelope) -> Key:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from durable.encryption.ring import KeyRing
 from durable.envelope import Envelope, LeasedEnvelope
@@ -25,7 +25,11 @@ class Handled:
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A message that was given up. `message` is None when it cannot be decoded, `endpoint` when it was never stored."""
+    """A message that was given up; `message` is None when it cannot be decoded.
+
+    `address` is the endpoint where it came in, or the destination that it was meant for. A letter that is not
+    `replayable` is no whole envelope, or has the id of another message.
+    """
 
     message: Any
     envelope: Envelope
@@ -33,7 +37,9 @@ class DeadLetter:
     exception_type: str
     reason: str
     traceback: str | None
-    endpoint: str | None = None
+    address: str
+    side: Literal["incoming", "outgoing"] = "incoming"
+    replayable: bool = True
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,10 @@ class MemoryOutbox(Outbox):
     def _connect(self) -> Connection | None:
         return self._connection  # there may be no database
 
+    def check_commit(self) -> None:
+        """Raise WiringError while a handler runs: durable commits its session."""
+        self._refuse_handlers()
+
     def session_committed(self) -> None:
         super().session_committed()
         if self._is_joined and self.session.join_transaction_mode == "create_savepoint":
@@ -92,6 +96,7 @@ class _StandsIn:
     """Session that passes its data operations, and all other attributes, on to a stand-in."""
 
     _stand_in: Any
+    _check_commit: Callable[[], None]
 
     def __getattribute__(self, name: str) -> Any:
         if name in _OF_THE_STAND_IN:
@@ -113,6 +118,7 @@ class _AsyncStandIn(_StandsIn, AsyncSession):
         return True  # who knows what the stand-in was told
 
     async def commit(self) -> None:
+        self._check_commit()  # what is refused must not reach the data
         await _finished(self._stand_in.commit())
         await super().commit()
 
@@ -131,6 +137,7 @@ class _SyncStandIn(_StandsIn, _NoDatabase):
         super().__init__()
 
     def commit(self) -> None:
+        self._check_commit()
         self._stand_in.commit()
         super().commit()
 
@@ -177,11 +184,16 @@ class MemorySessions(Sessions):
 
     def _reopened(self, session: S) -> S:
         """The factory may give the same session again, after a unit of work, or a handler that failed."""
-        self.outbox(session).reopen()
+        outbox = self.outbox(session)
+        outbox.reopen()
+        if isinstance(session, _StandsIn):
+            session._check_commit = outbox.check_commit
         return session
 
-    def outbox(self, session: Session | AsyncSession) -> Outbox:
-        return enlist(session, self._settings.db_schema, self._envelope_factory, self._dispatcher, MemoryOutbox)
+    def outbox(self, session: Session | AsyncSession) -> MemoryOutbox:
+        made = enlist(session, self._settings.db_schema, self._envelope_factory, self._dispatcher, MemoryOutbox)
+        assert isinstance(made, MemoryOutbox)
+        return made
 
 
 def _is_a(cls: type, made: object) -> bool:

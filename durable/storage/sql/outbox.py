@@ -116,7 +116,7 @@ SELECT count(*) FROM moved
 EXPIRE_OWNED_OUTGOING = Statement(f"""
 WITH expired AS (
     DELETE FROM {OUTBOX.rows} AS row USING {OUTBOX.mine} AND row.deliver_by < clock_timestamp() RETURNING row.*
-), {OUTBOX.history("expired", "expired", error="'expired before it was sent'")}
+), {OUTBOX.history("expired", "expired", error=f"'{OUTBOX.late}'")}
 SELECT id, true AS expired FROM expired
 UNION ALL
 SELECT row.id, false FROM {OUTBOX.rows} AS row, {OUTBOX.mine} AND row.id NOT IN (SELECT id FROM expired)

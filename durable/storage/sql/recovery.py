@@ -49,7 +49,7 @@ class Recovery:
             _LATE % f"NOT ({_BURIED})",
             f""", expired AS (
     DELETE FROM {rows} AS row USING picked WHERE {table.same_as("picked")} RETURNING row.*
-), {known}{table.history("expired", "expired", error="'expired while it waited'")}
+), {known}{table.history("expired", "expired", error=f"'{table.late}'")}
 SELECT count(*) FROM expired
 """,
         )

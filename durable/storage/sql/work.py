@@ -40,6 +40,8 @@ class WorkTable:
         self.key = f"id, {address}, epoch"
         self.mine = f"{MINE} WHERE {_FENCE} AND row.{address} = mine.address"
         """The rows of these leases that still belong to the node, behind FROM or USING."""
+        self.late = "expired before it was " + ("handled" if side == "incoming" else "sent")
+        """The reason of a message that its deliver_by has ended, whichever agent has seen it."""
         self._received_at = received_at
 
     def same_as(self, other: str) -> str:

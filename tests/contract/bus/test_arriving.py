@@ -18,7 +18,17 @@ from durable import (
     message,
 )
 from durable.envelope import new_id
-from tests.contract.bus.orders import BILLING, ORDERS, AsDataclass, NobodyWantsThis, OrderPlaced, arriving, collect
+from tests.contract.bus.orders import (
+    BILLING,
+    NEVER,
+    ORDERS,
+    SECOND,
+    AsDataclass,
+    NobodyWantsThis,
+    OrderPlaced,
+    arriving,
+    collect,
+)
 from tests.contract.bus.worlds import World
 
 
@@ -108,7 +118,8 @@ class TestArriving:
         async with world:
             envelope = arriving()
             await world.arrive(envelope)
-            await world.arrive(msgspec.structs.replace(envelope, body=b'{"number":2}'))
+            for _ in range(2):  # a repeat of it makes no other letter
+                await world.arrive(msgspec.structs.replace(envelope, body=b'{"number":2}'))
             assert seen == [OrderPlaced(1)]
             (letter,) = world.dead_letters()
             assert "under the same id" in letter.reason
@@ -138,6 +149,72 @@ class TestArriving:
             assert [reason in letter.reason for letter in world.dead_letters()] == [True]
             await world.arrive(arriving())
             assert len(seen) == 1
+
+    @pytest.mark.parametrize("misdate", MISDATED[:-2], ids=lambda misdate: misdate.__name__)
+    async def test_misdated_envelope_is_handled_when_its_letter_is_replayed(
+        self, world: World, misdate: Misdate
+    ) -> None:
+        seen = collect(world.bus, OrderPlaced)
+        changed, _ = misdate(datetime.now(UTC))
+        envelope = msgspec.structs.replace(arriving(), **changed)
+        async with world:
+            await world.arrive(envelope)
+            await world.replay()
+            assert (seen, world.dead_letters()) == ([OrderPlaced(1)], [])
+            assert (await world.bus.wait_for(envelope.id, timeout=20)).outcome == "handled"
+
+    @pytest.mark.parametrize("misdate", MISDATED[-2:], ids=lambda misdate: misdate.__name__)
+    async def test_envelope_without_an_id_of_its_own_cannot_be_replayed(self, world: World, misdate: Misdate) -> None:
+        seen = collect(world.bus, OrderPlaced)
+        changed, _ = misdate(datetime.now(UTC))
+        async with world:
+            await world.arrive(msgspec.structs.replace(arriving(), **changed))
+            await world.replay()
+            assert (seen, len(world.dead_letters())) == ([], 1)
+
+    async def test_message_under_a_taken_id_leaves_the_receipt_of_the_first(self, world: World) -> None:
+        collect(world.bus)
+        async with world:
+            envelope = arriving()
+            await world.arrive(envelope)
+            await world.arrive(msgspec.structs.replace(envelope, body=b'{"number":2}'))
+            await world.replay()
+            assert len(world.dead_letters()) == 1
+            receipt = await world.bus.wait_for(envelope.id, timeout=20)
+            assert [(each.address, each.outcome) for each in receipt.deliveries] == [("orders", "handled")]
+
+    @pytest.mark.parametrize("make_id", [new_id, uuid4], ids=["dated id", "undated id"])
+    async def test_repeat_of_a_discarded_message_is_a_duplicate(
+        self, world: World, make_id: Callable[[], UUID]
+    ) -> None:
+        attempts: list[int] = []
+
+        @world.bus.handles(OrderPlaced, retry=NEVER)
+        async def handle(order: OrderPlaced) -> None:
+            attempts.append(order.number)
+            raise ZeroDivisionError
+
+        async with world:
+            envelope = msgspec.structs.replace(arriving(), id=make_id(), sent_at=datetime.now(UTC) - SECOND)
+            await world.arrive(envelope)
+            await world.discard()
+            await world.arrive(envelope)
+            assert (attempts, world.dead_letters()) == ([1], [])
+
+    @pytest.mark.parametrize("make_id", [new_id, uuid4], ids=["dated id", "undated id"])
+    async def test_repeat_of_a_cancelled_message_is_a_duplicate(
+        self, world: World, make_id: Callable[[], UUID]
+    ) -> None:
+        seen = collect(world.bus)
+        now = datetime.now(UTC)
+        async with world:
+            due = {"sent_at": now - SECOND, "execution_time": now + timedelta(hours=1)}
+            envelope = msgspec.structs.replace(arriving(), id=make_id(), **due)
+            await world.arrive(envelope)
+            assert await world.bus.cancel(envelope.id)
+            await world.arrive(envelope)
+            await world.advance(timedelta(hours=2))
+            assert (seen, world.scheduled()) == ([], 0)
 
     @pytest.mark.parametrize("date", WELL_DATED, ids=lambda date: date.__name__)
     async def test_envelope_within_the_bounds_of_time_is_taken(self, world: World, date: Misdate) -> None:

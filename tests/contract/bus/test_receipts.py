@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from durable import InvalidSetting, Reject, StillWaiting, UnknownMessage
+from durable import InvalidSetting, Reject, Retry, StillWaiting, UnknownMessage
 from durable.envelope import new_id
 from tests.contract.bus.orders import (
     BILLING,
@@ -69,7 +69,9 @@ async def test_receipt_tells_the_reason_of_a_dead_letter(world: World) -> None:
         assert receipt.outcome == "dead-lettered"
         assert "no such number" in (receipt.reason or "")
         await world.discard()
-        assert (await world.bus.wait_for(message, timeout=SOON)).outcome == "discarded"
+        receipt = await world.bus.wait_for(message, timeout=SOON)
+        assert (receipt.outcome, receipt.reason) == ("discarded", "a test")
+        assert [each.attempts for each in receipt.deliveries] == [1]
 
 
 async def test_receipt_tells_of_a_cancelled_message(world: World) -> None:
@@ -166,3 +168,30 @@ async def test_cancelled_caller_leaves_the_others_waiting(world: World) -> None:
         await world.settle()
         assert (await stays).outcome == "handled"
         assert left.cancelled()
+
+
+@pytest.mark.parametrize("comes", ["while it waits", "before its retry", "before it is sent"])
+async def test_receipt_tells_the_reason_of_an_expired_message(world: World, comes: str) -> None:
+    world.bus.route(OrderBilled, to=BILLING)
+
+    @world.bus.handles(OrderPlaced, retry=Retry(immediate=0, delays=[60], jitter=0))
+    async def fail(order: OrderPlaced) -> None:
+        raise ZeroDivisionError("no orders")
+
+    async with world:
+        if comes == "while it waits":
+            await world.pause(OrderPlaced)
+        elif comes == "before it is sent":
+            await world.pause(destination=BILLING)
+        kind = OrderBilled if comes == "before it is sent" else OrderPlaced
+        message = await sent(world, kind(1), deliver_by=timedelta(seconds=30))
+        await world.settle()
+        await world.advance(timedelta(seconds=31))
+        receipt = await world.bus.wait_for(message, timeout=SOON)
+    reasons = {
+        "while it waits": "expired before it was handled",
+        "before its retry": "the next attempt, 0:01:00 later, would come after its deliver_by; this one failed: "
+        "ZeroDivisionError: no orders",
+        "before it is sent": "expired before it was sent",
+    }
+    assert (receipt.outcome, receipt.reason) == ("expired", reasons[comes])

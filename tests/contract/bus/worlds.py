@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Self
 
@@ -76,6 +76,10 @@ class World(ABC):
     @abstractmethod
     async def discard(self) -> None:
         """Give every dead letter up."""
+
+    @abstractmethod
+    async def replay(self) -> None:
+        """Replay every dead letter that can be, and settle."""
 
     @abstractmethod
     def expired(self) -> list[str]:
@@ -166,13 +170,18 @@ class OnPostgres(World):
     def dead_letters(self) -> list[Letter]:
         rows = self._tables.rows(
             "SELECT message_type, exception_type, reason, COALESCE(traceback, ''), attempts "
-            "FROM durable.dead_letters ORDER BY letter_id"
+            "FROM durable.dead_letters WHERE resolved_at IS NULL ORDER BY letter_id"
         )
         return [Letter(*row) for row in rows]
 
     async def discard(self) -> None:
         every, whole = dead_letters.Selection(), dead_letters.LetterRange(0, 2**62, 100)
         await self.bus.runtime.database.transaction(dead_letters.discard, every, whole, actor="ada", reason="a test")
+
+    async def replay(self) -> None:
+        every, whole = dead_letters.Selection(), dead_letters.LetterRange(0, 2**62, 100)
+        await self.bus.runtime.database.transaction(dead_letters.replay, every, whole, actor="ada")
+        await self.settle()
 
     def expired(self) -> list[str]:
         return self._tables.rows("SELECT message_type FROM durable.envelope_history WHERE outcome = 'expired'")
@@ -232,7 +241,13 @@ class InMemory(World):
         ]
 
     async def discard(self) -> None:
-        self._memory.discard()
+        self._memory.discard(reason="a test")
+
+    async def replay(self) -> None:
+        for letter in self._memory.dead_letters:
+            with suppress(ValueError):
+                self._memory.replay(letter)
+        await self._memory.drain()
 
     def expired(self) -> list[str]:
         return [expired.envelope.message_type for expired in self._memory.expired]

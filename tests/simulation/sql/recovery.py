@@ -7,6 +7,7 @@ from collections.abc import Callable
 from durable.storage.sql import recovery as sql
 from durable.storage.sql import schedules
 from durable.storage.sql.recovery import Recovery
+from durable.storage.sql.work import INBOX, OUTBOX
 from tests.simulation.rows import Work
 from tests.simulation.sql.parts import (
     CLAIMED,
@@ -97,7 +98,7 @@ def _recovery(table: Recovery, side: Side) -> None:
         for row in rows:
             if side is IN:
                 remember_expired(tx, row.key, row.deliver_by)
-            finish(tx, side, row, "expired", p, "expired while it waited")
+            finish(tx, side, row, "expired", p, (INBOX if side is IN else OUTBOX).late)
         return [(len(rows),)]
 
     def claim_late(tx: Transaction, p: Params) -> Rows:

@@ -453,6 +453,25 @@ class TestSessions:
         session.rollback.assert_awaited_once_with()
         session.commit.assert_not_awaited()
 
+    @pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+    async def test_refused_commit_of_a_handler_does_not_reach_a_mock(self, bus: Bus, is_async: bool) -> None:
+        session, sync_session = AsyncMock(spec=AsyncSession), Mock()
+
+        async def handle(order: Placed, session: AsyncSession) -> None:
+            await session.commit()
+
+        def handle_sync(order: Placed, session: Session) -> None:
+            session.commit()
+
+        declare = bus.handles(Placed, retry=ONCE)
+        declare(handle) if is_async else declare(handle_sync)
+        async with InMemoryBus(bus, lambda: session, sync_session_factory=lambda: sync_session) as memory:
+            memory.deliver(Placed(1))
+            await memory.drain()
+            assert "must not commit its session" in memory.dead_letters[0].reason
+        session.commit.assert_not_called()
+        sync_session.commit.assert_not_called()
+
     async def test_a_mock_of_any_kind_stands_in_for_the_session_of_a_sync_handler(self, bus: Bus) -> None:
         session = Mock()
 
