@@ -11,7 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from durable import Bus, Context, PauseListener, PutBack, Reject, Release, Retry, RetryLater
+from durable import Bus, Context, PutBack, Reject, Release, Retry, RetryLater
 from durable.envelope import DUE
 from durable.outbox.outbox import Outbox
 from tests.differential.messages import (
@@ -35,7 +35,7 @@ from tests.differential.messages import (
     Whole,
     Work,
 )
-from tests.differential.workload import PAUSE_SECONDS, Item, Where
+from tests.differential.workload import Item, Where
 
 SHOP, BILLING = "shop", "billing"
 SERVICES: Final[Mapping[Where, str]] = {"here": SHOP, "there": BILLING}
@@ -229,8 +229,6 @@ class Service:
                 ctx.send(Plain(0))
             case "returns":
                 return [Plain(-1), None, Event(-2)]
-            case "pause":
-                raise PauseListener(PAUSE_SECONDS)
             case "no message":
                 return 3
             case "no reply":

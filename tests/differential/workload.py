@@ -129,11 +129,10 @@ KEYS: Final = ("k1", "k2")
 TENANTS: Final = ("acme", "gold")
 ENDS: Final = (
     *("raise", "raise", "raise", "lookup", "os", "reject", "later", "put back", "rollback", "unrouted", "no message"),
-    *("no reply", "panic", "refused", "release", "upcaster", "commit", "close", "returns", "pause"),
+    *("no reply", "panic", "refused", "release", "upcaster", "commit", "close", "returns"),
 )
-ALONE: Final = frozenset(("release", "returns", "pause"))
+ALONE: Final = frozenset(("release", "returns"))
 """Ends of handlers of one message."""
-PAUSE_SECONDS: Final = 150
 FAULTS: Final = (
     *("misspelt", "at and delay", "never due", "empty key", "long key", "control key", "business key", "naive time"),
     *("wrong delay", "large body", "wrong field", "no route", "no transport", "no message", "distant", "reply to"),
@@ -249,8 +248,9 @@ class _Drawing:
             item.business_key = rng.choice(("b1", "b2")) + of_parent
         item.is_undone = rng.random() < 0.06
         if rng.random() < 0.4:
-            ends = [each for each in ENDS if not (each in ALONE and lane in TOGETHER)]
-            ends = ["raise"] if lane == "guarded" else [each for each in ends if each != "pause"]
+            ends = (
+                ["raise"] if lane == "guarded" else [each for each in ENDS if each not in ALONE or lane not in TOGETHER]
+            )
             item.script = [rng.choice(ends) for _ in range(rng.choice((1, 1, 2, 3)))]
             if rng.random() < 0.3:
                 item.script = ["raise"] * 6

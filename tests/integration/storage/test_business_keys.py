@@ -144,7 +144,7 @@ class InMemory(World):
         return outcome is STORED
 
     def quarantine(self, envelope: Envelope) -> None:
-        self._mailbox.quarantine(envelope, "too large")
+        self._mailbox.quarantine(ENDPOINT, envelope, "too large", replayable=True)
 
     def handle(self) -> Envelope | None:
         leases = self._mailbox.take({})
@@ -160,13 +160,14 @@ class InMemory(World):
         return self._mailbox.cancel_message(KEY, actor="ada", reason=None)
 
     def letters(self) -> list[tuple[Any, Envelope, bool]]:
-        return [(each, each.envelope, each.endpoint is None) for each in self._mailbox.dead_letters]
+        return [(each, each.envelope, each.exception_type == QUARANTINED) for each in self._mailbox.dead_letters]
 
     def discard(self, letter: Any) -> None:
-        self._mailbox.discard(letter)
-        for again in (self._mailbox.discard, self._mailbox.replay):
-            with pytest.raises(ValueError, match=r"before|quarantined"):
-                again(letter)
+        self._mailbox.discard(letter, "a test")
+        with pytest.raises(ValueError, match="before"):
+            self._mailbox.discard(letter, "a test")
+        with pytest.raises(ValueError, match=r"before|used meanwhile|waits already"):
+            self._mailbox.replay(letter)
 
     def replay(self, letter: Any) -> bool:
         try:
@@ -174,7 +175,7 @@ class InMemory(World):
         except ValueError:
             return False
         with pytest.raises(ValueError, match="before"):
-            self._mailbox.discard(letter)
+            self._mailbox.discard(letter, "a test")
         return True
 
 
