@@ -8,7 +8,7 @@ export NO_MKDOCS_2_WARNING := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pipeline test quick fuzz simulate mutants chaos soak check docs screenshots lowest pythons bench load clean
+.PHONY: help setup demo pipeline test quick fuzz simulate mutants mutate chaos soak check docs screenshots lowest pythons bench load clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ simulate: setup ## Run the agents under seeded faults on virtual time; a failing
 mutants: setup ## Take each guard away, and see a named test fail (ONLY="words of its name", JOBS=n)
 	@scripts/rabbitmq.sh
 	@nice -n 5 .venv/bin/python -m tests.mutants $(ONLY) --jobs $(or $(JOBS),2) --json build/mutants.json
+
+mutate: setup ## Change the modules of the guarantees by the operators of Cosmic Ray, and see tests fail (ONLY="rooms or files", SEED=n, SAMPLE=n mutants, 0 for all)
+	@nice -n 5 .venv/bin/python -m tests.mutants.operators $(ONLY) --seed $(or $(SEED),1) --sample $(or $(SAMPLE),250) --json build/mutate.json
 
 chaos: setup ## Break real processes and servers under traffic, and judge what became of it (PROFILE=pr|nightly|release, TRANSPORT=tcp|http|rabbitmq, SEED=n, MINUTES=n)
 	@$(if $(filter rabbitmq,$(TRANSPORT)),scripts/rabbitmq.sh)
