@@ -185,6 +185,24 @@ class TestConcurrency:
             await shop.settled()
         assert (shop.asked_for_work, shop.agent.claim_pending) == (1, False)
 
+    @pytest.mark.parametrize(
+        ("stopped", "claimed"),
+        [
+            ([], ["handling.placed", "handling.older"]),
+            (["handling.placed"], []),
+            (["handling.older"], ["handling.placed"]),
+        ],
+        ids=["none", "the handler", "an older version"],
+    )
+    async def test_stopped_handler_and_paused_version_claim_nothing(
+        self, shop: Shop, stopped: list[str], claimed: list[str]
+    ) -> None:
+        async def handle(order: Placed) -> None: ...
+
+        shop.handles(handle)
+        shop.agent.observe_circuits(dict.fromkeys(stopped, False), shop.agent.circuit.generation)
+        assert [each for each in ("handling.placed", "handling.older") if shop.agent.takes(each)] == claimed
+
 
 class TestTheFence:
     async def test_message_taken_away_during_its_handling_leaves_no_effect(self, shop: Shop) -> None:

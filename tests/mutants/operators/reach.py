@@ -1,7 +1,7 @@
 """The tests that execute a line, found out by one run of all tests under coverage.py.
 
-A line that is executed when its module is imported (a default, a decorator) belongs to the tests of its function or
-class; a line of the module itself to all tests of the module.
+A line that is executed when its module is imported (a default, a decorator) belongs to the tests of its function, or
+of the functions of its class; a line of the module itself to all tests of the module.
 """
 
 from __future__ import annotations
@@ -124,14 +124,23 @@ class _Span(NamedTuple):
     is_class: bool
 
 
-def _around(module: ast.Module, line: int) -> list[range]:
-    """Return the lines whose tests are those of this line, and those to look at when no test executes the former."""
+def _around(module: ast.Module, line: int) -> list[list[int]]:
+    """Return the lines whose tests are those of this line, and those to look at when no test executes the former.
+
+    Outside of a function, a line is executed by the first import: that is in any test.
+    """
     spans = sorted(_spans(module), key=lambda span: -span.first)
     holders = [span for span in spans if span.first <= line <= span.last]
-    if holders and any(span.is_function and line >= span.body for span in holders):
-        return [range(holders[0].first, max(holders[0].body, holders[0].first + 1))]
-    bodies = [range(span.body, span.last + 1) for span in holders if span.is_function or span.is_class]
-    return [*bodies, range(1, 1 + max(span.last for span in spans))]
+    if any(span.is_function and line >= span.body for span in holders):
+        return [list(range(holders[0].first, max(holders[0].body, holders[0].first + 1)))]
+    wholes = [(span.first, span.last) for span in holders if span.is_function or span.is_class]
+    return [_in_functions(spans, *whole) for whole in [*wholes, (1, max(span.last for span in spans))]]
+
+
+def _in_functions(spans: Sequence[_Span], first: int, last: int) -> list[int]:
+    """Return the lines of all functions between these two."""
+    inside = [span for span in spans if span.is_function and first <= span.first <= last]
+    return [row for span in inside for row in range(span.body, span.last + 1)]
 
 
 def _spans(module: ast.Module) -> Iterator[_Span]:

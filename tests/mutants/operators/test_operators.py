@@ -127,7 +127,8 @@ def test_lines_without_test_are_those_of_their_function_or_class(tree: Tree) -> 
         "            return 1\n"  # 8
         "        return 2\n"  # 9
     )
-    reach = Reach({"some.py": {6: frozenset({"dear", "cheap"}), 9: frozenset({"cheap"})}}, {"dear": 2.0, "cheap": 1.0})
+    lines = {2: {"first"}, 3: {"first"}, 6: {"dear", "cheap"}, 9: {"cheap"}}
+    reach = Reach({"some.py": {row: frozenset(lines[row]) for row in lines}}, {"dear": 2.0, "cheap": 1.0})
     expected = {1: 2, 3: 2, 4: 2, 5: 2, 6: 2, 7: 2, 8: 0, 9: 1}
     assert {line: len(reach.of(tree, "some.py", line)) for line in expected} == expected
     assert reach.of(tree, "some.py", 7) == ["cheap", "dear"]

@@ -18,12 +18,13 @@ from tests.mutants.operators.reach import Reach
 from tests.mutants.trees import Tree
 from tests.mutants.trials import Bounds, Trial, Verdict, run_tests, simulated
 
-_CHEAP_SECONDS: Final = 10.0
+_CHEAP_SECONDS: Final = 8.0
 """Seconds of tests that run before the simulation."""
-_MOST_SECONDS: Final = 120.0
+_MOST_SECONDS: Final = 30.0
 """Seconds of tests in all, as they were recorded: the dearest of a line that many tests execute are left out."""
-_SEEDS: Final = 60
-_BOUNDS: Final = Bounds(test_seconds=45, hypothesis_profile="quick")
+_SEEDS: Final = 30
+_TEST_SECONDS: Final = 30
+_SPARE_SECONDS: Final = 60.0
 _NO_PROGRAM: Final = ("ImportError", "ModuleNotFoundError", "NameError", "SyntaxError")
 
 
@@ -52,15 +53,17 @@ def tried(tree: Tree, mutation: Mutation, reach: Reach, servers: Mapping[str, st
     fate, by, said = Fate.SURVIVED, "", "" if tests else "no test executes the line"
     with tree.changed(mutation.file, mutation.text):
         for step in _steps(tests, reach.seconds):
-            trial = simulated(tree, _SEEDS) if step == [SIMULATION] else _tests(tree, step, servers)
+            trial = simulated(tree, _SEEDS) if step == [SIMULATION] else _tests(tree, step, reach.seconds, servers)
             fate, by, said = _fate(trial), trial.by, trial.said
             if fate is not Fate.SURVIVED:
                 break
     return Tried(mutation, fate, by, said, len(tests), time.monotonic() - began)
 
 
-def _tests(tree: Tree, tests: Sequence[str], servers: Mapping[str, str]) -> Trial:
-    return run_tests(tree, tests, servers, hangs=True, bounds=_BOUNDS)
+def _tests(tree: Tree, tests: Sequence[str], seconds: Mapping[str, float], servers: Mapping[str, str]) -> Trial:
+    most = _SPARE_SECONDS + 2 * sum(seconds.get(test, 0.0) for test in tests)
+    bounds = Bounds(most, _TEST_SECONDS, hypothesis_profile="quick")
+    return run_tests(tree, tests, servers, hangs=True, bounds=bounds)
 
 
 def _steps(tests: Sequence[str], seconds: Mapping[str, float]) -> Iterator[list[str]]:
