@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
@@ -18,7 +18,9 @@ from durable.clock import Clock, SystemClock
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId, new_id
 from durable.errors import ConnectionFailed, TransportError
+from durable.messages.ordering import QueueKeys
 from durable.outcomes import BUSY, DUPLICATE, STORED, Failed, Outcome, Rejected
+from durable.recovery.ordered import OrderedClaims
 from durable.recovery.outgoing import claim_outgoing
 from durable.settings import Settings, load_settings
 from durable.storage import outbox
@@ -436,6 +438,31 @@ class TestLatching:
             assert office.waiting(BILLING) == 500
             office.peers[BILLING].release()
             await eventually(office.is_empty)
+
+
+class Staff:
+    """The agents of a node, as far as claims of ordered rows see them."""
+
+    def __init__(self, senders: Mapping[str, SendingAgent]) -> None:
+        self.by_type: dict[str, Any] = {}
+        self.agent_for = senders.get
+
+
+@pytest.mark.parametrize(("state", "claimed"), [("running", 1), ("latched", 0), ("paused", 0), ("unknown", 0)])
+async def test_ordered_rows_are_claimed_for_a_running_destination_alone(
+    office: Office, state: str, claimed: int
+) -> None:
+    agent = office.agent()
+    row = Sent(envelope(BILLING, None), None, ANY_NODE, QueueKeys("k"))
+    await office.database.transaction(outbox.store, [row])
+    if state == "latched":
+        agent.circuit.latch()
+    agent.observe_pause(state == "paused")
+    staff: Any = Staff({} if state == "unknown" else office.agents)
+    claims = OrderedClaims(office.context(), staff)
+    claims.hint(BILLING, "k")
+    await claims.claim_hinted()
+    assert office.counters[Event.CLAIMED] == claimed
 
 
 class TestMemory:

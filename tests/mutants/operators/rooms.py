@@ -2,7 +2,7 @@
 
 They are the modules that the guarantees stand on: each decides what is stored, sent, handled, deleted or taken over.
 Left out are the modules around them that report, declare or connect (metrics, tables, migrations, TLS, addresses), the
-actions of operators (dead letters, scheduled messages), and calls.
+actions of operators (dead letters, scheduled messages), publishing in bulk, and calls.
 """
 
 from __future__ import annotations
@@ -97,7 +97,6 @@ ROOMS: Final = (
             "durable/storage/registry.py",
             "durable/storage/rows.py",
             "durable/storage/schedules.py",
-            "durable/storage/staging.py",
             "durable/storage/trials.py",
         ),
         (
@@ -128,7 +127,6 @@ ROOMS: Final = (
             "recovery/outgoing.py",
             "recovery/policy.py",
             "recovery/recurring.py",
-            "recovery/registering.py",
             "recovery/scheduled.py",
             "recovery/shares.py",
         ),
