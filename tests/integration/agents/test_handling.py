@@ -202,6 +202,7 @@ class TestConcurrency:
             threads.add("handling.placed", Future(), [], lambda: None)
         shop.handles(handle, concurrency=2, stuck=threads)
         assert (shop.attempts.has_threads, shop.attempts.has_last_threads) == left
+        assert shop.attempts.standing() is None  # a former node of the process has lost them, and ended for it
 
     @pytest.mark.parametrize(
         ("stopped", "claimed"),

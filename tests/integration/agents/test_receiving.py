@@ -257,6 +257,18 @@ class TestDuplicates:
             )
         ]
 
+    @pytest.mark.parametrize("body", [b'{"number":1}', b'{"number":2}'], ids=["a duplicate", "another body"])
+    async def test_deadline_is_prolonged_by_a_duplicate_and_not_by_another_body(
+        self, house: House, tables: Tables, body: bytes
+    ) -> None:
+        now = datetime.now(UTC)
+        given = msgspec.structs.replace(envelope(b'{"number":1}'), deliver_by=now + timedelta(hours=1))
+        later = msgspec.structs.replace(given, body=body, deliver_by=now + timedelta(hours=2))
+        await house.receive(given)
+        await house.receive(later)
+        expected = later if body == given.body else given
+        assert tables.rows("SELECT deliver_by FROM durable.incoming_envelopes") == [expected.deliver_by]
+
 
 class TestQuarantine:
     @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -59,6 +60,7 @@ class Peer:
         self.times: list[float] = []
         self.pings = 0
         self.answers_pings = False
+        self.ping_error: Exception = TransportError("no answer")
         self.under_way = 0
         self.most_under_way = 0
         self._open = asyncio.Event()
@@ -87,7 +89,7 @@ class Peer:
     async def ping(self) -> None:
         self.pings += 1
         if not self.answers_pings:
-            raise TransportError("no answer")
+            raise self.ping_error
 
     def hold(self) -> None:
         """Answer nothing until release()."""
@@ -351,6 +353,20 @@ class TestLatching:
             assert len(peer.batches) == tried
             assert office.tables.rows("SELECT DISTINCT owner_id FROM durable.outgoing_envelopes") == [0]
             assert (office.waiting(), agent.held()) == (260, set())
+
+    @pytest.mark.parametrize("is_expected", [True, False], ids=["no answer", "a fault"])
+    async def test_ping_without_an_answer_is_no_error_in_the_log(
+        self, office: Office, caplog: pytest.LogCaptureFixture, is_expected: bool
+    ) -> None:
+        agent = office.agent()
+        peer = office.peers[BILLING]
+        if not is_expected:
+            peer.ping_error = RuntimeError("a fault")
+        agent.observe_circuit(True, agent.latch_generation)
+        async with running(agent):
+            await eventually(lambda: peer.pings >= 2)
+        errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+        assert bool(errors) != is_expected
 
     async def test_first_answered_ping_unlatches_the_destination(self, office: Office) -> None:
         agent = office.agent()
