@@ -1,4 +1,4 @@
-"""Claims by shares, over several rounds: each tenant has its turn."""
+"""Claims of a handler over several rounds: each tenant has its turn, and a paused version has none."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from durable.clock import SystemClock
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE
 from durable.messages.ordering import QueueKeys
+from durable.recovery.incoming import claim_incoming
 from durable.recovery.shares import Shares
 from durable.storage import inbox
 from durable.storage.inbox import Arrival
+from durable.telemetry import Event
 from tests.support.one_handler import NODE, Placed, Shop, envelope, shop_tables
 from tests.support.tables import Tables
 
@@ -31,6 +33,18 @@ async def shop(tables: Tables) -> AsyncIterator[Shop]:
     made = Shop(tables, SystemClock(), batch_size=2, buffer_size=2)
     yield made
     await made.close()
+
+
+async def test_round_of_claims_ends_when_a_paused_version_alone_waits(shop: Shop) -> None:
+    async def handle(order: Placed) -> None: ...
+
+    shop.handles(handle)
+    await shop.database.transaction(inbox.store, [Arrival("shop", envelope(1), ANY_NODE)])
+    context = AgentContext(shop.database, NODE, shop.settings, SystemClock(), shop.counters)
+    shop.agent.observe_circuits({"handling.older": False}, shop.agent.circuit.generation)
+    await shop.tables.change("UPDATE durable.incoming_envelopes SET message_type = 'handling.older'")
+    assert not await claim_incoming(context, {"handling.older": shop.agent})
+    assert shop.counters[Event.CLAIMED] == 0
 
 
 async def test_turn_of_a_tenant_is_remembered_while_destinations_are_claimed(shop: Shop) -> None:
