@@ -148,6 +148,7 @@ ROOMS: Final = (
             "tests/unit/transports/tcp",
             "tests/unit/transports/test_wire.py",
             "tests/contract/test_transports_tcp.py",
+            "tests/integration/calls/test_calls.py",
             *_TCP,
         ),
     ),

@@ -20,9 +20,9 @@ from tests.mutants.trials import Bounds, Trial, Verdict, run_tests, simulated
 
 _CHEAP_SECONDS: Final = 8.0
 """Seconds of tests that run before the simulation."""
-_MOST_SECONDS: Final = 30.0
+_MOST_SECONDS: Final = 120.0
 """Seconds of tests in all, as they were recorded: the dearest of a line that many tests execute are left out."""
-_SEEDS: Final = 30
+_SEEDS: Final = 60
 _TEST_SECONDS: Final = 30
 _SPARE_SECONDS: Final = 60.0
 _NO_PROGRAM: Final = ("ImportError", "ModuleNotFoundError", "NameError", "SyntaxError")
