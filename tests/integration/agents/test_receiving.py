@@ -366,6 +366,11 @@ class TestWithoutADatabase:
         assert cut_off.handlers.accepted == []
         assert (cut_off.handlers.room, cut_off.agent.credit()) == (1_000_000, 2_000)
 
+    async def test_outage_is_logged_once(self, cut_off: House, caplog: pytest.LogCaptureFixture) -> None:
+        for _ in range(3):
+            await cut_off.receive(envelope())
+        assert caplog.text.count("arrivals cannot be stored, and stay with their senders") == 1
+
     async def test_receiver_is_not_ready_without_a_database(self, cut_off: House) -> None:
         assert not await cut_off.agent.ready()
 

@@ -55,7 +55,6 @@ ROOMS: Final = (
         (
             "durable/agents/buffer.py",
             "durable/agents/deletions.py",
-            "durable/agents/delivery.py",
             "durable/agents/latch.py",
             "durable/agents/pace.py",
             "durable/agents/sending.py",
@@ -71,6 +70,7 @@ ROOMS: Final = (
         "handling",
         (
             "durable/agents/attempts.py",
+            "durable/agents/delivery.py",
             "durable/agents/fair_queue.py",
             "durable/agents/fence.py",
             "durable/agents/group_size.py",
@@ -78,7 +78,13 @@ ROOMS: Final = (
             "durable/agents/handling.py",
             "durable/agents/settling.py",
         ),
-        ("tests/unit/agents", _BUS, *_AGENTS, "tests/integration/agents/test_handling_groups.py"),
+        (
+            "tests/unit/agents",
+            _BUS,
+            *_AGENTS,
+            "tests/integration/agents/test_handling_groups.py",
+            "tests/integration/encryption/test_missing_keys.py",
+        ),
     ),
     Room(
         "storage",
