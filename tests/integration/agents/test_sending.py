@@ -481,6 +481,16 @@ async def test_ordered_rows_are_claimed_for_a_running_destination_alone(
     assert office.counters[Event.CLAIMED] == claimed
 
 
+async def test_destination_without_room_asks_for_ordered_rows_later(office: Office) -> None:
+    agent = office.agent()
+    agent.buffer.reserve_unchecked([envelope() for _ in range(agent.buffer.room)])
+    staff: Any = Staff(office.agents)
+    claims = OrderedClaims(office.context(), staff)
+    claims.hint(BILLING, "k")
+    await claims.claim_hinted()
+    assert agent.claim_pending
+
+
 class TestMemory:
     async def test_a_backlog_for_a_dead_destination_stays_in_the_database(self, office: Office) -> None:
         office.store_backlog(20_000)

@@ -41,7 +41,8 @@ def main(arguments: Sequence[str]) -> int:
     with copied() as tree:
         results = _tried(tree, mutations, options.json)
     print("\n" + table(results))
-    print("\n" + survivors(results))
+    if lived := survivors(results):
+        print("\n" + lived)
     new = new_survivors(results)
     print(f"\nseed {options.seed}: {len(mutations)} mutants, {len(new)} survivors that are not known")
     return int(bool(new))

@@ -89,7 +89,6 @@ ROOMS: Final = (
     Room(
         "storage",
         (
-            "durable/storage/answering.py",
             "durable/storage/answers.py",
             "durable/storage/circuits.py",
             "durable/storage/in_flight.py",
