@@ -77,7 +77,7 @@ def test_change_of_behaviour_has_another_meaning(before: str, after: str) -> Non
     assert meaning(before) != meaning(after)
 
 
-def test_source_that_does_not_compile_has_no_meaning() -> None:
+def test_broken_source_has_no_meaning() -> None:
     assert meaning("x = = 1") is None
     assert meaning("def f(a, a): ...") is None
 
