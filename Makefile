@@ -8,7 +8,7 @@ export NO_MKDOCS_2_WARNING := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pipeline test quick fuzz simulate differential mutants chaos soak check docs screenshots lowest pythons bench load clean
+.PHONY: help setup demo pipeline test quick fuzz simulate differential mutants mutate chaos soak check docs screenshots lowest pythons bench load clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ differential: setup ## Run random workloads in memory and in every real world; a
 mutants: setup ## Take each guard away, and see a named test fail (ONLY="words of its name", JOBS=n)
 	@scripts/rabbitmq.sh
 	@nice -n 5 .venv/bin/python -m tests.mutants $(ONLY) --jobs $(or $(JOBS),2) --json build/mutants.json
+
+mutate: setup ## Change the modules of the guarantees by the operators of Cosmic Ray, and see tests fail (ONLY="rooms or files", SEED=n, SAMPLE=n mutants, 0 for all)
+	@nice -n 5 .venv/bin/python -m tests.mutants.operators $(ONLY) --seed $(or $(SEED),1) --sample $(or $(SAMPLE),250) --json build/mutate.json
 
 chaos: setup ## Break real processes and servers under traffic, and judge what became of it (PROFILE=pr|nightly|release, TRANSPORT=tcp|http|rabbitmq, SEED=n, MINUTES=n)
 	@$(if $(filter rabbitmq,$(TRANSPORT)),scripts/rabbitmq.sh)

@@ -95,14 +95,14 @@ class RecoveryAgent:
             tasks.create_task(self._claim_when_woken(), name="claim work")
             tasks.create_task(self._claim_ordered_when_hinted(), name="claim ordered work")
             tasks.create_task(self._look_for_ordered_when_asked(), name="look for ordered work")
-            for name, story, interval in (
-                ("sweep dormant nodes", self._sweep, settings.sweep_interval),
-                ("release parked messages", self._release_parked, _BETWEEN_LOOKS),
-                ("release forgotten work", self._look_for_forgotten, settings.forgotten_after / 2),
-                ("forget idle addresses", self._forget_idle, min(settings.address_idle / 4, _BETWEEN_ADDRESSES)),
-                ("maintain partitions", self._maintain, settings.maintenance_interval),
+            for name, story, interval, bound in (
+                ("sweep dormant nodes", self._sweep, settings.sweep_interval, None),
+                ("release parked messages", self._release_parked, _BETWEEN_LOOKS, None),
+                ("release forgotten work", self._look_for_forgotten, settings.forgotten_after / 2, None),
+                ("forget idle addresses", self._forget_idle, min(settings.address_idle / 4, _BETWEEN_ADDRESSES), None),
+                ("maintain partitions", self._maintain, settings.maintenance_interval, _MAINTENANCE_SECONDS),
             ):
-                tasks.create_task(self._repeat(name, story, interval.total_seconds()), name=name)
+                tasks.create_task(self._repeat(name, story, interval.total_seconds(), bound), name=name)
 
     async def _claim_when_woken(self) -> None:
         while True:
@@ -230,15 +230,15 @@ class RecoveryAgent:
     async def _maintain(self) -> None:
         await maintain(self._database, self._settings)
 
-    async def _repeat(self, name: str, story: Story, seconds: float) -> None:
+    async def _repeat(self, name: str, story: Story, seconds: float, bound: float | None) -> None:
         while True:
-            await self._surviving(name, story)
+            await self._surviving(name, story, bound)
             await asyncio.sleep(seconds * random.uniform(0.9, 1.1))
 
-    async def _surviving(self, name: str, story: Story) -> None:
-        """Run a story; recovery outlives any failure of it."""
+    async def _surviving(self, name: str, story: Story, bound: float | None = None) -> None:
+        """Run a story, which takes at most `bound` seconds; recovery outlives any failure of it."""
         try:
-            with self.pace.step(name, _MAINTENANCE_SECONDS if story == self._maintain else None):
+            with self.pace.step(name, bound):
                 await story()
             self._troubles.overcome(name)
         except BaseException as error:

@@ -288,6 +288,9 @@ class Outbox:
         self._pending.connect(transaction, open_savepoints(connection))
         follow(connection, self)
 
+    def savepoint_connected(self, transaction: SessionTransaction) -> None:
+        self._pending.begin_on_connection(transaction)
+
     def about_to_commit(self) -> None:
         """Write the pending envelopes before the session commits, with no savepoint open."""
         self._refuse_handlers()

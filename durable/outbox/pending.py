@@ -51,6 +51,7 @@ class Pending:
         self._entries: list[Entry] = []
         self._inserts = 0
         self._places: dict[SessionTransaction, Place] = {}
+        self._begun: set[SessionTransaction] = set()
         self._savepoints: dict[str, Place] = {}
         self._unnamed: Place | None = None
 
@@ -84,12 +85,18 @@ class Pending:
 
     def keep(self, transaction: SessionTransaction) -> None:
         """Leave its messages to the transaction around it."""
+        self._begun.discard(transaction)
         self._places.pop(transaction, None)
 
     def forget(self, transaction: SessionTransaction) -> list[Sent]:
         """Roll it back, unless it was kept or the connection tells. Returns the rows that are gone with it."""
+        self._begun.discard(transaction)
         place = self._places.pop(transaction, None)
         return [] if place is None else self._cut(place)
+
+    def begin_on_connection(self, savepoint: SessionTransaction) -> None:
+        """Note that this savepoint of the session is one of the connection's transaction from now on."""
+        self._begun.add(savepoint)
 
     # ------------------------------------------------------------------ savepoints and transactions of the connection
 
@@ -126,13 +133,17 @@ class Pending:
         """End the connection's transaction: remove the entries, and return the rows of those that have one.
 
         `before` is a transaction of the session that is no part of it yet: its messages stay. Those that were
-        part of it have ended with it: the session can roll back none of what follows.
+        part of it have ended with it: the session can roll back none of what follows. A savepoint of the session
+        without a statement yet is no part of it: it will begin in the connection's next transaction.
         """
         end = self._end(before)
         taken = self._entries[:end]
         del self._entries[:end]
-        kept = self._places.items() if before is not None else ()
-        self._places = {each: place._replace(at=place.at - end) for each, place in kept}
+        self._places = {
+            each: place._replace(at=max(place.at - end, 0))
+            for each, place in self._places.items()
+            if before is not None or (each.nested and each not in self._begun)
+        }
         self._savepoints.clear()
         self._unnamed = None
         return list(_rows(taken))

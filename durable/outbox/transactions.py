@@ -41,6 +41,7 @@ class Follower(Protocol):
 
     def transaction_begun(self, transaction: SessionTransaction) -> None: ...
     def connected(self, transaction: SessionTransaction, connection: Connection) -> None: ...
+    def savepoint_connected(self, transaction: SessionTransaction) -> None: ...
     def about_to_commit(self) -> None: ...
     def may_commit(self) -> None: ...
     def savepoint_released(self, transaction: SessionTransaction) -> None: ...
@@ -101,9 +102,11 @@ def _transaction_created(session: Session, transaction: SessionTransaction) -> N
 
 @event.listens_for(Session, "after_begin")
 def _connected(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
-    if transaction.parent is None:
-        for outbox in _outboxes(session):
+    for outbox in _outboxes(session):
+        if transaction.parent is None:
             outbox.connected(transaction, connection)
+        elif transaction.nested:
+            outbox.savepoint_connected(transaction)
 
 
 @event.listens_for(Session, "before_commit")

@@ -20,7 +20,7 @@ from tests.mutants.guards import GUARDS
 from tests.mutants.mutant import SIMULATION, Mutant
 from tests.mutants.report import as_json, table
 from tests.mutants.trees import ROOT, Tree, copied
-from tests.mutants.trials import Trial, Verdict, run_tests, tried
+from tests.mutants.trials import Bounds, Trial, Verdict, run_tests, tried
 from tests.support.servers import bare_postgres
 
 _WHOLE_SECONDS = 1_800
@@ -97,7 +97,7 @@ def _is_sound(bench: Bench, rows: Sequence[Mutant]) -> bool:
     """Run all named tests without a mutant."""
     named = sorted({test for row in rows for test in row.killed_by if test != SIMULATION})
     print(f"{len(named)} tests without a mutant", flush=True)
-    trial = run_tests(bench.tree, named, bench.servers, seconds=_WHOLE_SECONDS)
+    trial = run_tests(bench.tree, named, bench.servers, bounds=Bounds(_WHOLE_SECONDS))
     if trial.verdict is not Verdict.SURVIVED:
         print(f"{trial.by or 'the tests'} failed without a mutant, in {ROOT.name}: {trial.said}")
     return trial.verdict is Verdict.SURVIVED

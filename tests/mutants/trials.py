@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tests.mutants.mutant import SIMULATION, Mutant
 from tests.mutants.trees import Tree
@@ -31,7 +31,6 @@ from tests.mutants.witness import FILE
 
 _NO_PROGRAM: Final = frozenset({"NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError", "SyntaxError"})
 _SEEDS: Final = 100
-_TEST_SECONDS: Final = 90
 _RUN_SECONDS: Final = 420
 
 
@@ -50,6 +49,17 @@ class Trial:
     """The test that has failed."""
     said: str = ""
     seconds: float = 0.0
+
+
+class Bounds(NamedTuple):
+    """Bounds of a run of tests."""
+
+    run_seconds: float = _RUN_SECONDS
+    test_seconds: int = 90
+    hypothesis_profile: str = "unhurried"
+
+
+_BOUNDS: Final = Bounds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +85,20 @@ def run(tree: Tree, tests: Sequence[str], servers: Mapping[str, str], *, hangs: 
     if named := [test for test in tests if test != SIMULATION]:
         trial = run_tests(tree, named, servers, hangs=hangs)
     if SIMULATION in tests and trial.verdict is Verdict.SURVIVED:
-        return _simulated(tree)
+        return simulated(tree, _SEEDS)
     return trial
 
 
 def run_tests(
-    tree: Tree, tests: Sequence[str], servers: Mapping[str, str], *, hangs: bool = False, seconds: float = _RUN_SECONDS
+    tree: Tree, tests: Sequence[str], servers: Mapping[str, str], *, hangs: bool = False, bounds: Bounds = _BOUNDS
 ) -> Trial:
     with tempfile.TemporaryDirectory(prefix="durable-witness-") as folder:
         told = Path(folder) / "told.json"
         options = ["-x", "-q", "-p", "tests.mutants.witness", "-p", "no:cacheprovider", "-p", "no:randomly"]
-        options += ["-o", f"timeout={_TEST_SECONDS}", "--hypothesis-profile", "unhurried"]
-        ended = ended_in(tree, ["-m", "pytest", *options, *tests], {**servers, FILE: str(told)}, seconds)
+        options += ["-o", f"timeout={bounds.test_seconds}", "--hypothesis-profile", bounds.hypothesis_profile]
+        ended = ended_in(tree, ["-m", "pytest", *options, *tests], {**servers, FILE: str(told)}, bounds.run_seconds)
         if ended.code is None:
-            return _of_timeout(hangs, seconds)
+            return _of_timeout(hangs, bounds.run_seconds)
         if not told.exists():
             return Trial(Verdict.COULD_NOT_RUN, said=_last_line(ended.output) or f"exit code {ended.code}")
         return _judged(json.loads(told.read_text()), ended.output, hangs=hangs)
@@ -131,8 +141,9 @@ def _judged(told: Mapping[str, Any], output: str, *, hangs: bool) -> Trial:
     return Trial(Verdict.KILLED, first["test"], said)
 
 
-def _simulated(tree: Tree) -> Trial:
-    arguments = ["-m", "tests.simulation", "--seeds", str(_SEEDS), "--failures", "1", "--whole"]
+def simulated(tree: Tree, seeds: int) -> Trial:
+    """Run this many seeds of the simulation, until one fails."""
+    arguments = ["-m", "tests.simulation", "--seeds", str(seeds), "--failures", "1", "--whole"]
     ended = ended_in(tree, arguments, {"PYTHONHASHSEED": "0"}, _RUN_SECONDS)
     if ended.code == 0:
         return Trial(Verdict.SURVIVED)

@@ -16,6 +16,7 @@ from durable import Retry, message
 from durable.agents.attempts import Attempts
 from durable.agents.context import AgentContext
 from durable.agents.handling import HandlingAgent
+from durable.agents.stuck_threads import StuckThreads
 from durable.application.handlers import Handler
 from durable.application.middleware import MiddlewareStack
 from durable.application.retry import Policy
@@ -81,16 +82,24 @@ class Shop:
         self.sessions = Sessions(self.settings, envelope_factory, Nobody(), Scope())
         self.asked_for_work = 0
         self.agent: HandlingAgent
+        self.attempts: Attempts
         self._clock = clock
 
-    def handles(self, function: Callable[..., Any], onion: MiddlewareStack | None = None, **changes: Any) -> None:
+    def handles(
+        self,
+        function: Callable[..., Any],
+        onion: MiddlewareStack | None = None,
+        stuck: StuckThreads | None = None,
+        **changes: Any,
+    ) -> None:
         options: dict[str, Any] = {"retry": ONCE, "concurrency": 1, "max_batch": 1, "timeout": timedelta(seconds=10)}
         options |= {"message_type": "handling.placed", "cls": Placed, "function": function}
         handler = Handler(**options | changes)
         context = AgentContext(self.database, NODE, self.settings, self._clock, self.counters)
+        self.attempts = Attempts(handler, context, self.sessions, onion=onion, stuck=stuck)
         self.agent = HandlingAgent(
             handler,
-            Attempts(handler, context, self.sessions, onion=onion),
+            self.attempts,
             context,
             policy=Policy(handler.retry or Retry(), handler.by_error),
             on_capacity=self._ask,

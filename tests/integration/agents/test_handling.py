@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable import Context, Reject, Release, Retry
+from durable.agents.stuck_threads import StuckThreads
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, LeasedEnvelope
 from durable.telemetry import Event
@@ -184,6 +186,41 @@ class TestConcurrency:
             await shop.receive(1)
             await shop.settled()
         assert (shop.asked_for_work, shop.agent.claim_pending) == (1, False)
+
+    @pytest.mark.parametrize(
+        ("stuck", "left"),
+        [(1, (True, True)), (2, (False, True)), (3, (False, True)), (4, (False, False))],
+        ids=["one", "as many as run", "one of the last", "all"],
+    )
+    async def test_threads_of_a_handler_are_used_up_by_twice_its_concurrency(
+        self, shop: Shop, stuck: int, left: tuple[bool, bool]
+    ) -> None:
+        def handle(order: Placed) -> None: ...
+
+        threads = StuckThreads()
+        for _ in range(stuck):
+            threads.add("handling.placed", Future(), [], lambda: None)
+        shop.handles(handle, concurrency=2, stuck=threads)
+        assert (shop.attempts.has_threads, shop.attempts.has_last_threads) == left
+        assert shop.attempts.standing() is None  # a former node of the process has lost them, and ended for it
+
+    @pytest.mark.parametrize(
+        ("stopped", "claimed"),
+        [
+            ([], ["handling.placed", "handling.older"]),
+            (["handling.placed"], []),
+            (["handling.older"], ["handling.placed"]),
+        ],
+        ids=["none", "the handler", "an older version"],
+    )
+    async def test_stopped_handler_and_paused_version_claim_nothing(
+        self, shop: Shop, stopped: list[str], claimed: list[str]
+    ) -> None:
+        async def handle(order: Placed) -> None: ...
+
+        shop.handles(handle)
+        shop.agent.observe_circuits(dict.fromkeys(stopped, False), shop.agent.circuit.generation)
+        assert [each for each in ("handling.placed", "handling.older") if shop.agent.takes(each)] == claimed
 
 
 class TestTheFence:

@@ -257,6 +257,18 @@ class TestDuplicates:
             )
         ]
 
+    @pytest.mark.parametrize("body", [b'{"number":1}', b'{"number":2}'], ids=["a duplicate", "another body"])
+    async def test_deadline_is_prolonged_by_a_duplicate_and_not_by_another_body(
+        self, house: House, tables: Tables, body: bytes
+    ) -> None:
+        now = datetime.now(UTC)
+        given = msgspec.structs.replace(envelope(b'{"number":1}'), deliver_by=now + timedelta(hours=1))
+        later = msgspec.structs.replace(given, body=body, deliver_by=now + timedelta(hours=2))
+        await house.receive(given)
+        await house.receive(later)
+        expected = later if body == given.body else given
+        assert tables.rows("SELECT deliver_by FROM durable.incoming_envelopes") == [expected.deliver_by]
+
 
 class TestQuarantine:
     @pytest.mark.parametrize(
@@ -353,6 +365,11 @@ class TestWithoutADatabase:
         assert answers == [[failed] * 3, [failed]]
         assert cut_off.handlers.accepted == []
         assert (cut_off.handlers.room, cut_off.agent.credit()) == (1_000_000, 2_000)
+
+    async def test_outage_is_logged_once(self, cut_off: House, caplog: pytest.LogCaptureFixture) -> None:
+        for _ in range(3):
+            await cut_off.receive(envelope())
+        assert caplog.text.count("arrivals cannot be stored, and stay with their senders") == 1
 
     async def test_receiver_is_not_ready_without_a_database(self, cut_off: House) -> None:
         assert not await cut_off.agent.ready()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
@@ -18,7 +19,9 @@ from durable.clock import Clock, SystemClock
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId, new_id
 from durable.errors import ConnectionFailed, TransportError
+from durable.messages.ordering import QueueKeys
 from durable.outcomes import BUSY, DUPLICATE, STORED, Failed, Outcome, Rejected
+from durable.recovery.ordered import OrderedClaims
 from durable.recovery.outgoing import OutgoingClaims
 from durable.settings import Settings, load_settings
 from durable.storage import outbox
@@ -57,6 +60,7 @@ class Peer:
         self.times: list[float] = []
         self.pings = 0
         self.answers_pings = False
+        self.ping_error: Exception = TransportError("no answer")
         self.under_way = 0
         self.most_under_way = 0
         self._open = asyncio.Event()
@@ -85,7 +89,7 @@ class Peer:
     async def ping(self) -> None:
         self.pings += 1
         if not self.answers_pings:
-            raise TransportError("no answer")
+            raise self.ping_error
 
     def hold(self) -> None:
         """Answer nothing until release()."""
@@ -351,6 +355,20 @@ class TestLatching:
             assert office.tables.rows("SELECT DISTINCT owner_id FROM durable.outgoing_envelopes") == [0]
             assert (office.waiting(), agent.held()) == (260, set())
 
+    @pytest.mark.parametrize("is_expected", [True, False], ids=["no answer", "a fault"])
+    async def test_ping_without_an_answer_is_no_error_in_the_log(
+        self, office: Office, caplog: pytest.LogCaptureFixture, is_expected: bool
+    ) -> None:
+        agent = office.agent()
+        peer = office.peers[BILLING]
+        if not is_expected:
+            peer.ping_error = RuntimeError("a fault")
+        agent.observe_circuit(True, agent.latch_generation)
+        async with running(agent):
+            await eventually(lambda: peer.pings >= 2)
+        errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+        assert bool(errors) != is_expected
+
     async def test_first_answered_ping_unlatches_the_destination(self, office: Office) -> None:
         agent = office.agent()
         peer = office.peers[BILLING]
@@ -437,6 +455,41 @@ class TestLatching:
             assert office.waiting(BILLING) == 500
             office.peers[BILLING].release()
             await eventually(office.is_empty)
+
+
+class Staff:
+    """The agents of a node, as far as claims of ordered rows see them."""
+
+    def __init__(self, senders: Mapping[str, SendingAgent]) -> None:
+        self.by_type: dict[str, Any] = {}
+        self.agent_for = senders.get
+
+
+@pytest.mark.parametrize(("state", "claimed"), [("running", 1), ("latched", 0), ("paused", 0), ("unknown", 0)])
+async def test_ordered_rows_are_claimed_for_a_running_destination_alone(
+    office: Office, state: str, claimed: int
+) -> None:
+    agent = office.agent()
+    row = Sent(envelope(BILLING, None), None, ANY_NODE, QueueKeys("k"))
+    await office.database.transaction(outbox.store, [row])
+    if state == "latched":
+        agent.circuit.latch()
+    agent.observe_pause(state == "paused")
+    staff: Any = Staff({} if state == "unknown" else office.agents)
+    claims = OrderedClaims(office.context(), staff)
+    claims.hint(BILLING, "k")
+    await claims.claim_hinted()
+    assert office.counters[Event.CLAIMED] == claimed
+
+
+async def test_destination_without_room_asks_for_ordered_rows_later(office: Office) -> None:
+    agent = office.agent()
+    agent.buffer.reserve_unchecked([envelope() for _ in range(agent.buffer.room)])
+    staff: Any = Staff(office.agents)
+    claims = OrderedClaims(office.context(), staff)
+    claims.hint(BILLING, "k")
+    await claims.claim_hinted()
+    assert agent.claim_pending
 
 
 class TestMemory:

@@ -236,6 +236,18 @@ class TestTrouble:
             assert works.row("last_at", "broken") == due
             assert works.row("error", "broken") is None
 
+    async def test_failing_occurrence_from_before_the_first_look_is_recorded(self, works: Works) -> None:
+        def make(at: datetime) -> Tick:
+            raise RuntimeError("the rates are not out yet")
+
+        async with works.node("0 * * * *", made=make):
+            await works.looked_at()
+            await works.tables.change(
+                "UPDATE durable.schedules SET occurrence_at = NULL, due_at = now() - interval '90 minutes'"
+            )
+            await eventually(lambda: works.row("error") == "RuntimeError: the rates are not out yet")
+            assert works.row("occurrence_at <= now()")
+
     async def test_refusal_by_the_database_is_recorded_and_retried(self, works: Works) -> None:
         bus = works.node(made=lambda at: Tick(), headers={"a": "b"})
         async with bus:

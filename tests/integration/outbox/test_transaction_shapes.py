@@ -462,6 +462,32 @@ def test_message_is_stored_again_when_a_later_savepoint_took_its_row_along(
         shapes.teardown()
 
 
+@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")  # of a transaction that its connection has ended
+@pytest.mark.parametrize("outer", ["commit", "rollback"])
+@pytest.mark.parametrize("driver", ["sync", "asyncpg"])
+@pytest.mark.parametrize("mode", ["conditional_savepoint", "create_savepoint", "rollback_only", "control_fully"])
+def test_message_is_rolled_back_with_a_savepoint_of_the_next_transaction_of_its_connection(
+    database: Tables, engines: dict[str, Engine | AsyncEngine], driver: Driver, mode: Binding, outer: str
+) -> None:
+    """A savepoint of the session begins with its first statement: here after the message, in another transaction."""
+    Shapes.tables, Shapes.engines = database, engines
+    database.clear()
+    database.execute("TRUNCATE orders")
+    shapes = Shapes()
+    shapes.open_as(Shape(driver, mode, outer_savepoint=False, listens=False))
+    try:
+        shapes.work(data_first=False)
+        shapes.begin_nested()
+        if outer == "commit":
+            shapes.commit_the_outer_one()
+        else:
+            shapes.roll_back_the_outer_one()
+        shapes.work_in_several_transactions(ends=["rollback", "commit"], in_savepoint=False, data_first=False)
+        shapes.messages_are_those_of_the_committed_rows()
+    finally:
+        shapes.teardown()
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")  # of transactions that others have ended
 @pytest.mark.parametrize(

@@ -60,6 +60,23 @@ def test_one_message_of_a_key_is_out_at_a_time_and_others_go_on() -> None:
     assert numbers(buffer.take(10, 1 << 20)) == [2]
 
 
+@pytest.mark.parametrize(
+    ("items", "turn_count"),
+    [
+        ([lease(1), lease(2)], 2),
+        ([lease(1, "a"), lease(2, "b")], 2),
+        ([lease(1, "a"), lease(2, "a")], 1),
+        ([lease(1, "a"), lease(2, tenant="t"), lease(3)], 3),
+    ],
+    ids=["without keys", "two keys", "one key", "each kind"],
+)
+def test_full_batch_waits_when_as_many_messages_have_their_turn(items: list[LeasedEnvelope], turn_count: int) -> None:
+    buffer = turns(share_of=by_tenant)
+    buffer.put(items)
+    assert buffer.full_batch_waits(turn_count, 1 << 20)
+    assert not buffer.full_batch_waits(turn_count + 1, 1 << 20)
+
+
 def test_run_of_a_key_is_taken_together_up_to_the_allowed_length() -> None:
     buffer = turns(run=3)
     buffer.put([lease(n, "a") for n in range(5)])

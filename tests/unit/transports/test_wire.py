@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from durable.envelope import Envelope
 from durable.errors import InvalidMessage, ProtocolViolation
 from durable.outcomes import BUSY, DUPLICATE, STORED, Failed, Rejected
+from durable.transports import frames
 from durable.transports.frames import (
     MAX_ENVELOPES,
     Batch,
@@ -76,6 +77,16 @@ any_content = st.one_of(
     st.just(Goodbye()),
 )
 any_frame = st.builds(Frame, any_content, st.integers(0, 2**32 - 1))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [each for each in vars(frames).values() if isinstance(each, msgspec.StructMeta) and each is not PartlyReadable],
+    ids=lambda content: content.__name__,
+)
+def test_content_of_a_frame_is_an_array(content: msgspec.StructMeta) -> None:
+    """Peers of other versions read the values by their places."""
+    assert content.__struct_config__.array_like or content is msgspec.Struct
 
 
 def listen(pieces: Iterable[bytes], limit: int = LIMIT) -> tuple[list[Received], bool]:

@@ -530,6 +530,20 @@ async def test_stray_answers_are_ignored_and_logged_once_with_their_count(caplog
     assert caplog.text.count("100 batches were not under way") == 1
 
 
+async def test_error_of_a_closed_connection_names_the_log_of_the_peer_before_welcome_alone() -> None:
+    async def close(writer: asyncio.StreamWriter, channel: int) -> None:
+        writer.write_eof()
+
+    async with FakeServer(close) as server, TcpTransport(SETTINGS, "orders", 1).sender(server.uri) as sender:
+        with pytest.raises(ConnectionFailed, match=r"the peer closed the connection$"):
+            await sender.send(envelopes(1))
+    silent = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    uri = f"tcp://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    async with silent, TcpTransport(SETTINGS, "orders", 1).sender(uri) as sender:
+        with pytest.raises(ConnectionFailed, match=r"connection before WELCOME; its log says why$"):
+            await sender.send(envelopes(1))
+
+
 async def test_a_duplicate_answer_is_ignored() -> None:
     twice = say(Outcomes([STORED], 1), Outcomes([BUSY], 1_000))
     async with FakeServer(twice) as server:

@@ -151,6 +151,18 @@ def test_proof_holds_for_its_own_words_alone(name: str) -> None:
         a.hear(reply(b.hear(Frame(Hello(**fields)), 5)))
 
 
+@pytest.mark.parametrize("is_welcome", [False, True], ids=["without a secret", "after the welcome"])
+def test_challenge_at_another_time_is_a_violation(is_welcome: bool) -> None:
+    a = client() if is_welcome else ClientSide("orders", 1, LIMIT)
+    challenge = reply(server().hear(client().greet(), 5))
+    if is_welcome:
+        first = server()
+        a.hear(reply(first.hear(reply(a.hear(reply(first.hear(a.greet(), 5)))), 5)))
+        assert a.state is ClientState.OPEN
+    with pytest.raises(ProtocolViolation, match="unexpected frame"):
+        a.hear(challenge)
+
+
 def test_a_short_nonce_is_no_challenge() -> None:
     proof = replace(client_proof(), nonce=b"short")
     assert isinstance(server().hear(client(proof).greet(), 5), TurnAway)

@@ -1,0 +1,71 @@
+"""Claims of a handler over several rounds: each tenant has its turn, and a paused version has none."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from durable.agents.context import AgentContext
+from durable.clock import SystemClock
+from durable.embedded import Embedded
+from durable.envelope import ANY_NODE
+from durable.messages.ordering import QueueKeys
+from durable.recovery.incoming import claim_incoming
+from durable.recovery.shares import Shares
+from durable.storage import inbox
+from durable.storage.inbox import Arrival
+from durable.telemetry import Event
+from tests.support.one_handler import NODE, Placed, Shop, envelope, shop_tables
+from tests.support.tables import Tables
+
+TENANTS = 6
+
+
+@pytest.fixture
+def tables(server: Embedded) -> Iterator[Tables]:
+    with shop_tables(server) as made:
+        yield made
+
+
+@pytest.fixture
+async def shop(tables: Tables) -> AsyncIterator[Shop]:
+    made = Shop(tables, SystemClock(), batch_size=2, buffer_size=2)
+    yield made
+    await made.close()
+
+
+async def test_round_of_claims_ends_when_a_paused_version_alone_waits(shop: Shop) -> None:
+    async def handle(order: Placed) -> None: ...
+
+    shop.handles(handle)
+    await shop.database.transaction(inbox.store, [Arrival("shop", envelope(1), ANY_NODE)])
+    context = AgentContext(shop.database, NODE, shop.settings, SystemClock(), shop.counters)
+    shop.agent.observe_circuits({"handling.older": False}, shop.agent.circuit.generation)
+    await shop.tables.change("UPDATE durable.incoming_envelopes SET message_type = 'handling.older'")
+    assert not await claim_incoming(context, {"handling.older": shop.agent})
+    assert shop.counters[Event.CLAIMED] == 0
+
+
+async def test_turn_of_a_tenant_is_remembered_while_destinations_are_claimed(shop: Shop) -> None:
+    """Each round claims one message of two tenants, who all have more of them."""
+    handled: list[int] = []
+
+    async def handle(order: Placed) -> None:
+        handled.append(order.number)
+
+    shop.handles(handle)
+    rows = [
+        Arrival("shop", envelope(tenant), ANY_NODE, QueueKeys(None, f"tenant {tenant}"))
+        for tenant in range(TENANTS)
+        for _ in range(TENANTS)
+    ]
+    await shop.database.transaction(inbox.store, rows)
+    context = AgentContext(shop.database, NODE, shop.settings, SystemClock(), shop.counters)
+    shares = Shares(context, lambda _: None)
+    async with shop.open():
+        for _ in range(TENANTS // 2):
+            await shares.claim({"handling.placed": shop.agent})
+            await shares.claim_outgoing()
+            await shop.settled()
+    assert sorted(handled) == list(range(TENANTS))
