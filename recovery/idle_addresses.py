@@ -53,10 +53,14 @@ class IdleAddresses:
         idle += [name for name, (_, since) in by_age[_MOST_IDLE:] if since < now]
         if idle:
             waited_for = await self._database.transaction(outbox.waited_for, idle)
-            for name in set(idle) - waited_for:
-                await self._forget(name)
+            forgotten = [name for name in set(idle) - waited_for if await self._forget(name)]
+            if forgotten:
+                log.info("destinations forgotten, idle and not declared: %d, such as %s", len(forgotten), forgotten[0])
 
-    async def _forget(self, address: str) -> None:
-        if self._agents.retire(address):
+    async def _forget(self, address: str) -> bool:
+        is_latched = self._agents.senders[address].circuit.latched
+        if not self._agents.retire(address):
+            return False
+        if is_latched:
             await self._database.transaction(circuits.close_circuit, CircuitKind.DESTINATION, address)
-            log.info("destination %s forgotten: idle and not declared", address)
+        return True

@@ -35,7 +35,7 @@ from durable.agents.node_agents import NodeAgents
 from durable.agents.sending import SendingAgent
 from durable.envelope import LeasedEnvelope, NodeId
 from durable.recovery.incoming import bury_unknown
-from durable.recovery.outgoing import DESTINATIONS, by_endpoint
+from durable.recovery.outgoing import DESTINATIONS, hand_over
 from durable.storage import ordering
 from durable.storage.ordering import Claimed, Lane, Turn, Turns
 from durable.telemetry import Event
@@ -60,13 +60,11 @@ class _Walk:
     is_crowded: bool = False
     """Did it end for want of room?"""
     pages: int = 0
+    round: int = 0
+    """The last round over all lanes in which its lane was there."""
 
-    @property
-    def is_new(self) -> bool:
-        return not (self.after or self.is_crowded)
-
-    def begin(self) -> None:
-        self.began_at, self.has_turned, self.pages = self.after, not self.after, 0
+    def begin(self, number: int) -> None:
+        self.began_at, self.has_turned, self.pages, self.round = self.after, not self.after, 0, number
 
     def passed(self, found: Sequence[ordering.Waiting], count: int) -> bool:
         """Note this page. False when it was the last: then it has been once round."""
@@ -89,7 +87,7 @@ class OrderedClaims:
         self._agent_for = agents.agent_for
         self._hints: dict[Turn, None] = {}
         self._walks: dict[Lane, _Walk] = {}
-        """Those that have come somewhere."""
+        self._round = 0
         self._after = ""
         """The destination behind which the next look goes on."""
         self.hinted = asyncio.Event()
@@ -147,27 +145,18 @@ class OrderedClaims:
             await asyncio.sleep(_REST * (time.monotonic() - began))
 
     async def _next_lanes(self) -> Sequence[Lane]:
-        """The message types, and the next destinations. The walks of those that had their time are forgotten."""
-        before = self._after
-        lanes = await self._database.transaction(ordering.lanes, after=before, count=DESTINATIONS)
+        """The message types, and the next destinations. Walks are forgotten when a round has not met their lanes."""
+        if not self._after:
+            self._walks = {lane: walk for lane, walk in self._walks.items() if walk.round == self._round}
+            self._round += 1
+        lanes = await self._database.transaction(ordering.lanes, after=self._after, count=DESTINATIONS)
         destinations = [lane.destination for lane in lanes if lane.destination is not None]
         self._after = destinations[-1] if len(destinations) == DESTINATIONS else ""
         if self._after:
             self.asked.set()
-        there = set(lanes)
-        self._walks = {
-            lane: walk
-            for lane, walk in self._walks.items()
-            if not walk.is_new and (lane in there or self._is_elsewhere(lane, before))
-        }
         for lane in lanes:
-            self._walk(lane).begin()
+            self._walk(lane).begin(self._round)
         return lanes
-
-    def _is_elsewhere(self, lane: Lane, before: str) -> bool:
-        """Tell whether this is a destination, and none of those of a look that began behind `before`."""
-        name = lane.destination
-        return name is not None and not before < name <= (self._after or name)
 
     def _group(self, waiting: deque[Lane]) -> Sequence[Lane]:
         """Take the next lanes that are looked at together: of one table, and not more than keys in a batch."""
@@ -259,7 +248,10 @@ class OrderedClaims:
             tell_others=list(self._handlers) if tell_others else None,
         )
         self._context.counters.add(Event.CLAIMED, len(claimed.leases))
-        for name, leases in (_by_type if is_incoming else by_endpoint)(claimed.leases).items():
+        if not is_incoming:
+            hand_over(claimed.leases, self._agent_for)
+            return claimed
+        for name, leases in _by_type(claimed.leases).items():
             agents[name].buffer.reserve_unchecked(leases)
             agents[name].accept(leases)
         return claimed

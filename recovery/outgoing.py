@@ -7,7 +7,8 @@ thousand. The next round goes on behind them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from durable.agents.context import AgentContext
@@ -63,20 +64,22 @@ class OutgoingClaims:
             outbox.claim, {agent.destination: size for agent, size in sizes.items()}, node=self._context.node
         )
         self._context.counters.add(Event.CLAIMED, len(claimed))
-        by_destination = by_endpoint(claimed)
-        for agent in sizes:
-            if leases := by_destination.get(agent.destination):
-                agent.buffer.reserve_unchecked(leases)
-                agent.accept(leases)
-        return [agent for agent, size in sizes.items() if len(by_destination.get(agent.destination, ())) == size]
+        hand_over(claimed, self._agent_for)
+        counts = Counter(lease.endpoint for lease in claimed)
+        return [agent for agent, size in sizes.items() if counts[agent.destination] == size]
 
 
-def by_endpoint(claimed: Sequence[LeasedEnvelope]) -> Mapping[str, list[LeasedEnvelope]]:
-    """Group the rows by their place."""
-    found: dict[str, list[LeasedEnvelope]] = {}
+def hand_over(claimed: Sequence[LeasedEnvelope], agent_for: AgentFor) -> None:
+    """Give claimed rows to the agents of their destinations. One that was idle may have ended while they were claimed:
+    then another is started.
+    """
+    by_destination: dict[str, list[LeasedEnvelope]] = {}
     for lease in claimed:
-        found.setdefault(lease.endpoint, []).append(lease)
-    return found
+        by_destination.setdefault(lease.endpoint, []).append(lease)
+    for destination, leases in by_destination.items():
+        if (agent := agent_for(destination)) is not None:
+            agent.buffer.reserve_unchecked(leases)
+            agent.accept(leases)
 
 
 def rounds(settings: Settings) -> int:

@@ -13,7 +13,7 @@ from durable.agents.handling import HandlingAgent
 from durable.agents.sending import SendingAgent
 from durable.envelope import LeasedEnvelope, NodeId
 from durable.recovery.incoming import bury_unknown
-from durable.recovery.outgoing import AgentFor, rounds
+from durable.recovery.outgoing import AgentFor, hand_over, rounds
 from durable.storage import ordering
 from durable.telemetry import Event
 
@@ -86,8 +86,11 @@ class Shares:
         turn = partial(claim, share=share, node=self._context.node)
         claimed, self._next[key] = await self._database.transaction(turn)
         self._context.counters.add(Event.CLAIMED, len(claimed))
-        agent.buffer.reserve_unchecked(claimed)
-        agent.accept(claimed)
+        if isinstance(agent, SendingAgent):
+            hand_over(claimed, self._agent_for)
+        else:
+            agent.buffer.reserve_unchecked(claimed)
+            agent.accept(claimed)
         return bool(claimed or start)  # otherwise once round from the first tenant, and nothing was there
 
 

@@ -163,6 +163,32 @@ async def _nothing(self: ordered.OrderedClaims) -> None:
     self.asked.clear()
 
 
+@KEYS
+async def test_agent_ended_while_rows_are_claimed_for_it_is_replaced(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, key: str | None
+) -> None:
+    """Nobody would look for the rows of an agent that has ended before minutes have passed."""
+    customers = Customers(database_url, 20, forgotten_after=timedelta(minutes=5))
+    await customers.send(key)
+    module = ordering if key else outbox
+    claim: Callable[..., Any] = module.claim
+    ended = Counter[str]()
+
+    def claimed(*args: Any, **kwargs: Any) -> Any:
+        found = claim(*args, **kwargs)
+        node = customers.bus.runtime.node
+        assert node is not None
+        for address in customers.addresses:
+            if not ended[address] and address in node.agents.senders:
+                ended[address] += node.agents.retire(address)
+        return found
+
+    monkeypatch.setattr(module, "claim", claimed)
+    async with customers.bus:
+        assert await customers.all_handled()
+    assert ended.total() == 20
+
+
 async def test_agents_of_addresses_used_once_are_few_however_many_addresses_there_are(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
