@@ -155,6 +155,17 @@ class TestFailing:
             }
             assert all(letter.reason.startswith(reasons[comes]) for letter in world.dead_letters())
 
+    async def test_message_expired_on_its_way_out_is_sent_when_its_letter_is_replayed(self, world: World) -> None:
+        world.bus.configure(on_expiry="dead-letter")
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderBilled(1), to=BILLING, deliver_by=timedelta(seconds=-1))
+            await world.settle()
+            assert [letter.reason for letter in world.dead_letters()] == ["expired before it was sent"]
+            assert world.sent_to(BILLING) == []
+            await world.replay()
+            assert (world.dead_letters(), len(world.sent_to(BILLING))) == ([], 1)
+
     @pytest.mark.parametrize("is_moved", [False, True])
     async def test_delay_of_a_message_is_no_part_of_its_age(self, world: World, is_moved: bool) -> None:
         attempts: list[int] = []
