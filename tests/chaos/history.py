@@ -74,6 +74,10 @@ class History:
         gone = {id for (_, outcome, id) in self.ended if outcome in ("expired", "cancelled")}
         return {effect.id for effect in self.effects} | set(self.dead) | gone
 
+    def progress(self) -> int:
+        """Number of messages' ends so far: while it grows, what waits is not stuck."""
+        return len(self.effects) + self.dead.total() + self.ended.total()
+
     def missing(self) -> set[UUID]:
         """Ids of messages that were committed and have no end yet."""
         return set(self.sent) - self.accounted()

@@ -39,7 +39,9 @@ BROKER = ("broker kill", "broker stop", "broker pause", "broker alarm")
 
 @dataclass(frozen=True)
 class Profile:
-    """Profile: `faults_seconds` of faults after `warm_seconds` without, then at most `calm_seconds` to finish."""
+    """Profile: `faults_seconds` of faults after `warm_seconds` without, then calm, until everything is finished,
+    or nothing has come to its end for `calm_seconds`.
+    """
 
     name: str
     warm_seconds: float

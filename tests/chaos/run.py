@@ -24,6 +24,7 @@ from tests.chaos.stage import Stage, staged
 from tests.chaos.watch import Happened, Watch
 
 START_SECONDS = 90.0
+LONGEST_CALM_SECONDS = 1_800.0
 LOOK_SECONDS = 1.0
 REST_SECONDS = 0.5
 """The shortest time between two faults of a lane."""
@@ -67,8 +68,8 @@ async def run(seed: int, profile: Profile, transport: str, folder: Path, tell: T
             await _let_happen(stage, made, profile.faults_seconds, watch, tell)
             stage.calm.touch()
             outcome.calm_at = time.time()
-            tell(f"calm, for {profile.calm_seconds:g} s at most")
-            if await _in_time(_is_settled, stage, profile.calm_seconds):
+            tell(f"calm, until nothing has ended for {profile.calm_seconds:g} s")
+            if await _settled(stage, profile.calm_seconds):
                 outcome.settled_at = time.time()
                 tell(f"everything is finished {outcome.settled_at - outcome.calm_at:.1f} s later")
         finally:
@@ -111,6 +112,23 @@ async def _let_happen(stage: Stage, made: Plan, faults_seconds: float, watch: Wa
         for number, lane in enumerate(made.lanes):
             group.create_task(happen(lane), name=f"lane {number}")
     stage.restore()
+
+
+async def _settled(stage: Stage, seconds: float) -> bool:
+    """Look until everything is finished, and return True; False when nothing has come to its end for so long."""
+    loop = asyncio.get_running_loop()
+    last, ended = loop.time() + LONGEST_CALM_SECONDS, -1
+    deadline = loop.time() + seconds
+    while True:
+        with contextlib.suppress(psycopg.OperationalError):
+            history = await asyncio.to_thread(_read, stage)
+            if _is_settled(history):
+                return True
+            if history.progress() > ended:
+                ended, deadline = history.progress(), loop.time() + seconds
+        if loop.time() > min(deadline, last):
+            return False
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 async def _in_time(condition: Callable[[History], bool], stage: Stage, seconds: float) -> bool:
