@@ -164,7 +164,7 @@ async def _nothing(self: ordered.OrderedClaims) -> None:
 
 
 @KEYS
-async def test_agent_ended_while_rows_are_claimed_for_it_is_replaced(
+async def test_agent_ended_during_a_claim_is_replaced(
     database_url: str, monkeypatch: pytest.MonkeyPatch, key: str | None
 ) -> None:
     """Nobody would look for the rows of an agent that has ended before minutes have passed."""
