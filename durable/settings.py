@@ -196,7 +196,7 @@ class Settings(BaseSettings):
     tcp_connections: Count = 100
     """peers connected to one TCP listener; each needs one"""
     idle_connections: Count = 200
-    """connections to TCP peers that stay open while nothing is sent there; the longest unused are closed"""
+    """TCP peers, and HTTP peers, whose connections stay open while nothing is sent; the longest unused are closed"""
     http_connections: Count = 500
     """connections of one HTTP listener whose clients have shown a secret; the idle give way"""
     stranger_connections: Count = 100

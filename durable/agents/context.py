@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field, replace
 
 from durable.clock import Clock, SystemClock
@@ -22,6 +23,9 @@ class AgentContext:
     clock: Clock = field(default_factory=SystemClock)
     counters: Counters = field(default_factory=Counters)
     ring: KeyRing = field(default_factory=KeyRing)
+    failures: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    """Held while the database learns that a destination fails: those that fail together wait for each other, and the
+    others for none of them."""
 
     def at(self, node: NodeId) -> AgentContext:
         """The same for this node."""

@@ -75,6 +75,7 @@ class SendingAgent:
         self._database = context.database
         self._node = context.node
         self._settings = settings
+        self._failures = context.failures
         self._counters = context.counters
         self._on_capacity = on_capacity
         self._clock = context.clock
@@ -306,7 +307,8 @@ class SendingAgent:
             await self._latch(reason)
 
     async def _count_failure(self, batch: Sequence[LeasedEnvelope]) -> None:
-        await self._database.transaction_with_retry(outbox.count_failed_attempt, self._node, batch)
+        async with self._failures:
+            await self._database.transaction_with_retry(outbox.count_failed_attempt, self._node, batch)
 
     async def _dead_letter(self, rejected: Sequence[tuple[LeasedEnvelope, Letter]]) -> None:
         await self._database.transaction_with_retry(
@@ -321,13 +323,14 @@ class SendingAgent:
         log.error("latched %s: %s", self.destination, reason)
         self._counters.add(Event.LATCHED)
         self.latch_generation += 1
-        await self._database.transaction_with_retry(
-            circuits.open_circuit,
-            CircuitKind.DESTINATION,
-            self.destination,
-            reason=reason,
-            actor=f"node {self._node}",
-        )
+        async with self._failures:
+            await self._database.transaction_with_retry(
+                circuits.open_circuit,
+                CircuitKind.DESTINATION,
+                self.destination,
+                reason=reason,
+                actor=f"node {self._node}",
+            )
         self.latch_generation += 1
 
     async def _stay_latched(self) -> None:
@@ -363,9 +366,10 @@ class SendingAgent:
     async def _release_waiting(self) -> None:
         waiting = self.buffer.take_all()
         if waiting:
-            await self._database.transaction_with_retry(
-                leases.release, OUTGOING, self._node, [lease.key for lease in waiting]
-            )
+            async with self._failures:
+                await self._database.transaction_with_retry(
+                    leases.release, OUTGOING, self._node, [lease.key for lease in waiting]
+                )
             self._done(waiting)
 
     # ------------------------------------------------------------------ small things

@@ -170,6 +170,16 @@ class HttpClient:
                 await self._is_idle.wait()
         await asyncio.gather(*(pool.connections.aclose() for pool in pools), *self._closing)
 
+    def close_if_idle(self) -> bool:
+        """Close the connections; False while a request is under way. The next request opens others."""
+        if self._under_way:
+            return False
+        if self._pool is not None:
+            self._former.append(self._pool)
+            self._pool = self._make_pool(self._pool.tls)
+            self._close_former()
+        return True
+
     async def post(self, endpoint: Endpoint, body: bytes) -> Answer:
         """Return the peer's answer within `send_timeout`; raises TransportError for none, or one that is too large."""
         return await self._in_time(_Asked("POST", endpoint, body))

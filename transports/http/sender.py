@@ -27,6 +27,7 @@ from durable.settings import Settings
 from durable.transports.frames import MAX_ENVELOPES
 from durable.transports.http.client import Answer, Endpoint, HttpClient
 from durable.transports.http.wire import BATCH, OUTCOMES, decode_outcomes, encode_batch
+from durable.transports.idle import IdleConnections
 
 _GONE: Final = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
 _FORBIDDEN: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
@@ -37,8 +38,9 @@ class HttpSender:
 
     keeps_order = True
 
-    def __init__(self, client: HttpClient, settings: Settings) -> None:
+    def __init__(self, client: HttpClient, settings: Settings, *, idle: IdleConnections) -> None:
         self._client = client
+        self._idle = idle
         self._peer = client.peer
         self._most_bytes = settings.max_frame_bytes
         self._too_many_bytes = sys.maxsize  # of a batch, as far as the peer has said
@@ -52,7 +54,12 @@ class HttpSender:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._idle.forget(self)
         await self._client.__aexit__(kind, error, trace)
+
+    def close_if_idle(self) -> bool:
+        """Close the connections; False while a request is under way. The next send opens others."""
+        return self._client.close_if_idle()
 
     async def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
         """Deliver the batch, in parts if it is larger than the peer takes at once, and return the outcomes in order.
@@ -61,6 +68,7 @@ class HttpSender:
         that was not stored is Busy. Raises TransportError when the fate of the batch, or of a part of it, is unknown:
         send all of it again, the peer knows duplicates.
         """
+        self._idle.used(self)
         outcomes: list[Outcome] = []
         for start in range(0, len(batch), MAX_ENVELOPES):
             outcomes = await self._send_behind(outcomes, batch[start : start + MAX_ENVELOPES])
@@ -68,6 +76,7 @@ class HttpSender:
 
     async def ping(self) -> None:
         """Ask the peer whether it could store a batch now; raise TransportError unless it says so in time."""
+        self._idle.used(self)
         answer = await self._client.post(self._pings, b"")
         if answer.status != HTTPStatus.NO_CONTENT:
             raise self._failure(answer)

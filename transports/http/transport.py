@@ -39,6 +39,7 @@ from durable.transports.http.encryption import Encryption
 from durable.transports.http.exchange import Door, Outcomes
 from durable.transports.http.listener import HttpListener
 from durable.transports.http.sender import HttpSender
+from durable.transports.idle import IdleConnections
 from durable.transports.plaintext import require_plaintext_allowed
 
 __all__ = ["HttpCaller", "HttpListener", "HttpSender", "HttpTransport"]
@@ -71,6 +72,7 @@ class HttpTransport:
         directory: Directory | None = None,
     ) -> None:
         self._settings = settings
+        self._idle = IdleConnections(settings.idle_connections)
         self._provider = provider
         self._directory = directory
         self._service = service
@@ -95,7 +97,7 @@ class HttpTransport:
         return uri
 
     def sender(self, destination: str) -> HttpSender:
-        return HttpSender(self._client(destination), self._settings)
+        return HttpSender(self._client(destination), self._settings, idle=self._idle)
 
     def caller(self, uri: str) -> HttpCaller:
         """Return a caller of the services at this address."""

@@ -21,6 +21,7 @@ from durable.outcomes import BUSY, Outcome, Rejected, all_settled
 from durable.settings import Settings
 from durable.telemetry import log
 from durable.transports.frames import Frame, Goodbye
+from durable.transports.idle import IdleConnections
 from durable.transports.tcp.address import Address
 from durable.transports.tcp.conversation import (
     Answered,
@@ -34,7 +35,6 @@ from durable.transports.tcp.conversation import (
 )
 from durable.transports.tcp.dialer import Dialer, fail
 from durable.transports.tcp.entrance import Entrance
-from durable.transports.tcp.idle import IdleConnections
 from durable.transports.tcp.stream import FrameStream
 from durable.transports.wire import encode
 

@@ -9,7 +9,6 @@
     stream              frames over an asyncio connection, with deadlines
     dialer              the connection to a destination, opened anew after it has ended
     sender, caller      the two kinds of it: for batches, for calls
-    idle                how many of them stay open while nothing is sent
     calling             what a connection for calls says
     connecting, spoke   what a connection to a directory says, and the connection
     listener            the other end of all; answering has its calls, connected its directory
@@ -24,10 +23,10 @@ from collections.abc import Callable
 
 from durable.settings import Settings
 from durable.transports.base import Directory, Provider, Services
+from durable.transports.idle import IdleConnections
 from durable.transports.tcp.address import SCHEMES, parse, parse_destination
 from durable.transports.tcp.caller import TcpCaller
 from durable.transports.tcp.entrance import Entrances
-from durable.transports.tcp.idle import IdleConnections
 from durable.transports.tcp.listener import TcpListener
 from durable.transports.tcp.sender import TcpSender
 from durable.transports.tcp.spoke import TcpSpoke

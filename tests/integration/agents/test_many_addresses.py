@@ -8,12 +8,14 @@ from datetime import timedelta
 from typing import Any
 
 import msgspec
+import psycopg
 import pytest
 
 from durable import Bus, message
 from durable.recovery import agent, idle_addresses, ordered, outgoing
 from durable.settings import load_settings
-from durable.storage import ordering, outbox
+from durable.storage import circuits, leases, ordering, outbox
+from durable.storage.database import Database
 from durable.transports.memory import MemoryTransport
 from tests.failure.waiting import eventually
 from tests.failure.workbench import QUICK
@@ -25,6 +27,11 @@ KEYS = pytest.mark.parametrize("key", ["k", None], ids=["keyed", "plain"])
 @message("address.note")
 class Note(msgspec.Struct):
     number: int
+
+
+def rows(database_url: str, query: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(database_url) as conn:
+        return conn.execute(query.encode()).fetchall()
 
 
 class Customers:
@@ -187,6 +194,33 @@ async def test_agent_ended_during_a_claim_is_replaced(
     async with customers.bus:
         assert await customers.all_handled()
     assert ended.total() == 20
+
+
+async def test_destinations_failing_together_take_one_connection(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each needs some transactions until it is latched: the others would wait behind all of them."""
+    at_once, most = Counter[str](), Counter[str]()
+    transaction = Database.transaction
+
+    async def watched(self: Database, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        name = "failures" if work in (outbox.count_failed_attempt, circuits.open_circuit, leases.release) else "other"
+        at_once[name] += 1
+        most[name] = max(most[name], at_once[name])
+        try:
+            return await transaction(self, work, *args, **kwargs)
+        finally:
+            at_once[name] -= 1
+
+    monkeypatch.setattr(Database, "transaction", watched)
+    bus = Bus("workshop", database_url, transports=[MemoryTransport(load_settings())], **QUICK)
+    latched = "SELECT count(*) FROM durable.circuits WHERE kind = 'destination'"
+    async with bus:
+        async with bus.unit_of_work():
+            for number in range(60):
+                bus.send(Note(number), to=f"memory://nobody{number}")
+        await eventually(lambda: rows(database_url, latched) == [(60,)], within=30)
+    assert most["failures"] == 1
 
 
 async def test_agents_of_addresses_used_once_are_few_however_many_addresses_there_are(

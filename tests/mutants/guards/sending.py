@@ -200,15 +200,35 @@ ROWS = (
         before="        if self._uses:\n",
         after="        if self._uses < 0:\n",
         killed_by=(
-            "tests/integration/transports/tcp/test_idle_connections.py::test_connection_with_a_batch_under_way_stays_open",
+            "tests/integration/transports/test_idle_connections.py::test_connection_with_a_batch_under_way_stays_open[tcp]",
         ),
     ),
     Mutant(
         "sending",
         "any number of connections stays open",
-        "transports/tcp/idle.py",
+        "transports/idle.py",
         before="            if other.close_if_idle():\n",
         after="            if not other:\n",
-        killed_by=("tests/integration/transports/tcp/test_idle_connections.py::test_connections_used_last_stay_open",),
+        killed_by=("tests/integration/transports/test_idle_connections.py::test_connections_used_last_stay_open[tcp]",),
+    ),
+    Mutant(
+        "sending",
+        "destinations that fail together keep the others waiting",
+        "durable/agents/context.py",
+        before="asyncio.Semaphore(1)",
+        after="asyncio.Semaphore(1_000)",
+        killed_by=(
+            "tests/integration/agents/test_many_addresses.py::test_destinations_failing_together_take_one_connection",
+        ),
+    ),
+    Mutant(
+        "sending",
+        "connections of HTTP stay open, however many",
+        "transports/http/client.py",
+        before="            self._pool = self._make_pool(self._pool.tls)\n            self._close_former()\n",
+        after="            self._pool = self._make_pool(self._pool.tls)\n",
+        killed_by=(
+            "tests/integration/transports/test_idle_connections.py::test_connection_of_http_is_closed_at_the_peer",
+        ),
     ),
 )

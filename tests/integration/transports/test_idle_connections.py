@@ -10,6 +10,8 @@ import pytest
 
 from durable.outcomes import STORED
 from durable.settings import load_settings
+from durable.transports.http.sender import HttpSender
+from durable.transports.http.transport import HttpTransport
 from durable.transports.tcp.sender import TcpSender
 from durable.transports.tcp.transport import TcpTransport
 from tests.failure.waiting import eventually
@@ -23,7 +25,7 @@ class Peers:
 
     def __init__(self) -> None:
         self.receivers = [MemoryReceiver() for _ in range(COUNT)]
-        self.senders: list[TcpSender] = []
+        self.senders: list[TcpSender | HttpSender] = []
 
     async def send(self, number: int) -> None:
         assert await self.senders[number].send([envelope()]) == [STORED]
@@ -31,19 +33,32 @@ class Peers:
     @property
     def connected(self) -> set[int]:
         """The numbers of the senders with an open connection."""
-        return {number for number, sender in enumerate(self.senders) if sender._dialer.open is not None}
+        return {number for number, sender in enumerate(self.senders) if is_connected(sender)}
 
     async def reach(self, *numbers: int) -> None:
         """Wait until these are connected, and no others."""
         await eventually(lambda: self.connected == set(numbers), within=10)
 
 
-@pytest.fixture
-async def peers() -> AsyncIterator[Peers]:
-    made, transport = Peers(), TcpTransport(load_settings(idle_connections=MOST), "shop", 1)
+def is_connected(sender: TcpSender | HttpSender) -> bool:
+    if isinstance(sender, TcpSender):
+        return sender._dialer.open is not None
+    pool = sender._client._pool
+    return pool is not None and len(pool.connections._pool.connections) > 0
+
+
+@pytest.fixture(params=["tcp", "http"])
+async def peers(request: pytest.FixtureRequest) -> AsyncIterator[Peers]:
+    made, settings = Peers(), load_settings(idle_connections=MOST)
+    transport: TcpTransport | HttpTransport = (
+        TcpTransport(settings, "shop", 1)
+        if request.param == "tcp"
+        else HttpTransport(settings, service="shop", messages=dict)
+    )
+    uri = "tcp://127.0.0.1:0" if request.param == "tcp" else "http://127.0.0.1:0/in"
     async with AsyncExitStack() as stack:
         for receiver in made.receivers:
-            listener = transport.listener("tcp://127.0.0.1:0", "billing")
+            listener = transport.listener(uri, "billing")
             await listener.serve(receiver)
             stack.push_async_callback(listener.close)
             made.senders.append(await stack.enter_async_context(transport.sender(listener.address)))
@@ -80,11 +95,12 @@ async def test_connection_with_a_batch_under_way_stays_open(peers: Peers) -> Non
     await eventually(lambda: peers.receivers[0].batches, within=10)
     for number in range(1, COUNT):
         await peers.send(number)
+    await peers.senders[1].ping()
     assert 0 in peers.connected
     peers.receivers[0].release()
     await slow
     await peers.send(5)
-    await peers.reach(8, 9, 5)
+    await peers.reach(9, 1, 5)
 
 
 async def test_ended_sender_takes_no_place(peers: Peers) -> None:
@@ -97,3 +113,26 @@ async def test_ended_sender_takes_no_place(peers: Peers) -> None:
     await peers.reach(0, 3, 4)
     for number in (1, 2):
         await peers.senders[number].__aenter__()  # the fixture ends them
+
+
+async def test_ping_is_a_use(peers: Peers) -> None:
+    for number in (0, 1, 2):
+        await peers.send(number)
+    await peers.senders[0].ping()
+    await peers.send(3)
+    await peers.reach(0, 2, 3)
+
+
+async def test_connection_of_http_is_closed_at_the_peer() -> None:
+    transport = HttpTransport(load_settings(), service="shop", messages=dict)
+    listener = transport.listener("http://127.0.0.1:0/in", "billing")
+    await listener.serve(MemoryReceiver())
+    async with transport.sender(listener.address) as sender:
+        await sender.send([envelope()])
+        pool = sender._client._pool
+        assert pool is not None
+        open_ones = pool.connections._pool.connections
+        assert len(open_ones) == 1
+        assert sender.close_if_idle()
+        await eventually(lambda: open_ones[0].is_closed(), within=10)
+    await listener.close()

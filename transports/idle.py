@@ -11,10 +11,10 @@ from typing import Protocol
 
 
 class Closable(Protocol):
-    """A sender with a connection."""
+    """A sender with a connection, or with some."""
 
     def close_if_idle(self) -> bool:
-        """Close the connection; False when something is under way on it."""
+        """Close what is open; False when something is under way."""
         ...
 
 
