@@ -32,7 +32,8 @@ class MemorySchedules:
         self._began = clock.now()
         self._looked: dict[str, datetime] = {}
         self._moved: dict[str, tuple[datetime, datetime]] = {}
-        self._asked: list[str] = []
+        self._asked: dict[str, datetime] = {}
+        self._last_asked: dict[str, datetime] = {}
         self._pauses: dict[str, list[Pause]] = {}
 
     def due(self, envelope_factory: EnvelopeFactory) -> list[Envelope]:
@@ -42,9 +43,9 @@ class MemorySchedules:
             for at, due in list(self._passed(schedule)):
                 if not self._is_paused(name, due):
                     envelopes += schedule.envelopes(envelope_factory, at)
-        now, asked, self._asked = self._clock.now(), self._asked, []
-        for name in asked:
-            envelopes += self._schedules[name].envelopes(envelope_factory, now, asked_for=True)
+        asked, self._asked = self._asked, {}
+        for name, moment in asked.items():
+            envelopes += self._schedules[name].envelopes(envelope_factory, moment, asked_for=True)
         return envelopes
 
     def _passed(self, schedule: Schedule) -> Iterator[tuple[datetime, datetime]]:
@@ -73,7 +74,10 @@ class MemorySchedules:
 
     def ask(self, name: str, *, actor: str) -> bool:
         if name in self._schedules and name not in self._asked:
-            self._asked.append(name)
+            moment, last = self._clock.now(), self._last_asked.get(name)
+            if last is not None and last >= moment:  # the clock stands still, and each run is another message
+                moment = last + timedelta(microseconds=1)
+            self._asked[name] = self._last_asked[name] = moment
         return name in self._schedules
 
     def reschedule(self, name: str, *, at: datetime, actor: str) -> bool:

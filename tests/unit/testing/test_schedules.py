@@ -84,6 +84,14 @@ class TestSchedules:
         await pass_time(memory, HOUR)
         assert heard == [12, 13, 15]
         assert not await bus.run_schedule("minutes")
+
+    async def test_each_run_by_hand_is_a_message_though_the_clock_stands(
+        self, bus: Bus, memory: InMemoryBus, heard: list[int]
+    ) -> None:
+        for count in (1, 2, 3):
+            assert await bus.run_schedule("hours")
+            await memory.drain()
+            assert heard == [12] * count
         assert not await bus.reschedule_next("minutes", delay=1)
 
     async def test_too_long_advance_of_the_clock_is_refused(self, memory: InMemoryBus) -> None:
