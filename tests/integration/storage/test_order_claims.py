@@ -254,6 +254,17 @@ def rng_id(rng: random.Random) -> Any:
     return UUID(int=rng.getrandbits(128), version=4)
 
 
+@pytest.mark.parametrize("paused", TYPES)
+def test_claim_takes_no_older_version_while_its_type_or_handler_is_paused(desk: Desk, paused: str) -> None:
+    older, newer = TYPES
+    turns = Turns([Turn("k")], {older: newer})
+    desk.receive(1, message_type=older)
+    desk.run(circuits.pause, CircuitKind.HANDLER, paused, reason="a test", actor="ops", duration=None)
+    assert desk.run(ordering.claim, turns, batch_size=9, node=A).leases == []
+    desk.run(circuits.resume, CircuitKind.HANDLER, paused)
+    assert numbers(desk.run(ordering.claim, turns, batch_size=9, node=A).leases) == [1]
+
+
 class TestTwoAtOnce:
     def test_key_being_claimed_by_one_node_is_contested_for_another(self, desk: Desk) -> None:
         desk.receive(1, 2)

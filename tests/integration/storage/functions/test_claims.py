@@ -61,6 +61,10 @@ async def test_claim_takes_nothing_for_open_circuits(store: Store) -> None:
     assert (await store.claim_outgoing(), await store.claim_incoming()) == ([], [])
 
     for kind, key in opened:
+        await store.run(circuits.pause, kind, key, reason="a test", actor="ops", duration=None)
+    assert (await store.claim_outgoing(), await store.claim_incoming()) == ([], []), "without an end"
+
+    for kind, key in opened:
         await store.run(circuits.pause, kind, key, reason="a test", actor="ops", duration=timedelta(seconds=-1))
     assert (orders(await store.claim_outgoing()), orders(await store.claim_incoming())) == ([1], [2])
 
