@@ -141,14 +141,13 @@ class OrderedClaims:
                     self._after = lanes[lanes.index(waiting[0]) - 1].destination or before
                 self.asked.set()
                 break
+        if not self._after:
+            self._end_round()
         if not claimed:
             await asyncio.sleep(_REST * (time.monotonic() - began))
 
     async def _next_lanes(self) -> Sequence[Lane]:
-        """The message types, and the next destinations. Walks are forgotten when a round has not met their lanes."""
-        if not self._after:
-            self._walks = {lane: walk for lane, walk in self._walks.items() if walk.round == self._round}
-            self._round += 1
+        """Read the message types, and the next destinations."""
         lanes = await self._database.transaction(ordering.lanes, after=self._after, count=DESTINATIONS)
         destinations = [lane.destination for lane in lanes if lane.destination is not None]
         self._after = destinations[-1] if len(destinations) == DESTINATIONS else ""
@@ -157,6 +156,11 @@ class OrderedClaims:
         for lane in lanes:
             self._walk(lane).begin(self._round)
         return lanes
+
+    def _end_round(self) -> None:
+        """Forget the walks whose lanes have not been met since the last round."""
+        self._walks = {lane: walk for lane, walk in self._walks.items() if walk.round == self._round}
+        self._round += 1
 
     def _group(self, waiting: deque[Lane]) -> Sequence[Lane]:
         """Take the next lanes that are looked at together: of one table, and not more than keys in a batch."""

@@ -26,7 +26,7 @@ class IdleConnections:
         self._senders: OrderedDict[Closable, None] = OrderedDict()
 
     def used(self, sender: Closable) -> None:
-        """Note that this sender is about to use its connection, and close others in exchange."""
+        """Note that this sender has used its connection, which is open, and close others in exchange."""
         self._senders[sender] = None
         self._senders.move_to_end(sender)
         for other in list(islice(self._senders, max(0, len(self._senders) - self._most))):

@@ -60,7 +60,7 @@ class Turns(NamedTuple):
     """True if messages of a stopped handler are claimed, to try the handler."""
 
     @property
-    def scope(self) -> dict[str, Any]:
+    def params(self) -> dict[str, Any]:
         if _is_outgoing(self.turns):
             return {}
         types = {"message_types": list(self.handlers), "handlers": list(self.handlers.values())}
@@ -101,7 +101,7 @@ def scan(conn: Connection, schema: str, looks: Mapping[Lane, str], *, count: int
     return found
 
 
-def lanes(conn: Connection, schema: str, *, after: str = "", count: int = 1_000) -> list[Lane]:
+def lanes(conn: Connection, schema: str, *, after: str, count: int) -> list[Lane]:
     """Read the lanes that have unowned rows with an ordering key: all message types, and the next destinations, at most
     `count` behind this one.
     """
@@ -136,7 +136,7 @@ def claim(
     if not locked:
         return Claimed([], contested)
     longest = max(1, batch_size // len(locked))
-    run = _Run(conn, schema, table, turns.scope | {"node": node}, longest=longest, room=batch_size)
+    run = _Run(conn, schema, table, turns.params | {"node": node}, longest=longest, room=batch_size)
     leases = run.claim(locked)
     contested += run.beheaded
     if tell_others is not None and table is INCOMING:

@@ -72,7 +72,7 @@ def wake_nodes(conn: Connection, schema: str) -> None:
     conn.execute(statements.WAKE_NODES.within(schema), {"channel": channel(schema)})
 
 
-def next_destinations(conn: Connection, schema: str, *, after: str = "", count: int) -> list[str]:
+def next_destinations(conn: Connection, schema: str, *, after: str, count: int) -> list[str]:
     """The next destinations behind this one that have unowned work now, but for what is ordered or shared out."""
     params = {"after": after, "count": count}
     return list(conn.execute(statements.NEXT_DESTINATIONS.within(schema), params).scalars())

@@ -13,7 +13,8 @@ sits on the way, could have given it. Then it is a failure like any other.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from http import HTTPStatus
 from types import TracebackType
@@ -68,15 +69,30 @@ class HttpSender:
         that was not stored is Busy. Raises TransportError when the fate of the batch, or of a part of it, is unknown:
         send all of it again, the peer knows duplicates.
         """
-        self._idle.used(self)
         outcomes: list[Outcome] = []
-        for start in range(0, len(batch), MAX_ENVELOPES):
-            outcomes = await self._send_behind(outcomes, batch[start : start + MAX_ENVELOPES])
+        with self._in_use():
+            for start in range(0, len(batch), MAX_ENVELOPES):
+                outcomes = await self._send_behind(outcomes, batch[start : start + MAX_ENVELOPES])
         return outcomes
 
     async def ping(self) -> None:
         """Ask the peer whether it could store a batch now; raise TransportError unless it says so in time."""
-        self._idle.used(self)
+        with self._in_use():
+            await self._ping()
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """A peer that fails keeps no connection: to ping it costs no other peer its own."""
+        try:
+            yield
+        except BaseException:
+            if self.close_if_idle():
+                self._idle.forget(self)
+            raise
+        else:
+            self._idle.used(self)
+
+    async def _ping(self) -> None:
         answer = await self._client.post(self._pings, b"")
         if answer.status != HTTPStatus.NO_CONTENT:
             raise self._failure(answer)
@@ -104,7 +120,7 @@ class HttpSender:
         if len(body) >= self._too_many_bytes and len(envelopes) > 1:
             raise InvalidMessage(f"a request of {len(body):,} bytes; the peer did not take one like it")
         if not self._client.knows_who:
-            await self.ping()
+            await self._ping()
         answer = await self._client.post(self._batches, body)
         match answer.status:
             case HTTPStatus.OK if answer.content_type == OUTCOMES:

@@ -84,12 +84,16 @@ class TcpSender:
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
+        """A peer that is down has no connection: to ping it costs no other peer its own."""
         self._uses += 1
-        self._idle.used(self)
         try:
             yield
         finally:
             self._uses -= 1
+            if self._dialer.open is not None:
+                self._idle.used(self)
+            elif not self._uses:
+                self._idle.forget(self)
 
     async def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
         """Deliver the batch, in parts if it is larger than the peer takes at once, and return the outcomes in order.

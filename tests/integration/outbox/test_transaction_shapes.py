@@ -438,16 +438,21 @@ def engines(database: Tables) -> Iterator[dict[str, Engine | AsyncEngine]]:
     sync.dispose()
 
 
+def begun(database: Tables, engines: dict[str, Engine | AsyncEngine]) -> Shapes:
+    """A machine whose rules a test calls by hand, on empty tables."""
+    Shapes.tables, Shapes.engines = database, engines
+    database.clear()
+    database.execute("TRUNCATE orders")
+    return Shapes()
+
+
 @pytest.mark.parametrize("driver", ["sync", "asyncpg"])
 @pytest.mark.parametrize("mode", ["conditional_savepoint", "create_savepoint", "control_fully"])
 def test_message_is_stored_again_when_a_later_savepoint_took_its_row_along(
     database: Tables, engines: dict[str, Engine | AsyncEngine], driver: Driver, mode: Binding
 ) -> None:
     """The commit that leaves a savepoint open stores nothing yet; the next one does, within the outer savepoint."""
-    Shapes.tables, Shapes.engines = database, engines
-    database.clear()
-    database.execute("TRUNCATE orders")
-    shapes = Shapes()
+    shapes = begun(database, engines)
     shapes.open_as(Shape(driver, mode, outer_savepoint=False, listens=False))
     try:
         shapes.commit_by_a_context_manager(leaves_open=True)
@@ -470,10 +475,7 @@ def test_message_is_rolled_back_with_a_savepoint_of_the_next_transaction_of_its_
     database: Tables, engines: dict[str, Engine | AsyncEngine], driver: Driver, mode: Binding, outer: str
 ) -> None:
     """A savepoint of the session begins with its first statement: here after the message, in another transaction."""
-    Shapes.tables, Shapes.engines = database, engines
-    database.clear()
-    database.execute("TRUNCATE orders")
-    shapes = Shapes()
+    shapes = begun(database, engines)
     shapes.open_as(Shape(driver, mode, outer_savepoint=False, listens=False))
     try:
         shapes.work(data_first=False)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
+from durable.errors import TransportError
 from durable.outcomes import STORED
 from durable.settings import load_settings
 from durable.transports.http.sender import HttpSender
@@ -25,6 +27,7 @@ class Peers:
 
     def __init__(self) -> None:
         self.receivers = [MemoryReceiver() for _ in range(COUNT)]
+        self.listeners: list[Any] = []
         self.senders: list[TcpSender | HttpSender] = []
 
     async def send(self, number: int) -> None:
@@ -61,6 +64,7 @@ async def peers(request: pytest.FixtureRequest) -> AsyncIterator[Peers]:
             listener = transport.listener(uri, "billing")
             await listener.serve(receiver)
             stack.push_async_callback(listener.close)
+            made.listeners.append(listener)
             made.senders.append(await stack.enter_async_context(transport.sender(listener.address)))
         yield made
 
@@ -90,9 +94,10 @@ async def test_all_peers_are_sent_to_at_once(peers: Peers) -> None:
 
 
 async def test_connection_with_a_batch_under_way_stays_open(peers: Peers) -> None:
+    await peers.send(0)
     peers.receivers[0].hold()
     slow = asyncio.create_task(peers.send(0))
-    await eventually(lambda: peers.receivers[0].batches, within=10)
+    await eventually(lambda: len(peers.receivers[0].batches) == 2, within=10)
     for number in range(1, COUNT):
         await peers.send(number)
     await peers.senders[1].ping()
@@ -100,7 +105,7 @@ async def test_connection_with_a_batch_under_way_stays_open(peers: Peers) -> Non
     peers.receivers[0].release()
     await slow
     await peers.send(5)
-    await peers.reach(9, 1, 5)
+    await peers.reach(1, 0, 5)
 
 
 async def test_ended_sender_takes_no_place(peers: Peers) -> None:
@@ -121,6 +126,18 @@ async def test_ping_is_a_use(peers: Peers) -> None:
     await peers.senders[0].ping()
     await peers.send(3)
     await peers.reach(0, 2, 3)
+
+
+async def test_pings_of_peers_out_of_reach_close_no_connection(peers: Peers) -> None:
+    """A thousand peers that are down are pinged all the time."""
+    for listener in peers.listeners[MOST:]:
+        await listener.close()
+    for number in range(MOST):
+        await peers.send(number)
+    for sender in peers.senders[MOST:]:
+        with pytest.raises(TransportError):
+            await sender.ping()
+    assert peers.connected == set(range(MOST))
 
 
 async def test_connection_of_http_is_closed_at_the_peer() -> None:
