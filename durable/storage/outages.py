@@ -45,7 +45,7 @@ def is_outage(error: BaseException | None) -> bool:
         if isinstance(error, DBAPIError):
             state = sqlstate(error)
             return state.startswith(_OUTAGE) if state else _is_broken(error)
-        if isinstance(error, OSError | TimeoutError) and _is_from_the_driver(error):
+        if _is_bare(error):
             return True
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
@@ -109,6 +109,10 @@ def translated() -> Iterator[None]:
         raise InvalidMessage(f"the driver refuses the data: {type(error.orig).__name__}") from None
     except UnicodeEncodeError as error:  # psycopg's and the headers' encoders raise it bare; it holds the whole text
         raise InvalidMessage(f"the text cannot be encoded: {error.reason} at {error.start}") from None
+    except Exception as error:
+        if _is_bare(error):
+            raise _unavailable(error) from error
+        raise
 
 
 @contextmanager
@@ -150,8 +154,16 @@ def _condition(error: DBAPIError) -> str:
         return type(_raised(error)).__name__
 
 
-def _is_from_the_driver(error: BaseException) -> bool:
-    """asyncpg raises the system's errors bare while it connects: was it, or some other code of the handler?"""
+def _is_bare(error: BaseException) -> bool:
+    """True for an error that SQLAlchemy passes on as it is while it opens a connection: one of the system, or one of
+    asyncpg, when the connection breaks off before its types are set up."""
+    from asyncpg import InterfaceError, PostgresError
+
+    return isinstance(error, OSError | TimeoutError | InterfaceError | PostgresError) and _is_from_the_dialect(error)
+
+
+def _is_from_the_dialect(error: BaseException) -> bool:
+    """Tell an error of the driver from one of some other code of the handler."""
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_globals.get("__name__", "").startswith("sqlalchemy.dialects."):

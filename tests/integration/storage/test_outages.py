@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
+import asyncpg
 import pytest
 from asyncpg.exceptions import InternalClientError
 from sqlalchemy import Connection, text
@@ -178,3 +180,36 @@ async def test_error_sent_unasked_on_a_new_connection_is_an_outage(
     with pytest.raises(StorageUnavailable, match="broke off in the middle of a statement"):
         await database.transaction(answer)
     await database.close()
+
+
+@pytest.mark.parametrize("end", ["close", "terminate it"])
+async def test_connection_lost_before_its_types_are_set_up_is_an_outage(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """SQLAlchemy passes asyncpg's own error on there, in durable's engines and in those of the application."""
+    set_type_codec = asyncpg.Connection.set_type_codec
+
+    async def broken_off(connection: Any, *args: Any, **options: Any) -> None:
+        if end == "close":
+            connection.terminate()
+        else:
+            with suppress(Exception):
+                await connection.execute(LOST[0])
+        await set_type_codec(connection, *args, **options)
+
+    monkeypatch.setattr(asyncpg.Connection, "set_type_codec", broken_off)
+    engine = create_async_engine(of("asyncpg", database_url))
+    assert is_outage(await error_of(engine, "SELECT 1"))
+    await engine.dispose()
+    database = Database(load_settings(database_url=of("asyncpg", database_url)))
+    with pytest.raises(StorageUnavailable, match="connection is closed"):
+        await database.transaction(answer)
+    await database.close()
+
+
+async def test_error_of_a_connection_of_the_application_itself_is_no_outage(database_url: str) -> None:
+    connection = await asyncpg.connect(database_url)
+    await connection.close()
+    with pytest.raises(asyncpg.InterfaceError) as caught:
+        await connection.fetchval("SELECT 1")
+    assert not is_outage(caught.value)
