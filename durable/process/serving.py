@@ -7,10 +7,11 @@ the bus ended      raise what has ended it
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from types import FrameType, TracebackType
 from typing import Any, Final
 
@@ -82,7 +83,9 @@ async def _until(asking: asyncio.Task[Any], bus: AbstractAsyncContextManager[Any
 
 
 def run(bus: AbstractAsyncContextManager[Any], life: Life) -> None:
-    """serve() as a whole process: threads of handlers that never end do not keep it."""
+    """serve() as a whole process: threads of handlers that never end do not keep it, and it may have as many open files
+    as the system allows, since each destination takes a connection."""
+    _raise_limit_of_open_files()
     try:
         asyncio.run(serve(bus, life))
     except SystemExit as error:
@@ -92,6 +95,13 @@ def run(bus: AbstractAsyncContextManager[Any], life: Life) -> None:
         life.end_watch()
         if hung := _hung_threads():
             end_process(EXIT_STUCK, "the process ends: threads of handlers go on: %s", ", ".join(hung))
+
+
+def _raise_limit_of_open_files() -> None:
+    """Raise the soft limit to the hard one. Many systems start processes with 1,024, for programs that use select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # macOS refuses what it calls unlimited
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _hung_threads() -> list[str]:
