@@ -26,11 +26,11 @@ from durable.application.handlers import Handler
 from durable.application.retry import Pause
 from durable.clock import Clock
 from durable.duration import within_calendar
-from durable.encryption.repeats import is_another, known_arrival
+from durable.encryption.repeats import is_another
 from durable.encryption.ring import KeyRing
-from durable.envelope import DUE, Envelope, LeasedEnvelope, LeaseKey, NodeId, new_id, unix_ms
+from durable.envelope import DUE, Envelope, LeasedEnvelope, LeaseKey, NodeId, new_id
 from durable.messages.ordering import OrderingRules
-from durable.messages.repeats import Known, outlives
+from durable.messages.repeats import outlives
 from durable.messages.routing import LOCAL
 from durable.outcomes import DUPLICATE, OTHER_BODY, STORED, Outcome
 from durable.storage.answers import Arrived, Kept
@@ -43,6 +43,7 @@ from durable.storage.rows import ONCE, QUARANTINED, UNCOUNTED, Letter, Tried
 from durable.storage.sql.recovery import INCOMING, Recovery
 from durable.storage.sql.work import INBOX, OUTBOX
 from durable.testing.circuits import MemoryCircuits
+from durable.testing.ids import KnownIds
 from durable.testing.rows import DeadLetter, Expired, Handled, Row, Scheduled, decoded
 
 P = ParamSpec("P")
@@ -66,15 +67,12 @@ class Mailbox:
     """History and dead letters, as receipts tell of them."""
     answers: dict[Key, Envelope | None] = field(default_factory=dict)
     """Answers that are kept, by their requests and endpoints; None for those that were forgotten."""
-    _received: dict[Key, Known] = field(default_factory=dict)
-    _holders: dict[Key, datetime] = field(default_factory=dict)
-    """When the messages were sent that hold the ids of `_received`."""
+    _ids: KnownIds = field(init=False)
     _quarantined: dict[UUID, set[tuple[str, bytes, str]]] = field(default_factory=dict)
-    _given_up: dict[Key, datetime] = field(default_factory=dict)
-    """When messages were cancelled, or discarded, whose ids have no day: others may be sent under them."""
 
     def __post_init__(self) -> None:
         self.circuits = MemoryCircuits(self.clock)
+        self._ids = KnownIds(self.clock, self.ring)
 
     # ------------------------------------------------------------------ arriving and waiting
 
@@ -86,9 +84,9 @@ class Mailbox:
         if envelope.destination != LOCAL and row.key in self.outgoing:
             return False
         if envelope.destination == LOCAL:
-            if row.key in self._received and not self._is_free(row.key, envelope):
+            if not self._ids.is_free(row.key, envelope):
                 return False
-            self._remember(row.key, envelope)
+            self._ids.hold(row.key, envelope)
             self._queue(row)
         else:
             self.outgoing[row.key] = row
@@ -101,53 +99,24 @@ class Mailbox:
     def receive(self, endpoint: str, envelope: Envelope) -> Outcome:
         """Store it unless it was received before."""
         row = Row(envelope, endpoint, envelope.execution_time)
-        known = self._known(row.key)
-        if known is None or self._is_free(row.key, envelope):
-            self._remember(row.key, envelope)
+        if self._ids.is_free(row.key, envelope):
+            self._ids.hold(row.key, envelope)
             self._queue(row)
             return STORED
+        waiting = self.incoming.get(row.key)
+        known = self._ids.facts(row.key, waiting.envelope if waiting else None)
         if is_another(self.ring, known, envelope, self.clock.now()):
             self.quarantine(endpoint, envelope, "another message was received under the same id before")
             return OTHER_BODY
-        if outlives(known, envelope):
-            waiting = self.incoming[row.key]
+        if waiting is not None and outlives(known, envelope):
             waiting.envelope = msgspec.structs.replace(waiting.envelope, deliver_by=envelope.deliver_by)
         return DUPLICATE
-
-    def _is_free(self, key: Key, envelope: Envelope) -> bool:
-        """Tell whether the id was given up, and this is no repeat of the message that held it: that was sent before."""
-        given_up = self._given_up.get(key)
-        return given_up is not None and (self._holders[key] != envelope.sent_at or envelope.sent_at >= given_up)
-
-    def _remember(self, key: Key, envelope: Envelope) -> None:
-        self._given_up.pop(key, None)
-        self._holders[key] = envelope.sent_at
-        self._received[key] = known_arrival(self.ring, envelope, self.clock.now())._replace(expired=None)
-
-    def _known(self, key: Key) -> Known | None:
-        """Return the facts of the message that came first under this id."""
-        known, row = self._received.get(key), self.incoming.get(key)
-        if known is None:
-            return None
-        deliver_by = None if row is None else row.envelope.deliver_by
-        return Known.of(
-            known.digest,
-            known.terms,
-            self.clock.now(),
-            due_at=known.due_at,
-            expired=known.expired,
-            deliver_by=deliver_by,
-        )
 
     def _expire(self, row: Row, reason: str, side: str = "incoming") -> None:
         """End a message; a later one under its id that lives longer is no duplicate."""
         self._note("expired", row, side, reason)
         self.expired.append(Expired(decoded(row.envelope, self.ring), row.envelope))
-        self._note_expired(row)
-
-    def _note_expired(self, row: Row) -> None:
-        if (known := self._received.get(row.key)) is not None:
-            self._received[row.key] = known._replace(expired=row.envelope.deliver_by)
+        self._ids.expire(row.key, row.envelope.deliver_by)
 
     def quarantine(self, endpoint: str, envelope: Envelope, reason: str, *, replayable: bool = False) -> None:
         """Make a dead letter of an arrival that is not stored; a repeat of it makes no other."""
@@ -232,7 +201,7 @@ class Mailbox:
 
     def _bury_late(self, row: Row, reason: str) -> None:
         letter = Letter.because(reason, "expired")
-        self._note_expired(row)
+        self._ids.expire(row.key, row.envelope.deliver_by)
         self._note("dead-lettered", row, "incoming", reason)
         self._bury(row, letter)
 
@@ -385,15 +354,15 @@ class Mailbox:
         if letter.side == "outgoing":
             self.outgoing[row.key] = row
             return
-        if row.key not in self._received or row.key in self._given_up:
-            self._remember(row.key, envelope)
+        if not self._ids.is_held(row.key):
+            self._ids.hold(row.key, envelope)
         self._queue(row)
 
     def _may_hold(self, key: Key, letter: DeadLetter) -> bool:
         """Tell whether the message of a letter holds its id, or would hold it: no other has come under it."""
-        if key not in self._received or key in self._given_up:
+        if not self._ids.is_held(key):
             return True
-        return letter.exception_type != QUARANTINED and self._holders[key] == letter.envelope.sent_at
+        return letter.exception_type != QUARANTINED and self._ids.was_held_by(key, letter.envelope.sent_at)
 
     def discard(self, letter: DeadLetter, reason: str) -> None:
         """Give it up for good: another message may be sent under its business key."""
@@ -401,8 +370,8 @@ class Mailbox:
         row = Row(letter.envelope, letter.address, attempts=letter.attempts)
         self._note("discarded", row, letter.side, reason)
         was_stored = letter.side == "incoming" and letter.exception_type != QUARANTINED
-        if was_stored and row.key not in self.incoming and self._holders.get(row.key) == letter.envelope.sent_at:
-            self._give_up(row.key)
+        if was_stored and row.key not in self.incoming and self._ids.was_held_by(row.key, letter.envelope.sent_at):
+            self._ids.give_up(row.key)
 
     def _resolve(self, letter: DeadLetter) -> None:
         """Each once: its message waits or is handled then, or another one has its id."""
@@ -410,10 +379,6 @@ class Mailbox:
         if len(left) == len(self.dead_letters):
             raise ValueError(f"the dead letter of {letter.envelope.id} was replayed or discarded before")
         self.dead_letters = left
-
-    def _give_up(self, key: Key) -> None:
-        if key in self._received and unix_ms(key[0]) is None:
-            self._given_up[key] = self.clock.now()
 
     # ------------------------------------------------------------------ what became of messages
 
@@ -471,7 +436,7 @@ class Mailbox:
         for rows, row in cancelled:
             self._note("cancelled", row, "incoming" if rows is self.incoming else "outgoing", told)
             if rows is self.incoming:
-                self._give_up(row.key)
+                self._ids.give_up(row.key)
         return bool(cancelled)
 
     def run_message_now(self, message: UUID) -> bool:
