@@ -35,7 +35,7 @@ from durable.storage import leases, placements
 from durable.storage.database import answer
 from durable.storage.outbox import Sent
 from durable.storage.sql.recovery import INCOMING, OUTGOING
-from durable.tasks.crew import BrokeOff, Crew, Stuck, contained, end, raise_if_cancelled
+from durable.tasks.crew import BrokeOff, Crew, Stuck, contained, end, raise_if_cancelled, wait
 from durable.telemetry import Subject, log
 from durable.transports.base import Listener
 
@@ -178,7 +178,7 @@ class Node:
         if not closing:
             return []
         patience = self._settings.drain_timeout.total_seconds() + self._ending_seconds
-        await asyncio.wait(closing, timeout=patience)
+        await wait(closing, within=patience)
         left = list(await end(closing, within=self._ending_seconds))
         for task in closing:
             if task.done() and not task.cancelled() and isinstance(stuck := task.exception(), Stuck):
@@ -262,10 +262,7 @@ class Node:
 
     async def _drain(self, what: str, tasks: Sequence[asyncio.Task[None]]) -> None:
         """Wait for these to end by themselves, for drain_timeout; then cancel the rest."""
-        if not tasks:
-            return
-        _, late = await asyncio.wait(tasks, timeout=self._settings.drain_timeout.total_seconds())
-        for task in late:
+        for task in await wait(tasks, within=self._settings.drain_timeout.total_seconds()):
             log.warning("task cancelled, which did not end within drain_timeout: %s (%s)", task.get_name(), what)
             task.cancel()
 

@@ -21,6 +21,7 @@ EXIT_STUCK: Final = 70
 EXIT_NO_MEMBER: Final = 75
 _LOGGING_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.2
+_LONGEST_LOOK: Final = 1.0  # seconds; a look that comes later comes after a standstill
 
 
 def end_process(code: int, message: str, *args: object) -> None:
@@ -41,13 +42,16 @@ def _write_last_line(message: str, *args: object) -> None:
 
 
 class Watchdog:
-    """A thread that bites when it has heard nothing for too long: then the event loop cannot speak for itself."""
+    """A thread that bites when it has heard nothing for too long: then the event loop cannot speak for itself.
+
+    The time is counted look by look: while the whole process stood still, nobody could have been heard.
+    """
 
     def __init__(self, limit: float, reason: str, bite: Callable[[str], None]) -> None:
         self._limit = limit
         self._reason = reason
         self._bite = bite
-        self._heard = time.monotonic()
+        self._silence = 0.0  # seconds
         self.is_bound = False
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -55,25 +59,28 @@ class Watchdog:
     def watch(self) -> None:
         """Begin to listen; does no harm when repeated."""
         if self._thread is None:
-            self._heard = time.monotonic()
+            self._silence = 0.0
             self._thread = threading.Thread(target=self._run, name="durable watchdog", daemon=True)
             self._thread.start()
 
     def hear(self) -> None:
         """Note that the process is healthy."""
         if not self.is_bound:
-            self._heard = time.monotonic()
+            self._silence = 0.0
 
     def bind(self, seconds: float, reason: str) -> None:
         """End the process in so many seconds unless end() is called; only the first call counts."""
         if not self.is_bound:
-            self._heard, self._limit, self._reason, self.is_bound = time.monotonic(), seconds, reason, True
+            self._silence, self._limit, self._reason, self.is_bound = 0.0, seconds, reason, True
 
     def end(self) -> None:
         self._ended.set()
 
     def _run(self) -> None:
+        looked = time.monotonic()
         while not self._ended.wait(min(_LOOK_SECONDS, self._limit)):
-            if time.monotonic() - self._heard > self._limit:
+            before, looked = looked, time.monotonic()
+            self._silence += min(looked - before, _LONGEST_LOOK)
+            if self._silence > self._limit:
                 self._bite(self._reason)
-                self._heard = time.monotonic()  # where it is only reported: once in each limit
+                self._silence = 0.0  # where it is only reported: once in each limit

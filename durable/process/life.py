@@ -22,7 +22,7 @@ from durable.process.last_resort import EXIT_NO_MEMBER, EXIT_STUCK, Watchdog, en
 from durable.recovery.former import Memberships
 from durable.recovery.policy import RejoinPolicy
 from durable.settings import Settings
-from durable.tasks.crew import Stuck, end, raise_if_cancelled
+from durable.tasks.crew import Stuck, end, raise_if_cancelled, wait
 from durable.telemetry import log
 
 _REPORTED: Final = 0.5  # of its bound: a step that takes so long is told of before its node ends
@@ -99,7 +99,7 @@ class Life:
         self._stopping.set()
         self.bind()
         if (living := self._living) is not None:
-            await asyncio.wait([living], timeout=self.stop_seconds)
+            await wait([living], within=self.stop_seconds)
             if left := await end([living], within=1):
                 self._given_up(left)
         if not self._exits:

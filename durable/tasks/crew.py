@@ -11,8 +11,7 @@ that has ended well, and lets errors of its tasks replace the cancellation of th
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -22,7 +21,7 @@ from durable.telemetry import log
 
 T = TypeVar("T")
 
-_CANCEL_AGAIN: Final = 0.5  # seconds after which a task that goes on is cancelled again
+_ROUND: Final = 0.5  # seconds; a task that goes on is cancelled again in each
 
 
 class BrokeOff(DurableError):
@@ -131,13 +130,28 @@ class Crew:
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]], *, within: float) -> Sequence[asyncio.Task[Any]]:
-    """Cancel these until they have ended; return those that have not within so many seconds."""
+    """Cancel these until they have ended; return those that have not while the process ran for so many seconds."""
+    return await _rounds(tasks, within, asyncio.Task.cancel)
+
+
+async def wait(tasks: Iterable[asyncio.Task[Any]], *, within: float) -> Sequence[asyncio.Task[Any]]:
+    """Wait for these; return those that have not ended while the process ran for so many seconds."""
+    return await _rounds(tasks, within)
+
+
+async def _rounds(
+    tasks: Iterable[asyncio.Task[Any]], seconds: float, begin: Callable[[asyncio.Task[Any]], object] = lambda _: None
+) -> Sequence[asyncio.Task[Any]]:
+    """Wait round by round. A round counts as long as it should last: while a process stands still (SIGSTOP, a machine
+    that is put to sleep), its tasks do nothing, and nothing can be said of them.
+    """
     pending = {task for task in tasks if not task.done()}
-    deadline = time.monotonic() + within
-    while pending and (left := deadline - time.monotonic()) > 0:
+    while pending and seconds > 0:
         for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=min(_CANCEL_AGAIN, left))
+            begin(task)
+        longest = min(_ROUND, seconds)
+        _, pending = await asyncio.wait(pending, timeout=longest)
+        seconds -= longest
     return sorted(pending, key=lambda task: task.get_name())
 
 

@@ -219,4 +219,23 @@ ROWS = (
             "tests/integration/agents/test_many_addresses.py::test_agents_of_addresses_used_once_are_few_however_many_addresses_there_are",
         ),
     ),
+    Mutant(
+        "recovery",
+        "tasks have no time to end in after a standstill of the process",
+        "durable/tasks/crew.py",
+        before="        longest = min(_ROUND, seconds)\n",
+        after="        longest = seconds\n",
+        killed_by=(
+            "tests/unit/tasks/test_crew.py::test_standstill_of_the_process_is_no_time_to_end_in[end]",
+            "tests/unit/tasks/test_crew.py::test_standstill_of_the_process_is_no_time_to_end_in[wait]",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "a process that stood still is taken for one that hangs",
+        "durable/process/last_resort.py",
+        before="min(looked - before, _LONGEST_LOOK)",
+        after="looked - before",
+        killed_by=("tests/unit/process/test_last_resort.py::test_watchdog_does_not_count_a_standstill_of_the_process",),
+    ),
 )

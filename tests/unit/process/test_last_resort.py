@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
 from durable.agents.pace import Pace
+from durable.process import last_resort
 from durable.process.last_resort import Watchdog
 from durable.recovery.policy import RejoinPolicy
 from durable.tasks.forgiving import forgiving
@@ -42,6 +44,23 @@ def test_bound_watchdog_ignores_heartbeats() -> None:
     while not bitten.wait(0.01):
         watchdog.hear()
     watchdog.end()
+
+
+def test_watchdog_does_not_count_a_standstill_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, bitten, passed = threading.Semaphore(0), list[str](), [0.0]
+
+    def monotonic() -> float:
+        looks.release()
+        return passed[0]
+
+    monkeypatch.setattr(last_resort, "time", SimpleNamespace(monotonic=monotonic))
+    watchdog = Watchdog(100, "silence", bitten.append)
+    watchdog.watch()
+    for now in (0.0, 3_600.0, 3_600.2, 3_600.4):
+        passed[0] = now
+        assert looks.acquire(timeout=20)
+    watchdog.end()
+    assert bitten == []
 
 
 def test_pause_before_joining_again_is_short_and_reset_by_success() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from durable.tasks.cancelling import is_cancelled
-from durable.tasks.crew import BrokeOff, Crew, contained, end, raise_if_cancelled
+from durable.tasks.crew import BrokeOff, Crew, contained, end, raise_if_cancelled, wait
 
 
 class Panic(BaseException):
@@ -115,6 +116,27 @@ async def test_end_returns_the_tasks_still_running() -> None:
     assert await end([task], within=0.05) == [task]
     free.set()
     await task
+
+
+@pytest.mark.parametrize("ending", [end, wait])
+async def test_standstill_of_the_process_is_no_time_to_end_in(ending: Callable[..., Awaitable[object]]) -> None:
+    """As if the process was stopped just when its tasks were about to end: they need a moment more of it."""
+    stood_still = asyncio.Event()
+
+    async def about_to_end() -> None:
+        try:
+            await stood_still.wait()
+        finally:
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    def stand_still() -> None:
+        time.sleep(1.3)
+        stood_still.set()
+
+    task = asyncio.create_task(about_to_end(), name="about to end")
+    asyncio.get_running_loop().call_soon(stand_still)
+    assert await ending([task], within=1.2) == []
 
 
 async def test_timeout_is_no_cancellation() -> None:
