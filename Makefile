@@ -90,11 +90,10 @@ lowest: setup ## Run the tests without brokers on the lowest versions of the lib
 pythons: setup ## Run the unit tests on every newer Python of the machine
 	scripts/pythons.sh
 
-bench: setup ## Run the benchmarks: messages, then bulk work on Spark
+bench: setup ## Run the benchmarks: messages, then bulk work on Spark; or durable beside other libraries (PEERS=1)
 	@scripts/rabbitmq.sh
-	@scripts/java.sh
-	@scripts/jdbc.sh
-	.venv/bin/python -m tests.benchmarks
+	@$(if $(PEERS),scripts/peers.sh,scripts/java.sh && scripts/jdbc.sh)
+	.venv/bin/python -m tests.benchmarks $(if $(PEERS),--only peers)
 
 load: setup ## Load a web service, then a storm of failures, then the pipeline with a million rows
 	.venv/bin/python -m tests.load

@@ -9,6 +9,7 @@ row is about: a unit of work's for storing, the agents' for sending, the handler
     contests     a row for each transport and each of its floors       each as a sender and a receiver process
     calls        beside grpc.aio and plain streams                     each provider a process of its own
     bulk         archiving, publishing and auditing                    one warm Spark session, millions of rows
+    peers        beside other libraries, when asked for                each in an environment and processes of its own
 """
 
 from __future__ import annotations
@@ -31,14 +32,19 @@ from tests.benchmarks import bulk, calls, contests, floor
 from tests.benchmarks.databases import Databases
 from tests.benchmarks.local import Local
 from tests.benchmarks.onion import Onions
+from tests.benchmarks.peers.contest import run_contest
+from tests.benchmarks.peers.sides import sides_without
+from tests.benchmarks.peers.standings import Standing, as_markdown
 from tests.benchmarks.racing import Processes
 from tests.benchmarks.rows import Cost, Row, Speed, Timing, show, show_costs, show_speeds, show_timings
 
-Measured: TypeAlias = Row | Cost | Speed | Timing
+Measured: TypeAlias = Row | Cost | Speed | Timing | Standing
 
 ROUNDS = 3
 MESSAGES = ("local", "tcp", "http", "rabbitmq")
 PARTS = (*MESSAGES, "onion", "calls", *bulk.PARTS)
+ASKED_FOR = ("peers",)
+"""Parts that run only when they are named: their environments are made by scripts/peers.sh."""
 CALL_ROUNDS = 7  # short ones
 _PASSES = 100_000  # through the onion: a thing of microseconds
 
@@ -71,16 +77,21 @@ def run(count: int, parts: Sequence[str]) -> list[Row]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("--only", action="append", choices=PARTS, help="run this part; may be given several times")
+    parser.add_argument(
+        "--only", action="append", choices=(*PARTS, *ASKED_FOR), help="run this part; may be given several times"
+    )
     parser.add_argument("--count", type=int, default=10_000, help="messages in each round")
     parser.add_argument("--rows", type=int, help="rows of each bulk part, in place of its own number")
+    parser.add_argument(
+        "--without", action="append", default=[], help="leave this peer out; may be given several times"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     parts = arguments.only or PARTS
     told: list[dict[str, Any]] = []
     try:
-        for measured, title in _measured(parts, arguments.count, arguments.rows):
+        for measured, title in _measured(parts, arguments.count, arguments.rows, arguments.without):
             told += [asdict(each) | {"of": title} | _derived(each) for each in measured]
             if not arguments.json:
                 _show(measured, title)
@@ -92,7 +103,9 @@ def main() -> int:
     return 0
 
 
-def _measured(parts: Sequence[str], count: int, rows: int | None) -> Iterator[tuple[Sequence[Measured], str]]:
+def _measured(
+    parts: Sequence[str], count: int, rows: int | None, without: list[str]
+) -> Iterator[tuple[Sequence[Measured], str]]:
     """What was measured, and of what: each as soon as it is there."""
     messages = [name for name in MESSAGES if name in parts]
     if messages:
@@ -104,9 +117,13 @@ def _measured(parts: Sequence[str], count: int, rows: int | None) -> Iterator[tu
             yield calls.run(Path(folder), CALL_ROUNDS), f"each call, best of {CALL_ROUNDS} rounds"
     for title, timings in bulk.run([name for name in bulk.PARTS if name in parts], ROUNDS, rows):
         yield timings, f"{title}, best of {ROUNDS} rounds"
+    if "peers" in parts:
+        yield run_contest(sides_without(without), ROUNDS, count), f"{count:,} jobs, {ROUNDS} rounds"
 
 
 def _derived(measured: Measured) -> dict[str, float]:
+    if isinstance(measured, Standing):
+        return {}
     return {"added": measured.added} if isinstance(measured, Cost) else {"ratio": measured.ratio}
 
 
@@ -115,6 +132,8 @@ def _show(measured: Sequence[Measured], title: str) -> None:
     show_costs([each for each in measured if isinstance(each, Cost)], title)
     show_speeds([each for each in measured if isinstance(each, Speed)], title)
     show_timings([each for each in measured if isinstance(each, Timing)], title)
+    if standings := [each for each in measured if isinstance(each, Standing)]:
+        print(f"{title}\n\n{as_markdown(standings)}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The times of commits, which Postgres keeps of every transaction: one clock for all sides, and no work for them.
 
-The jobs of a side are the rows of `business` with positive numbers, their effects the rows with negative ones. A time is
-taken when the COMMIT begins, before it is written to disk.
+The jobs of a side are the rows of `business` with positive numbers, their effects the rows with negative ones. A time
+is taken when the COMMIT begins, before it is written to disk.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def rate(url: str, kind: int, count: int) -> float:
     assert row is not None
     found, later, seconds = row
     if found != count:
-        raise InvalidSetting(f"{found} rows in place of {count}: jobs were lost or repeated; look at the peer's program")
+        raise InvalidSetting(
+            f"{found} rows in place of {count}: jobs were lost or repeated; look at the peer's program"
+        )
     if not seconds:
         raise InvalidSetting(f"--count {count}: all were committed at once; give a larger one")
     return float(later) / float(seconds)
@@ -73,7 +75,9 @@ def wait_for_effects(url: str, count: int, check: Callable[[], None]) -> None:
         while (found := _count_effects(connection)) < count:
             check()
             if time.monotonic() > deadline:
-                raise InvalidSetting(f"{found} of {count} jobs were handled in {LONGEST_SECONDS:g} s; give less --count")
+                raise InvalidSetting(
+                    f"{found} of {count} jobs were handled in {LONGEST_SECONDS:g} s; give less --count"
+                )
             time.sleep(POLLING_SECONDS)
 
 

@@ -1,8 +1,8 @@
 """Rounds in which every side does every work, in turn, each time in a database of its own on the same server.
 
-    enlist     a process commits `count` business rows, each with its job, AT_ONCE at once
-    handle     then another process handles them: from the commit of the first effect to that of the last
-    latency    a worker waits, and jobs are enlisted one after the other: from the commit of each to that of its effect
+enlist     a process commits `count` business rows, each with its job, AT_ONCE at once
+handle     then another process handles them: from the commit of the first effect to that of the last
+latency    a worker waits, and jobs are enlisted one after the other: from the commit of each to that of its effect
 """
 
 from __future__ import annotations
@@ -92,12 +92,13 @@ class Contest:
     def _run_paced(self, side: Side) -> None:
         order = self._prepare(side)
         worker = nullcontext() if side.is_one_process else Process(side, replace(order, work="handle"))
-        with worker as handling, Process(side, replace(order, work="pace")) as enlisting:
-            with psycopg.connect(order.url, autocommit=True) as connection:
-                for number in range(1, WARM_UP + PACED + 1):
-                    enlisting.write(str(number))
-                    longest = _LONGEST_START if number == 1 else _LONGEST_JOB
-                    _wait_for_effect(connection, number, longest, [each for each in (handling, enlisting) if each])
+        enlisting = Process(side, replace(order, work="pace"))
+        with worker as handling, enlisting, psycopg.connect(order.url, autocommit=True) as connection:
+            processes = [process for process in (handling, enlisting) if process]
+            for number in range(1, WARM_UP + PACED + 1):
+                enlisting.write(str(number))
+                longest = _LONGEST_START if number == 1 else _LONGEST_JOB
+                _wait_for_effect(connection, number, longest, processes)
         seconds = commits.latencies(order.url, WARM_UP)
         for figure, share in (("p50", 0.5), ("p99", 0.99)):
             self._measured[figure][side.name].append(percentile(seconds, share) * 1000)

@@ -14,7 +14,7 @@ from celery import Celery
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
-from tests.benchmarks.peers.program import AT_ONCE, INSERT, TEXT, Enlist, Order, Program, main
+from tests.benchmarks.peers.program import AT_ONCE, INSERT, POOL, TEXT, Enlist, Order, Program, main
 
 PREFETCHED = 128  # for each process
 
@@ -33,8 +33,8 @@ def make_app(order: Order) -> Celery:
     return app
 
 
-def make_engine(order: Order, connections: int) -> Engine:
-    return create_engine(order.url_for("psycopg"), pool_size=connections, max_overflow=0)
+def make_engine(order: Order) -> Engine:
+    return create_engine(order.url_for("psycopg"), **POOL)
 
 
 async def install(order: Order) -> None:
@@ -44,7 +44,7 @@ async def install(order: Order) -> None:
 @asynccontextmanager
 async def enlisting(order: Order) -> AsyncIterator[Enlist]:
     app = make_app(order)
-    engine = make_engine(order, AT_ONCE)
+    engine = make_engine(order)
     note = app.signature("note")
 
     def enlist(number: int) -> None:
@@ -60,7 +60,7 @@ async def enlisting(order: Order) -> AsyncIterator[Enlist]:
 
 def handle(order: Order) -> None:
     app = make_app(order)
-    engine = make_engine(order, 1)  # each process has a connection of its own, from its first task on
+    engine = make_engine(order)  # each process takes one connection, at its first task
 
     @app.task(name="note")
     def take(number: int, note: str) -> None:

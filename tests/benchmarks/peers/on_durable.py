@@ -1,9 +1,9 @@
 """durable, in the shape of its peers: a send-only process enlists, a node of the same service handles.
 
-    plain    a transaction for each message
-    auto     max_batch="auto": as many messages in a transaction as take 20 ms
-    here     `pace` only: the process that enlists is the node that handles
-    tcp      `pace` only: a node sends to a node of another service
+plain    a transaction for each message
+auto     max_batch="auto": as many messages in a transaction as take 20 ms
+here     `pace` only: the process that enlists is the node that handles
+tcp      `pace` only: a node sends to a node of another service
 """
 
 from __future__ import annotations
@@ -34,22 +34,24 @@ async def take(note: Note, session: AsyncSession) -> None:
     await session.execute(_INSERT, {"number": -note.number})
 
 
-def make_handling_bus(order: Order) -> Bus:
-    """A bus with the handler, in the mode of this variant."""
-    second = order.variant == "tcp"
-    mode = "send-only" if order.work != "handle" and order.variant != "here" else "full"
-    bus = Bus("second" if second else "bench", order.url, mode=mode, pool_size=AT_ONCE)
-    if second:
-        bus.configure(db_schema=SECOND_SCHEMA)
-        bus.listen(order.address)
-    max_batch = "auto" if order.variant == "auto" else 1
-    bus.handles(Note, max_batch=max_batch, concurrency=AT_ONCE)(take)
+def make_bus(order: Order) -> Bus:
+    """Make the bus of the process that handles, or of one of the same service."""
+    is_node = order.work == "handle" or order.variant == "here"
+    bus = Bus("bench", order.url, mode="full" if is_node else "send-only", pool_size=AT_ONCE)
+    bus.handles(Note, max_batch="auto" if order.variant == "auto" else 1, concurrency=AT_ONCE)(take)
     return bus
 
 
 def make_sending_bus(order: Order) -> Bus:
     bus = Bus("bench", order.url, pool_size=AT_ONCE)
     bus.route(Note, to=order.address)
+    return bus
+
+
+def make_receiving_bus(order: Order) -> Bus:
+    bus = Bus("second", order.url, pool_size=AT_ONCE, db_schema=SECOND_SCHEMA)
+    bus.listen(order.address)
+    bus.handles(Note, concurrency=AT_ONCE)(take)
     return bus
 
 
@@ -61,7 +63,7 @@ async def install(order: Order) -> None:
 
 @asynccontextmanager
 async def enlisting(order: Order) -> AsyncIterator[Enlist]:
-    bus = make_sending_bus(order) if order.variant == "tcp" else make_handling_bus(order)
+    bus = make_sending_bus(order) if order.variant == "tcp" else make_bus(order)
 
     async def enlist(number: int) -> None:
         async with bus.unit_of_work() as uow:
@@ -73,7 +75,8 @@ async def enlisting(order: Order) -> AsyncIterator[Enlist]:
 
 
 async def handle(order: Order) -> None:
-    await make_handling_bus(order).serve()
+    bus = make_receiving_bus(order) if order.variant == "tcp" else make_bus(order)
+    await bus.serve()
 
 
 if __name__ == "__main__":

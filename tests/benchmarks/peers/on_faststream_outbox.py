@@ -14,7 +14,7 @@ from faststream_outbox import OutboxBroker, make_outbox_table, outbox_autovacuum
 from sqlalchemy import MetaData, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
-from tests.benchmarks.peers.program import AT_ONCE, INSERT, TEXT, Enlist, Order, Program, main
+from tests.benchmarks.peers.program import AT_ONCE, INSERT, POOL, TEXT, Enlist, Order, Program, main
 
 BATCH = 100
 QUEUE = "notes"
@@ -23,8 +23,8 @@ _metadata = MetaData()
 _table = make_outbox_table(_metadata)
 
 
-def make_engine(order: Order, connections: int = AT_ONCE) -> AsyncEngine:
-    return create_async_engine(order.url_for("asyncpg"), pool_size=connections, max_overflow=0)
+def make_engine(order: Order) -> AsyncEngine:
+    return create_async_engine(order.url_for("asyncpg"), **POOL)
 
 
 async def install(order: Order) -> None:
@@ -52,7 +52,8 @@ async def enlisting(order: Order) -> AsyncIterator[Enlist]:
 
 
 async def handle(order: Order) -> None:
-    broker = OutboxBroker(make_engine(order, AT_ONCE + 1), outbox_table=_table)
+    connections = AT_ONCE + 1  # the broker's own, as long as it runs: one for each worker, and one that fetches
+    broker = OutboxBroker(create_async_engine(order.url_for("asyncpg"), pool_size=connections), outbox_table=_table)
     engine = make_engine(order)
 
     @broker.subscriber(QUEUE, max_workers=AT_ONCE, fetch_batch_size=BATCH, terminal_flush_batch_size=BATCH)

@@ -1,8 +1,8 @@
 """PgQueuer: a job is a row that is inserted through a connection of asyncpg, in the caller's transaction.
 
 As its guide on performance says: one connection for the manager, a batch that is larger than the default for short
-jobs, autovacuum set for its tables, logged tables. The worker runs in uvloop, as `pgq run` does. PgQueuer sets no bound
-on jobs at once that leaves room for such a batch; the pool of connections bounds the effects.
+jobs, autovacuum set for its tables, logged tables. The worker runs in uvloop, as `pgq run` does. A bound on jobs at
+once must be twice the batch at least, so there is none; the pool of connections bounds the effects.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pgqueuer.queries import Queries
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from tests.benchmarks.peers.program import AT_ONCE, INSERT, TEXT, Enlist, Order, Program, main
+from tests.benchmarks.peers.program import AT_ONCE, INSERT, POOL, TEXT, Enlist, Order, Program, main
 
-BATCH = 50
+BATCH = 100
 
 
 async def install(order: Order) -> None:
@@ -45,7 +45,7 @@ async def enlisting(order: Order) -> AsyncIterator[Enlist]:
 
 
 async def _handle(order: Order) -> None:
-    engine = create_async_engine(order.url_for("asyncpg"), pool_size=AT_ONCE, max_overflow=0)
+    engine = create_async_engine(order.url_for("asyncpg"), **POOL)
     manager = PgQueuer(AsyncpgDriver(await asyncpg.connect(order.url)))
 
     @manager.entrypoint("note")

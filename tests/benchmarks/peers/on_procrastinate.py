@@ -13,7 +13,7 @@ import psycopg_pool
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from tests.benchmarks.peers.program import AT_ONCE, INSERT, TEXT, Enlist, Order, Program, main
+from tests.benchmarks.peers.program import AT_ONCE, INSERT, POOL, TEXT, Enlist, Order, Program, main
 
 
 def make_app(order: Order) -> procrastinate.App:
@@ -43,7 +43,7 @@ async def enlisting(order: Order) -> AsyncIterator[Enlist]:
 
 async def handle(order: Order) -> None:
     app = make_app(order)
-    engine = create_async_engine(order.url_for("asyncpg"), pool_size=AT_ONCE, max_overflow=0)
+    engine = create_async_engine(order.url_for("asyncpg"), **POOL)
 
     @app.task(name="note")
     async def take(number: int, text: str) -> None:

@@ -51,7 +51,7 @@ class Process:
         # Files, because nobody reads a pipe while a worker runs.
         self._output = tempfile.TemporaryFile("w+")
         self._errors = tempfile.TemporaryFile("w+", errors="replace")
-        command = [python_of(self._side.peer), "-m", self._side.module, json.dumps(asdict(self._order))]
+        command = [str(python_of(self._side.peer)), "-m", self._side.module, json.dumps(asdict(self._order))]
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,

@@ -24,10 +24,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
 
 AT_ONCE = 8
-"""Transactions of `enlist` at once, and jobs at once, which is also the number of connections for their effects."""
+"""Transactions of `enlist` at once, and effects at once."""
+POOL: Final[dict[str, Any]] = {"pool_size": AT_ONCE, "max_overflow": 0, "pool_timeout": 900}
+"""Of the engine for these: it bounds the effects of peers that begin more jobs at once, which may wait long."""
 TEXT = "x" * 256
 INSERT = "INSERT INTO business (number) VALUES (:number)"
 
