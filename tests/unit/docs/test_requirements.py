@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.pages import ROOT
 
-FILES = sorted((ROOT / "requirements").glob("*.txt"))
+FILES = sorted((ROOT / "requirements").rglob("*.txt"))
 NOT_FOR_THE_DEMO = {"moto", "mypy", "pyright", "pyspark", "pytest", "mkdocs", "duckdb", "deltalake"}
 
 
@@ -26,5 +26,5 @@ def test_demo_installs_a_part_of_the_requirements_of_the_tests() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_every_requirement_is_a_pinned_name(path: Path) -> None:
-    for pin in pins(path.name):
+    for pin in pins(path.relative_to(ROOT / "requirements").as_posix()):
         assert re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", pin)
