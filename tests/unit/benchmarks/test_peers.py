@@ -37,7 +37,7 @@ def test_percentile_of_no_values_is_refused() -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 1))
-def test_percentile_has_its_share_below_or_at_it(values: list[float], share: float) -> None:
+def test_percentile_bounds_its_share_of_the_values(values: list[float], share: float) -> None:
     found = percentile(values, share)
 
     assert sum(value <= found for value in values) >= share * len(values) - 1e-6
@@ -52,7 +52,7 @@ def test_best_rate_is_the_highest_and_best_time_the_lowest() -> None:
     assert (time.best, time.median) == (100, 200)
 
 
-def test_ratio_is_that_of_the_best_rounds_for_each_side_of_durable() -> None:
+def test_ratio_compares_the_best_rounds_of_each_side_of_durable() -> None:
     rounds = {"durable": [100.0, 300.0], "durable, auto": [600.0], "peer": [150.0, 50.0]}
 
     plain, auto, peer = standings("work", JOBS_PER_SECOND, rounds, ["durable", "durable, auto"])
@@ -136,7 +136,7 @@ def test_frame_of_the_programs_imports_the_standard_library_only() -> None:
 # ---------------------------------------------------------------- environments
 
 
-def test_missing_environment_is_refused_with_the_script_that_makes_it(tmp_path: Path) -> None:
+def test_missing_environment_is_refused_with_the_name_of_the_script(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match=r"dbos is missing: .*run scripts/peers.sh dbos, or .*--without dbos"):
         python_of("dbos", environments=tmp_path)
 
