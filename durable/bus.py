@@ -52,7 +52,8 @@ from durable.messages.registry import name_of
 from durable.messages.routing import LOCAL
 from durable.outbox.envelope_factory import SendOptions, due_time
 from durable.outbox.outbox import Outbox
-from durable.outbox.unit_of_work import Scope, UnitOfWork
+from durable.outbox.scope import Scope
+from durable.outbox.unit_of_work import UnitOfWork
 from durable.process import serving
 from durable.process.forking import in_each_child
 from durable.requests.receipts import Receipt
@@ -604,13 +605,19 @@ class Bus:
     @contextmanager
     def enlist(self, session: AnySession) -> Iterator[Outbox]:
         """Make your own session a unit of work. Every later commit of this session stores its messages, also after
-        the block; inside the block `bus.send()` finds the session. A scoped session stands for that of this thread or
-        task.
+        the block; inside the block `bus.send()` finds the session.
+
+        A scoped session stands for that of the thread or task in which `bus.send()` is called; the outbox of this block
+        is that of the present one.
         """
-        own = session() if isinstance(session, scoped_session | async_scoped_session) else session
-        outbox = self.runtime.sessions.outbox(own)
-        with self._scope.entered(lambda: outbox):
-            yield outbox
+        if isinstance(session, scoped_session | async_scoped_session):
+            registry, outbox_of = session, self.runtime.sessions.outbox
+            with self._scope.entered(lambda: outbox_of(registry()), by_application=True):
+                yield outbox_of(registry())
+        else:
+            outbox = self.runtime.sessions.outbox(session)
+            with self._scope.entered(lambda: outbox, by_application=True):
+                yield outbox
 
     # ------------------------------------------------------------------ what became of a message
 

@@ -34,9 +34,9 @@ from durable.node import Node
 from durable.observability.loop_watch import LoopWatch
 from durable.observability.monitor import Monitor
 from durable.outbox.envelope_factory import EnvelopeFactory
+from durable.outbox.scope import Scope
 from durable.outbox.sessions import Sessions
 from durable.outbox.transactions import Ending
-from durable.outbox.unit_of_work import Scope
 from durable.process.life import Life
 from durable.process.starting import once_it_answers
 from durable.recovery.announcing import Announcing

@@ -78,7 +78,7 @@ class Cron:
     def _is_fixed(self) -> bool:
         """True for an expression that names hours and minutes, not every or every few: each runs once on any day."""
         fields = self.expression.split()
-        return len(fields) == 5 and not fields[0].startswith("*") and not fields[1].startswith("*")
+        return len(fields) in (5, 6) and not any(each.startswith("*") for each in fields[-5:-3])
 
     def _on_the_wall(self, wall: datetime, *, reverse: bool = False) -> Iterator[datetime]:
         """Iterate the occurrences after this time, or before it, on a clock without a zone."""

@@ -22,6 +22,7 @@ In the lifespan the bus starts when the application has started, and drains befo
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Awaitable, MutableMapping
 from contextvars import ContextVar
@@ -94,6 +95,7 @@ class _Request:
         self._receive = receive
         self._send = send
         self._uow: UnitOfWork | None = None
+        self._beginning = threading.Lock()  # threads that the request waits for may send at once
         self._is_over = False
         self._ending: asyncio.Task[Any] | None = None
         self._taken: deque[Message] = deque()
@@ -114,9 +116,10 @@ class _Request:
         """The unit of work, begun when it is first asked for. From any thread; raises NoUnitOfWork when it is over."""
         if self._is_over or (self._ending is not None and self._ending is not _current_task()):
             raise NoUnitOfWork(_OVER)
-        if self._uow is None:
-            self._uow = self._bus.unit_of_work()
-        return self._uow
+        with self._beginning:
+            if self._uow is None:
+                self._uow = self._bus.unit_of_work()
+            return self._uow
 
     def _outbox(self) -> Outbox:
         return self.begin().outbox

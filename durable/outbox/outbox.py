@@ -19,6 +19,7 @@ memory, and is left to any node otherwise.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Final, Protocol, Unpack
 from uuid import UUID
@@ -91,6 +92,7 @@ class Outbox:
         self._is_rolled_back = False
         self._is_committing = False
         self._ending: Ending | None = None
+        self._remembering = threading.RLock()  # threads that a web request waits for may send at once
         self._follow_what_is_open()
 
     def _follow_what_is_open(self) -> None:
@@ -184,11 +186,12 @@ class Outbox:
             raise NoUnitOfWork(_OVER)
         if self._is_rolled_back:
             raise NoUnitOfWork(_ROLLED_BACK)
-        if not self.session.in_transaction():
-            self._begin()
-        elif self._is_ending and self._connection is None:
-            self._connect()  # without a connection there would be no COMMIT to store it by
-        self._pending.remember(envelopes)
+        with self._remembering:
+            if not self.session.in_transaction():
+                self._begin()
+            elif self._is_ending and self._connection is None:
+                self._connect()  # without a connection there would be no COMMIT to store it by
+            self._pending.remember(envelopes)
         failpoint("C1")
 
     def _begin(self) -> None:

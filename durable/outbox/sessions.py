@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session
 
 from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.outbox.outbox import Dispatcher, Outbox
-from durable.outbox.unit_of_work import Scope, enlist
+from durable.outbox.scope import Scope
+from durable.outbox.unit_of_work import enlist
 from durable.settings import Settings
 from durable.statistics import PoolStatistics
 from durable.storage.database import async_url, pool_statistics, sync_url

@@ -1,66 +1,21 @@
-"""Units of work: a session, its outboxes, and the scope in which `bus.send()` finds them."""
+"""Units of work: a session, and its outboxes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from types import TracebackType
-from typing import Final, NoReturn, Self, Unpack
+from typing import NoReturn, Self, Unpack
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable.duration import Duration
-from durable.errors import NoUnitOfWork, WiringError
+from durable.errors import WiringError
 from durable.outbox.envelope_factory import EnvelopeFactory, SendOptions
 from durable.outbox.outbox import Dispatcher, Outbox
+from durable.outbox.scope import Scope
 from durable.outbox.transactions import outboxes_of
 from durable.tasks.cancelling import run_to_completion
-
-_LEFT: Final = (
-    "the unit of work in which this task was started is over, and the task goes on: open another in it by "
-    "`async with bus.unit_of_work()`"
-)
-
-
-class _Entered:
-    """A unit of work in scope. Tasks that are started meanwhile inherit it, and may outlive it."""
-
-    def __init__(self, outbox: Callable[[], Outbox]) -> None:
-        self.outbox = outbox
-        self.is_over = False
-
-
-class Scope:
-    """The unit of work in which `bus.send()` finds itself: one for each task and thread.
-
-    What is in scope is a function: the unit of work of a web request begins with the first message that is sent.
-    """
-
-    def __init__(self) -> None:
-        self._current: ContextVar[_Entered | None] = ContextVar("durable.outbox.unit_of_work", default=None)
-
-    @property
-    def outbox(self) -> Outbox:
-        """The outbox in scope; raises NoUnitOfWork."""
-        current = self._current.get()
-        if current is None:
-            raise NoUnitOfWork
-        if current.is_over:
-            raise NoUnitOfWork(_LEFT)
-        return current.outbox()
-
-    @contextmanager
-    def entered(self, outbox: Callable[[], Outbox]) -> Iterator[None]:
-        current = _Entered(outbox)
-        token = self._current.set(current)
-        try:
-            yield
-        finally:
-            current.is_over = True
-            self._current.reset(token)
 
 
 def enlist(
@@ -94,7 +49,7 @@ class UnitOfWork:
     def __init__(self, session: AsyncSession, outbox: Outbox, scope: Scope) -> None:
         self.session = session
         self.outbox = outbox
-        self._entered = scope.entered(lambda: outbox)
+        self._entered = scope.entered(lambda: outbox, by_application=True)
 
     def __enter__(self) -> NoReturn:
         raise WiringError("unit_of_work: `with` does not enter it; write `async with bus.unit_of_work()`")

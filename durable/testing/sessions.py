@@ -19,8 +19,9 @@ from sqlalchemy.orm import Session, SessionTransaction
 from durable.errors import WiringError
 from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.outbox.outbox import Dispatcher, Outbox
+from durable.outbox.scope import Scope
 from durable.outbox.sessions import Sessions
-from durable.outbox.unit_of_work import Scope, enlist
+from durable.outbox.unit_of_work import enlist
 from durable.settings import Settings
 from durable.storage.outbox import Key, Sent
 

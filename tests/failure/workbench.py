@@ -25,9 +25,9 @@ from durable.clock import SystemClock
 from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId
 from durable.messages.routing import Routes
 from durable.outbox.envelope_factory import EnvelopeFactory
+from durable.outbox.scope import Scope
 from durable.outbox.sessions import Sessions
 from durable.outbox.transactions import Ending
-from durable.outbox.unit_of_work import Scope
 from durable.outcomes import Outcome
 from durable.settings import load_settings
 from durable.storage import inbox, leases, outbox

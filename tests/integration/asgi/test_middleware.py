@@ -25,6 +25,7 @@ from durable import Bus, UnitOfWork, message
 from durable.asgi import DurableMiddleware, unit_of_work
 from durable.embedded import Embedded
 from durable.outbox import sessions
+from durable.outbox.outbox import Outbox
 from durable.storage.engines import make_async_engine
 from durable.testing import eventually
 from tests.support.tables import Tables, shared_tables
@@ -238,6 +239,25 @@ class TestRequests:
             assert (await client.post("/stream")).text == "refused"
             assert notes(tables) == [1]
             await the_pool_is_whole(bus, tables)
+
+    @pytest.mark.parametrize("slow", [(Bus, "unit_of_work"), (Outbox, "_begin")], ids=lambda slow: slow[1])
+    async def test_threads_of_one_request_send_in_its_unit_of_work(
+        self, app: FastAPI, bus: Bus, tables: Tables, monkeypatch: pytest.MonkeyPatch, slow: tuple[type, str]
+    ) -> None:
+        original = getattr(*slow)
+
+        def slowly(self: Any) -> Any:
+            time.sleep(0.05)
+            return original(self)
+
+        @app.post("/threads")
+        async def note() -> None:
+            await asyncio.gather(*(asyncio.to_thread(bus.send, Noted(number)) for number in range(4)))
+
+        monkeypatch.setattr(*slow, slowly)
+        async with served(app) as url, httpx.AsyncClient(base_url=url, timeout=30) as client:
+            assert (await client.post("/threads")).status_code == 200
+            await eventually(lambda: effects(tables) == [0, 1, 2, 3], within=20)
 
     async def test_concurrent_first_sync_endpoints_share_one_engine(
         self, app: FastAPI, bus: Bus, tables: Tables, monkeypatch: pytest.MonkeyPatch

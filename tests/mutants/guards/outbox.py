@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_SCOPE = "tests/integration/outbox/unit_of_work/test_scope.py"
+_THREADS = (
+    "tests/integration/asgi/test_middleware.py::TestRequests::test_threads_of_one_request_send_in_its_unit_of_work"
+)
+
 ROWS = (
     Mutant(
         "outbox",
@@ -171,5 +176,68 @@ ROWS = (
         killed_by=(
             "tests/integration/storage/functions/test_storing.py::test_only_message_of_a_commit_is_stored_as_one_of_several[pg18-psycopg-free-local]",
         ),
+    ),
+    Mutant(
+        "outbox",
+        "a generator's unit of work takes the messages of its consumer",
+        "durable/outbox/scope.py",
+        before="        while current is not None and not current.holds_here:\n            current = current.before\n",
+        after="",
+        killed_by=(
+            f"{_SCOPE}::test_consumer_of_a_generator_sends_in_its_own_unit_of_work",
+            f"{_SCOPE}::test_consumer_breaking_off_goes_on_in_its_own_unit_of_work",
+            f"{_SCOPE}::test_failing_consumer_of_a_generator_sends_nothing",
+            f"{_SCOPE}::test_consumer_of_a_sync_generator_sends_in_its_own_session",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a context manager's unit of work is not found by its user",
+        "durable/outbox/scope.py",
+        before="(_is_between(frame) or _is_context_manager(frame))",
+        after="_is_between(frame)",
+        killed_by=(
+            f"{_SCOPE}::test_context_manager_holds_in_the_block_of_its_user",
+            f"{_SCOPE}::test_sync_context_manager_holds_in_the_block_of_its_user",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a block that is left in another context raises ValueError",
+        "durable/outbox/scope.py",
+        before="            with suppress(ValueError):  # in another context: this one never had it\n"
+        "                self._current.reset(token)\n",
+        after="            self._current.reset(token)\n",
+        killed_by=(
+            f"{_SCOPE}::test_block_may_be_left_in_another_context",
+            f"{_SCOPE}::test_parts_of_a_sync_dependency_run_in_contexts_of_their_own",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a scoped session is that of the thread that enlisted it",
+        "durable/bus.py",
+        before="registry, outbox_of = session, self.runtime.sessions.outbox\n",
+        after="outbox_of = self.runtime.sessions.outbox\n            first = session()\n            registry = lambda: first\n",
+        killed_by=(
+            f"{_SCOPE}::test_scoped_session_is_the_one_of_the_sending_thread",
+            f"{_SCOPE}::test_async_scoped_session_is_the_one_of_the_sending_task",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "threads of a web request begin a unit of work each",
+        "durable/asgi/middleware.py",
+        before="        with self._beginning:\n",
+        after="        if True:\n",
+        killed_by=(f"{_THREADS}[unit_of_work]",),
+    ),
+    Mutant(
+        "outbox",
+        "threads that send at once begin the transaction of their session twice",
+        "durable/outbox/outbox.py",
+        before="        with self._remembering:\n",
+        after="        if True:\n",
+        killed_by=(f"{_THREADS}[_begin]",),
     ),
 )

@@ -37,14 +37,20 @@ class TestOccurrences:
         assert cron.after(utc("2025-01-10")) == utc("2025-01-10T02:00")
         assert cron.after(utc("2025-07-10")) == utc("2025-07-10T01:00")
 
+    def test_second_named_in_a_skipped_or_repeated_hour_runs_once(self) -> None:
+        cron = Cron("*/30 30 2 * * *", VIENNA)
+        assert following(cron, "2025-03-30", 2) == ["30 01:00", "31 00:30"]
+        assert following(cron, "2025-10-26", 3) == ["26 00:30", "26 00:30", "27 01:30"]
+
     def test_hour_skipped_in_spring_runs_once_at_its_end(self) -> None:
         # At 02:00 (01:00 UTC) the clocks go to 03:00.
         assert following(Cron("30 2 * * *", VIENNA), "2025-03-29", 3) == ["29 01:30", "30 01:00", "31 00:30"]
         assert following(Cron("0,30 2 * * *", VIENNA), "2025-03-30", 2) == ["30 01:00", "31 00:00"]
 
-    def test_hour_repeated_in_autumn_runs_only_the_first_time(self) -> None:
+    @pytest.mark.parametrize("expression", ["30 2 * * *", "0 30 2 * * *"])
+    def test_hour_repeated_in_autumn_runs_only_the_first_time(self, expression: str) -> None:
         # At 03:00 (01:00 UTC) the clocks go to 02:00.
-        assert following(Cron("30 2 * * *", VIENNA), "2025-10-25", 3) == ["25 00:30", "26 00:30", "27 01:30"]
+        assert following(Cron(expression, VIENNA), "2025-10-25", 3) == ["25 00:30", "26 00:30", "27 01:30"]
 
     def test_a_look_within_the_repeated_hour_finds_nothing_again(self) -> None:
         cron = Cron("30 2 * * *", VIENNA)
@@ -139,12 +145,15 @@ def shown(minute: str, hour: str, tz: str, since: datetime, until: datetime) -> 
     st.sampled_from(sorted(MINUTES)),
     st.sampled_from(sorted(HOURS)),
     st.sampled_from(["Australia/Lord_Howe", VIENNA]) | st.sampled_from(ZONES),
+    st.sampled_from(["", "0 "]),
 )
-def test_occurrences_equal_those_on_a_clock_of_the_zone(data: st.DataObject, minute: str, hour: str, tz: str) -> None:
+def test_occurrences_equal_those_on_a_clock_of_the_zone(
+    data: st.DataObject, minute: str, hour: str, tz: str, seconds: str
+) -> None:
     noon = data.draw(st.sampled_from(changes(tz)))
     since, until = noon - timedelta(hours=12), noon + timedelta(hours=36)
     expected = shown(minute, hour, tz, since, until)
-    cron = Cron(f"{minute} {hour} * * *", tz)
+    cron = Cron(f"{seconds}{minute} {hour} * * *", tz)
     found = list(takewhile(lambda at: at <= until, occurrences(cron, since)))
     assert found == expected
     assert list(takewhile(lambda at: at > since, cron.back_from(until))) == expected[::-1]
