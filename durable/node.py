@@ -31,7 +31,7 @@ from durable.recovery.membership import Membership
 from durable.recovery.ordered import OrderedClaims
 from durable.recovery.recurring import Recurring
 from durable.recovery.registering import Registering
-from durable.storage import leases, placements
+from durable.storage import leases, nodes, placements
 from durable.storage.database import answer
 from durable.storage.outbox import Sent
 from durable.storage.sql.recovery import INCOMING, OUTGOING
@@ -206,6 +206,7 @@ class Node:
         """Start the agents in order; when told to stop, drain them from the outside in."""
         agents, of_recovery = self.agents, self._context.at(node_id).of(Subject.RECOVERY, "recovery")
         ordered = OrderedClaims(self._context.at(node_id), agents)
+        await self._tell_of_other_services()
         await self._memberships.take_back(self._database, of_recovery.counters)
         await self._database.transaction(placements.declare, self._application.placements())
         self._memberships.owns(node_id)
@@ -247,6 +248,17 @@ class Node:
             for sender in agents.senders.values():
                 sender.stop()
             await self._drain("senders", list(agents.sending))
+
+    async def _tell_of_other_services(self) -> None:
+        found = await self._database.transaction(nodes.services)
+        if others := [name for name in found if name != self._application.service]:
+            log.warning(
+                "service %s shares the tables of schema %s with %s, and each handles messages of the other: "
+                "give every service a schema of its own (db_schema)",
+                self._application.service,
+                self._settings.db_schema,
+                ", ".join(others),
+            )
 
     async def _listen(self, receiving: ReceivingAgent) -> None:
         for uri, endpoint in self._application.listeners:

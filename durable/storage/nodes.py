@@ -37,6 +37,11 @@ def read(conn: Connection, schema: str) -> list[Node]:
     return [Node(*row) for row in conn.execute(housekeeping.READ_NODES.within(schema))]
 
 
+def services(conn: Connection, schema: str) -> list[str]:
+    """Return the services whose nodes work on these tables, sorted; more than one take each other's messages."""
+    return sorted({node.service for node in read(conn, schema)})
+
+
 def locked(conn: Connection, schema: str) -> set[NodeId]:
     """The nodes whose lock is held now."""
     rows = conn.execute(housekeeping.READ_LOCKED_NODES.within(schema), {"class_id": nodes_class(schema)})

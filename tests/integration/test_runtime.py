@@ -10,10 +10,12 @@ import msgspec
 import pytest
 
 from durable import Bus, Retry, message
+from durable.cli.doctor.database import database_checks
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE
 from durable.errors import DurableError
 from durable.outcomes import STORED
+from durable.settings import load_settings
 from durable.testing import eventually
 from durable.transports.memory import MemoryTransport
 from tests.support.receivers import envelope
@@ -99,3 +101,22 @@ async def test_short_delay_of_a_retry_ends_before_the_next_poll(tables: Tables, 
         async with bus.unit_of_work():
             bus.send(Placed(1), key=key)
         await eventually(lambda: len(attempts) == 3)
+
+
+async def test_another_service_on_the_same_tables_is_told_of(
+    bus: Bus, tables: Tables, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "shares the tables" in record.getMessage()]
+
+    async with Bus("shop", tables.url):
+        assert told() == []
+    async with Bus("billing", tables.url):
+        assert told() == [
+            "service billing shares the tables of schema durable with shop, and each handles messages of the other: "
+            "give every service a schema of its own (db_schema)"
+        ]
+        checks = await asyncio.to_thread(database_checks, load_settings(database_url=tables.url))
+        (services,) = (check for check in checks if check.name == "services")
+    assert services.verdict == "warn"
+    assert "nodes of billing, shop work on the tables of durable" in services.detail

@@ -58,6 +58,7 @@ def _connected(conn: Connection, settings: Settings, has_sync_handlers: bool) ->
     if not version.advice:
         yield partitions(conn, settings)
         yield connections(conn, settings, has_sync_handlers)
+        yield services(conn, schema)
 
 
 def server_version(conn: Connection, schema: str) -> Check:
@@ -152,6 +153,17 @@ def partitions(conn: Connection, settings: Settings) -> Check:
     if days - 1 < min(settings.partitions_ahead, 2):
         return warn("partitions", detail, "start a node, whose maintenance creates them, or see the log of one")
     return ok("partitions", detail)
+
+
+def services(conn: Connection, schema: str) -> Check:
+    found = nodes.services(conn, schema)
+    if len(found) > 1:
+        return warn(
+            "services",
+            f"nodes of {', '.join(found)} work on the tables of {schema}, and each handles messages of the others",
+            "give every service a schema of its own: the setting db_schema, and durable-agent migrate --schema",
+        )
+    return ok("services", f"nodes of {found[0]}" if found else "no node runs")
 
 
 def connections(conn: Connection, settings: Settings, has_sync_handlers: bool) -> Check:
