@@ -66,20 +66,24 @@ class RecoveryAgent:
         self.pace = Pace("recovery", context.settings.step_timeout.total_seconds())
         self._due_at: list[float] = []  # on the clock of the loop
         self._ordered = ordered
-        self._rounds: Sequence[tuple[str, Story]] = [
-            ("run schedules", self._run_schedules),
+        self._claims: Sequence[tuple[str, Story]] = [
             ("obey circuits", self._obey_circuits),
+            ("claim outgoing work", self._claim_outgoing),
+            ("claim incoming work", self._claim_incoming),
+            ("claim outgoing shares", self._claim_outgoing_shares),
+            ("claim shares", self._claim_shares),
+            ("claim trials", self._claim_trials),
+            ("ask for ordered work", self._ask_for_ordered),
+        ]
+        self._times: Sequence[tuple[str, Story]] = [
+            ("run schedules", self._run_schedules),
             ("look ahead", self._look_ahead),
             ("promote due work", self._promote),
             ("expire work", self._expire),
-            ("claim outgoing work", self._claim_outgoing),
-            ("claim outgoing shares", self._claim_outgoing_shares),
-            ("claim trials", self._claim_trials),
-            ("claim incoming work", self._claim_incoming),
-            ("claim shares", self._claim_shares),
-            ("ask for ordered work", self._ask_for_ordered),
         ]
-        self._troubles = Troubles(often=[name for name, _ in self._rounds])
+        self._is_due = False
+        """True when work has become due since the claims: they are made again."""
+        self._troubles = Troubles(often=[name for name, _ in (*self._claims, *self._times)])
         self._looked_for_trials: dict[str, Looked] = {}
         self._outgoing = OutgoingClaims(context, agents.agent_for)
         self._shares = Shares(context, agents.agent_for)
@@ -108,16 +112,24 @@ class RecoveryAgent:
         while True:
             self._woken.clear()
             self._due_at = []
-            await self._run_rounds()
+            await self._run_round()
             try:
                 async with asyncio.timeout(self._longest_wait()):
                     await self._woken.wait()
             except TimeoutError:
                 pass
 
-    async def _run_rounds(self) -> None:
+    async def _run_round(self) -> None:
+        """Claim first: what another process has stored waits for nothing else."""
+        await self._run(self._claims)
+        self._is_due = False
+        await self._run(self._times)
+        if self._is_due:
+            await self._run(self._claims)
+
+    async def _run(self, stories: Sequence[tuple[str, Story]]) -> None:
         """Each on its own: one that fails takes no other along."""
-        for name, story in self._rounds:
+        for name, story in stories:
             try:
                 await story()
             except Exception as error:
@@ -136,14 +148,18 @@ class RecoveryAgent:
             self._due_at.append(asyncio.get_running_loop().time() + wait.total_seconds())
 
     async def _run_schedules(self) -> None:
-        self._look_again_in(await self._recurring.poll())
+        looked = await self._recurring.poll()
+        self._is_due |= looked.has_run
+        self._look_again_in(looked.next_in)
 
     async def _look_ahead(self) -> None:
         """Note the next due time before the promotion: a row due in between is promoted or waited for."""
         self._look_again_in(await self._database.transaction(delayed.next_due))
 
     async def _promote(self) -> None:
-        self._go_on(await promote_due(self._context))
+        promoted = await promote_due(self._context)
+        self._is_due |= any(promoted)
+        self._go_on(max(promoted) == self._settings.recovery_batch_size)
 
     async def _expire(self) -> None:
         self._go_on(await expire(self._context, self._burials))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 from sqlalchemy import Connection
 
@@ -35,6 +35,13 @@ _TRY_AGAIN_AFTER: Final = timedelta(minutes=1)
 _LONGEST_ERROR: Final = 1_000
 
 
+class Look(NamedTuple):
+    """Outcome of a look at the schedules: did some run, whose messages wait to be claimed, and when is the next due?"""
+
+    has_run: bool = False
+    next_in: timedelta | None = None
+
+
 class Recurring:
     """The schedules of one node."""
 
@@ -47,10 +54,10 @@ class Recurring:
         self._envelope_factory = envelope_factory
         self._counters = context.counters
 
-    async def poll(self) -> timedelta | None:
-        """Run the due schedules. Returns the time until the next is due; None when there is none."""
+    async def poll(self) -> Look:
+        """Run the due schedules."""
         if not self._schedules:
-            return None
+            return Look()
         rows = await self._read()
         if unclaimed := [s for name, s in self._schedules.items() if self._has_a_say(rows.get(name))]:
             await self._database.transaction(storage.declare, self._node, [_declaration(s) for s in unclaimed])
@@ -59,7 +66,8 @@ class Recurring:
             for name in due:
                 await self._run(self._schedules[name])
             rows = await self._read()
-        return min((row.due_in for row in rows.values() if row.due_in > timedelta(0)), default=None)
+        next_in = min((row.due_in for row in rows.values() if row.due_in > timedelta(0)), default=None)
+        return Look(bool(due), next_in)
 
     async def _read(self) -> dict[str, Row]:
         rows = await self._database.transaction(storage.read, list(self._schedules))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from durable.agents.context import AgentContext
 from durable.failpoints import failpoint
 from durable.storage import leases
@@ -13,19 +15,19 @@ from durable.telemetry import Event
 _BURIED_AT_ONCE = 100  # each is a statement of its own
 
 
-async def promote_due(context: AgentContext) -> bool:
+async def promote_due(context: AgentContext) -> Sequence[int]:
     """A batch of each table, in its own transaction; SKIP LOCKED lets several nodes share the work.
 
-    Returns whether there may be more: other work has its turn before that.
+    Returns the number in each. Where that is `recovery_batch_size` there may be more: other work has its turn before.
     """
-    most, there_is_more = context.settings.recovery_batch_size, False
+    most, counts = context.settings.recovery_batch_size, []
     for table in (OUTGOING, INCOMING):
         promoted = await context.database.transaction(leases.promote_due, table, most)
         context.counters.add(Event.PROMOTED, promoted)
         if promoted:
             failpoint("C20")
-        there_is_more |= promoted == most
-    return there_is_more
+        counts.append(promoted)
+    return counts
 
 
 async def expire(context: AgentContext, burials: Burials) -> bool:

@@ -14,7 +14,6 @@ the next message's rollback to a savepoint must not reach beyond its own.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -23,19 +22,12 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.orm import Session, SessionTransaction
 
 from durable.errors import TransactionEnded, WiringError
+from durable.outbox.sql_text import ends_transaction
 
 _KEY: Final = "durable.agents.fence"
 _REFUSED: Final = (
     "a handler must not end its transaction ({told}): durable commits it, with the message's completion; "
     "put what may fail into session.begin_nested()"
-)
-_ENDS: Final = re.compile(
-    r"\s*(?:COMMIT|END|ABORT|ROLLBACK(?!(?:\s+(?:WORK|TRANSACTION))?\s+TO\b)|PREPARE\s+TRANSACTION)\b", re.IGNORECASE
-)
-_MAY_END: Final = re.compile(r"\b(?:commit|end|abort|rollback|prepare)\b", re.IGNORECASE)
-# Text in quotes, bodies in dollars and comments: what looks like a statement there is none.
-_NO_STATEMENT: Final = re.compile(
-    r"""'(?:[^']|'')*' | "(?:[^"]|"")*" | \$(\w*)\$.*?\$\1\$ | --[^\n]* | /\*.*?\*/""", re.DOTALL | re.VERBOSE
 )
 
 _SAVEPOINT: Final = re.compile(
@@ -135,18 +127,6 @@ class Fence:
             event.listen(connection.engine, "before_cursor_execute", _before_statement)
             event.listen(connection.engine, "commit", _before_commit)
             event.listen(connection.engine, "handle_error", _after_error)
-
-
-@lru_cache(maxsize=1_024)
-def ends_transaction(sql: str) -> bool:
-    """Tell whether one of these statements ends its transaction.
-
-    >>> [ends_transaction(sql) for sql in ("COMMIT", "ROLLBACK TO a", "SELECT 1; end", "SELECT ';COMMIT'")]
-    [True, False, True, False]
-    """
-    if _MAY_END.search(sql) is None:
-        return False
-    return any(_ENDS.match(statement) for statement in _NO_STATEMENT.sub(" ", sql).split(";"))
 
 
 def savepoints(sql: str) -> list[tuple[bool, str]]:

@@ -363,6 +363,13 @@ class Outbox:
         self._pending.name_savepoint(innermost)
         self._abandon(self._pending.forget_savepoint(name, self._not_connected))
 
+    @property
+    def holds_messages(self) -> bool:
+        """Tell whether the end of the transaction matters here: it is another matter while a handler runs, or when
+        the end has begun.
+        """
+        return self.commit_allowed and not self._is_committing and not self._pending.is_empty
+
     def commit_begins(self, connection: Connection) -> None:
         """Refuse messages of other tasks until the COMMIT, or the end after PREPARE, is over."""
         if self._commits or (self._connection is not None and self.session.twophase):

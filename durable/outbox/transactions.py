@@ -3,7 +3,7 @@ COMMIT.
 
     Session      after_transaction_create, before_commit, after_begin, after_commit, after_rollback,
                  after_transaction_end
-    Connection   savepoint, release_savepoint, rollback_savepoint, rollback, rollback_twophase,
+    Connection   before_cursor_execute, savepoint, release_savepoint, rollback_savepoint, rollback, rollback_twophase,
                  commit, commit_twophase, prepare_twophase: before each COMMIT or PREPARE, whoever asks for it
 
 The session's events alone do not tell a COMMIT: `before_commit` comes before open savepoints are released, and
@@ -15,12 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import ExceptionContext, RootTransaction
 from sqlalchemy.orm import Session, SessionTransaction
 
+from durable.errors import WiringError
+from durable.outbox.sql_text import ends_transaction
+
+_ENDED_AS_TEXT: Final = (
+    "messages were sent in this transaction, so SQL text must not end it ({told!r}): use commit() or rollback() of the "
+    "session"
+)
 _KEY = "durable_outboxes"  # in the info of a session, and in the options of a connection
 
 
@@ -49,6 +56,8 @@ class Follower(Protocol):
     def session_rolled_back(self) -> None: ...
     def transaction_ended(self, transaction: SessionTransaction) -> None: ...
 
+    @property
+    def holds_messages(self) -> bool: ...
     def savepoint_begun(self, innermost: str | None) -> None: ...
     def savepoint_kept(self, name: str, innermost: str | None) -> None: ...
     def savepoint_rolled_back(self, name: str, innermost: str | None) -> None: ...
@@ -158,6 +167,16 @@ def open_savepoints(connection: Connection) -> list[str]:
         names.append(savepoint._savepoint)
         savepoint = savepoint._previous_nested
     return names
+
+
+@event.listens_for(Engine, "before_cursor_execute")
+def _statement(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
+    """Refuse an end of the transaction as SQL text. No event follows it: what was sent would be stored by no COMMIT, or
+    by the next one, although its rows were rolled back.
+    """
+    followers = _followers(connection)
+    if followers and ends_transaction(statement) and any(each.holds_messages for each in followers):
+        raise WiringError(_ENDED_AS_TEXT.format(told=statement.strip()[:40]))
 
 
 @event.listens_for(Engine, "savepoint")

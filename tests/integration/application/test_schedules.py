@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import pairwise
@@ -358,10 +358,10 @@ class TestScheduledMessages:
     async def test_message_due_during_a_round_of_recovery_does_not_wait_for_the_next_poll(
         self, works: Works, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def promote_slowly(context: AgentContext) -> bool:
-            is_full = await promote_due(context)
+        async def promote_slowly(context: AgentContext) -> Sequence[int]:
+            promoted = await promote_due(context)
             await asyncio.sleep(0.5)
-            return is_full
+            return promoted
 
         monkeypatch.setattr(agent, "promote_due", promote_slowly)
         bus = works.node("", settings={"poll_interval": timedelta(minutes=5)})

@@ -7,7 +7,7 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from durable import InvalidMessage, NoUnitOfWork
+from durable import InvalidMessage, NoUnitOfWork, WiringError
 from durable.envelope import ANY_NODE
 from durable.outbox.outbox import Outbox
 from tests.integration.outbox.unit_of_work.sessions import (
@@ -51,6 +51,29 @@ class TestCommits:
         await flavour.run(work)
         assert (tables.rows("SELECT number FROM orders"), sent_numbers(tables)) == ([], [])
         assert flavour.agents.committed_ids == []
+
+    @pytest.mark.parametrize("end", ["COMMIT", "rollback", "SELECT 1; END"])
+    async def test_end_as_sql_text_is_refused_after_a_send(self, flavour: Flavour, tables: Tables, end: str) -> None:
+        """No event follows it: the row would be committed without its message, or the message without its row."""
+
+        def work(session: Session, outbox: Outbox) -> None:
+            insert(session, 1)
+            outbox.send(Placed(1))
+            with pytest.raises(WiringError, match=r"use commit\(\) or rollback\(\) of the session"):
+                session.execute(text(end))
+            session.commit()
+
+        await flavour.run(work)
+        assert (tables.rows("SELECT number FROM orders"), sent_numbers(tables)) == ([1], [1])
+
+    async def test_end_as_sql_text_is_allowed_without_a_message(self, flavour: Flavour, tables: Tables) -> None:
+        def work(session: Session, outbox: Outbox) -> None:
+            insert(session, 1)
+            session.execute(text("COMMIT"))
+            session.close()
+
+        await flavour.run(work)
+        assert tables.rows("SELECT number FROM orders") == [1]
 
     async def test_session_closed_without_a_commit_stores_neither_rows_nor_messages(
         self, flavour: Flavour, tables: Tables

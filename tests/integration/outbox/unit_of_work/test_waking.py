@@ -110,14 +110,12 @@ class TestWaking:
             "SELECT pid FROM pg_stat_activity"
             " WHERE datname = current_database() AND query LIKE %s AND backend_start > CAST(%s AS timestamptz)"
         )
-        since, woke, backends = tables.one("SELECT clock_timestamp()"), 0, set[int]()
+        since, backends = tables.one("SELECT clock_timestamp()"), set[int]()
         for number in range(5):
             async with bus.unit_of_work():
                 bus.send(Placed(number))
-            await asyncio.sleep(0.3)  # longer than commits are gathered
-            woke += listening()
+            assert await eventually(listening) == 1
             backends |= set(tables.rows(waking, "SELECT pg_notify(CAST(%", since))
-        assert woke == 5
         assert len(backends) == 1
         await bus.runtime.stop()
         await eventually(lambda: not backends & set(tables.rows("SELECT pid FROM pg_stat_activity")))
