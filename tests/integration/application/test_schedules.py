@@ -372,6 +372,28 @@ class TestScheduledMessages:
             assert await bus.reschedule(later, delay=0.2)
             await eventually(lambda: works.numbers == [1])
 
+    async def test_message_of_another_process_waits_for_no_other_work_of_a_round(
+        self, works: Works, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        let_go, stands = asyncio.Event(), asyncio.Event()
+
+        async def stand(context: AgentContext) -> Sequence[int]:
+            stands.set()
+            await let_go.wait()
+            return 0, 0
+
+        bus = works.node("", settings={"poll_interval": timedelta(minutes=5)})
+        other = works.node("", settings={"poll_interval": timedelta(minutes=5)})
+        other.mode = "send-only"
+        async with bus, other:
+            await asyncio.sleep(1)  # until the rounds of the start are over
+            monkeypatch.setattr(agent, "promote_due", stand)
+            async with other.unit_of_work():
+                other.send(Tick(1))
+            await eventually(lambda: works.numbers == [1])
+            await stands.wait()
+            let_go.set()
+
     async def test_message_cannot_be_rescheduled_beyond_its_deadline_or_the_dedupe_window(self, works: Works) -> None:
         bus = works.node("")
         async with bus:

@@ -201,6 +201,38 @@ ROWS = (
     ),
     Mutant(
         "recovery",
+        "a round looks for what is due before it claims",
+        "durable/recovery/agent.py",
+        before="""\
+        await self._run(self._claims)
+        self._is_due = False
+        await self._run(self._times)
+        if self._is_due:
+            await self._run(self._claims)
+""",
+        after="""\
+        await self._run(self._times)
+        await self._run(self._claims)
+""",
+        killed_by=(
+            "tests/integration/application/test_schedules.py::TestScheduledMessages::test_message_of_another_process_waits_for_no_other_work_of_a_round",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "what has become due in a round waits for the next",
+        "durable/recovery/agent.py",
+        before="""\
+        if self._is_due:
+            await self._run(self._claims)
+""",
+        after="",
+        killed_by=(
+            "tests/integration/application/test_schedules.py::TestScheduledMessages::test_delayed_message_is_made_due_or_postponed",
+        ),
+    ),
+    Mutant(
+        "recovery",
         "addresses beyond the first thousand wait for the next poll",
         "recovery/outgoing.py",
         before="        return bool(waiting or self._after)\n",
