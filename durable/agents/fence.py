@@ -13,7 +13,6 @@ the next message's rollback to a savepoint must not reach beyond its own.
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -22,7 +21,7 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.orm import Session, SessionTransaction
 
 from durable.errors import TransactionEnded, WiringError
-from durable.outbox.sql_text import ends_transaction
+from durable.outbox.sql_text import ends_transaction, savepoints
 
 _KEY: Final = "durable.agents.fence"
 _REFUSED: Final = (
@@ -30,12 +29,6 @@ _REFUSED: Final = (
     "put what may fail into session.begin_nested()"
 )
 
-_SAVEPOINT: Final = re.compile(
-    r"\s*(?:(SAVEPOINT)|ROLLBACK(?:\s+(?:WORK|TRANSACTION))?\s+TO(?:\s+SAVEPOINT)?|RELEASE(?:\s+SAVEPOINT)?)\s+"
-    r'("[^"]+"|\w+)',
-    re.IGNORECASE,
-)
-_OF_SQLALCHEMY: Final = "sa_savepoint_"  # these are followed by check()
 
 # Fences know their connections: kept here themselves, both would stay for ever. A fence lives as long as its session.
 _fences: WeakKeyDictionary[Connection, ref[Fence]] = WeakKeyDictionary()
@@ -110,8 +103,8 @@ class Fence:
         """Note the savepoints of a statement. Raise TransactionEnded for one that this message has not begun: alone,
         the database would refuse it; in a group it may reach into the messages before.
         """
-        for begins, name in savepoints(sql):
-            if begins:
+        for verb, name in savepoints(sql):
+            if verb == "savepoint":
                 self._savepoints.add(name)
             elif name not in self._savepoints:
                 raise TransactionEnded
@@ -127,19 +120,6 @@ class Fence:
             event.listen(connection.engine, "before_cursor_execute", _before_statement)
             event.listen(connection.engine, "commit", _before_commit)
             event.listen(connection.engine, "handle_error", _after_error)
-
-
-def savepoints(sql: str) -> list[tuple[bool, str]]:
-    """Return the savepoints that these statements name, in order, each with whether it is begun there.
-
-    >>> savepoints("SAVEPOINT a; ROLLBACK TO SAVEPOINT b")
-    [(True, 'a'), (False, 'b')]
-    """
-    if "savepoint" not in (lower := sql.lower()) and "rollback" not in lower and "release" not in lower:
-        return []
-    found = filter(None, (_SAVEPOINT.match(statement) for statement in sql.split(";")))
-    named = [(match[1] is not None, match[2].strip('"').lower()) for match in found]
-    return [(begins, name) for begins, name in named if not name.startswith(_OF_SQLALCHEMY)]
 
 
 @event.listens_for(Session, "after_begin")

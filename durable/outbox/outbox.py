@@ -37,6 +37,7 @@ from durable.messages.registry import name_of
 from durable.messages.routing import LOCAL
 from durable.outbox.envelope_factory import Cause, EnvelopeFactory, Kind, Sending, SendOptions, check_options
 from durable.outbox.pending import Entry, Pending
+from durable.outbox.sql_text import Verb
 from durable.outbox.transactions import Ending, follow, open_savepoints
 from durable.storage import outbox as storage
 from durable.storage.outbox import Sent
@@ -362,6 +363,9 @@ class Outbox:
     def savepoint_rolled_back(self, name: str, innermost: str | None) -> None:
         self._pending.name_savepoint(innermost)
         self._abandon(self._pending.forget_savepoint(name, self._not_connected))
+
+    def savepoint_met_as_text(self, verb: Verb, name: str) -> None:
+        self._abandon(self._pending.meet_text(verb, name, self._not_connected))
 
     @property
     def holds_messages(self) -> bool:

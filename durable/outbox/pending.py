@@ -20,6 +20,7 @@ from typing import NamedTuple
 from sqlalchemy.orm import SessionTransaction
 
 from durable.envelope import Envelope
+from durable.outbox.sql_text import Verb
 from durable.storage.outbox import Sent
 
 
@@ -54,6 +55,8 @@ class Pending:
         self._begun: set[SessionTransaction] = set()
         self._savepoints: dict[str, Place] = {}
         self._unnamed: Place | None = None
+        self._texts: list[tuple[str, Place]] = []
+        """Savepoints as SQL text, from outside in; a name may be there more than once."""
 
     def remember(self, envelopes: Sequence[Envelope]) -> None:
         self._entries += map(Entry, envelopes)
@@ -133,6 +136,21 @@ class Pending:
         """
         return self._cut(self._savepoints.pop(name, self._here), self._end(before))
 
+    def meet_text(self, verb: Verb, name: str, before: SessionTransaction | None = None) -> list[Sent]:
+        """Follow a savepoint as SQL text. Returns the rows that are gone with it; `before` as in forget_savepoint().
+
+        One that is not known was begun before any message, or the database refuses what is done with it.
+        """
+        if verb == "savepoint":
+            self._texts.append((name, self._here))
+            return []
+        at = max((at for at, (known, _place) in enumerate(self._texts) if known == name), default=-1)
+        if verb == "release":
+            del self._texts[max(at, 0) :]
+            return []
+        del self._texts[at + 1 :]  # it stays itself
+        return self._cut(self._texts[at][1] if at >= 0 else Place(0, 0), self._end(before))
+
     def take(self, before: SessionTransaction | None = None) -> list[Sent]:
         """End the connection's transaction: remove the entries, and return the rows of those that have one.
 
@@ -149,6 +167,7 @@ class Pending:
             if before is not None or (each.nested and each not in self._begun)
         }
         self._savepoints.clear()
+        self._texts.clear()
         self._unnamed = None
         return list(_rows(taken))
 
@@ -165,6 +184,7 @@ class Pending:
             for each, known in self._places.items()
         }
         self._savepoints = {name: known for name, known in self._savepoints.items() if known.at <= place.at}
+        self._texts = [(name, known) for name, known in self._texts if known.at <= place.at]
         if self._unnamed is not None and self._unnamed.at > place.at:
             self._unnamed = None
         return rows

@@ -22,7 +22,7 @@ from sqlalchemy.engine import ExceptionContext, RootTransaction
 from sqlalchemy.orm import Session, SessionTransaction
 
 from durable.errors import WiringError
-from durable.outbox.sql_text import ends_transaction
+from durable.outbox.sql_text import Verb, ends_transaction, savepoints
 
 _ENDED_AS_TEXT: Final = (
     "messages were sent in this transaction, so SQL text must not end it ({told!r}): use commit() or rollback() of the "
@@ -58,6 +58,7 @@ class Follower(Protocol):
 
     @property
     def holds_messages(self) -> bool: ...
+    def savepoint_met_as_text(self, verb: Verb, name: str) -> None: ...
     def savepoint_begun(self, innermost: str | None) -> None: ...
     def savepoint_kept(self, name: str, innermost: str | None) -> None: ...
     def savepoint_rolled_back(self, name: str, innermost: str | None) -> None: ...
@@ -171,12 +172,15 @@ def open_savepoints(connection: Connection) -> list[str]:
 
 @event.listens_for(Engine, "before_cursor_execute")
 def _statement(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
-    """Refuse an end of the transaction as SQL text. No event follows it: what was sent would be stored by no COMMIT, or
-    by the next one, although its rows were rolled back.
+    """Follow savepoints as SQL text, and refuse an end of the transaction. No event follows it: what was sent would be
+    stored by no COMMIT, or by the next one, although its rows were rolled back.
     """
     followers = _followers(connection)
     if followers and ends_transaction(statement) and any(each.holds_messages for each in followers):
         raise WiringError(_ENDED_AS_TEXT.format(told=statement.strip()[:40]))
+    for outbox in followers:
+        for verb, name in savepoints(statement):
+            outbox.savepoint_met_as_text(verb, name)
 
 
 @event.listens_for(Engine, "savepoint")

@@ -105,6 +105,21 @@ class Shape(NamedTuple):
     listens: bool
 
 
+class SqlText:
+    """Savepoint of which SQLAlchemy knows nothing."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self._session = session
+        self._name = name
+        session.execute(text(f"SAVEPOINT {name}"))
+
+    def commit(self) -> None:
+        self._session.execute(text(f"release {self._name}"))
+
+    def rollback(self) -> None:
+        self._session.execute(text(f"Rollback to savepoint {self._name}"))
+
+
 class Shapes(RuleBasedStateMachine):
     """Transactions of one session, and of the connection that it may have joined.
 
@@ -238,6 +253,11 @@ class Shapes(RuleBasedStateMachine):
     @rule()
     def begin_nested_by_the_connection(self) -> None:
         self._note(self.attempt(lambda: self.session.connection().begin_nested()))
+
+    @precondition(lambda self: self.has_savepoints and self.session.in_transaction())
+    @rule(name=st.sampled_from("ab"))
+    def begin_nested_as_sql_text(self, name: str) -> None:
+        self._note(self.attempt(lambda: SqlText(self.session, name)))
 
     def _note(self, savepoint: Any) -> None:
         if savepoint is not None:

@@ -250,4 +250,15 @@ ROWS = (
             "tests/integration/outbox/unit_of_work/test_commits.py::TestCommits::test_end_as_sql_text_is_refused_after_a_send[asyncpg-COMMIT]",
         ),
     ),
+    Mutant(
+        "outbox",
+        "a savepoint as SQL text is rolled back without its messages",
+        "durable/outbox/transactions.py",
+        before="            outbox.savepoint_met_as_text(verb, name)\n",
+        after="            pass\n",
+        killed_by=(
+            "tests/integration/outbox/unit_of_work/test_savepoints.py::test_messages_follow_savepoints_as_sql_text[asyncpg]",
+            "tests/integration/outbox/test_transaction_shapes.py::test_messages_stored_and_handed_over_are_those_of_the_committed_rows[engine]",
+        ),
+    ),
 )

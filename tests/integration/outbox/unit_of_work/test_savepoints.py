@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -211,3 +212,38 @@ class TestShapes:
 
         await flavour.run(work)
         assert sent_numbers(tables) == tables.rows("SELECT number FROM orders") == [1]
+
+
+async def test_messages_follow_savepoints_as_sql_text(flavour: Flavour, tables: Tables) -> None:
+    def work(session: Session, outbox: Outbox) -> None:
+        def place(number: int) -> None:
+            insert(session, number)
+            outbox.send(Placed(number))
+
+        place(1)
+        session.execute(text("SAVEPOINT a"))
+        place(2)
+        session.execute(text("savepoint a"))
+        place(3)
+        session.execute(text("ROLLBACK TO a"))
+        place(4)
+        session.execute(text("RELEASE SAVEPOINT a"))
+        assert [each.body for each in outbox.pending] == [b'{"number":%d}' % number for number in (1, 2, 4)]
+        session.execute(text("rollback to savepoint A"))
+        place(5)
+        session.commit()
+
+    await flavour.run(work)
+    assert tables.rows("SELECT number FROM orders ORDER BY number") == sent_numbers(tables) == [1, 5]
+
+
+async def test_savepoint_begun_before_any_message_takes_all_of_them_along(flavour: Flavour, tables: Tables) -> None:
+    def work(session: Session, outbox: Outbox) -> None:
+        session.execute(text("SAVEPOINT a"))
+        insert(session, 1)
+        outbox.send(Placed(1))
+        session.execute(text("ROLLBACK TO a"))
+        session.commit()
+
+    await flavour.run(work)
+    assert tables.rows("SELECT number FROM orders") == sent_numbers(tables) == []
