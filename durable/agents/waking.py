@@ -1,15 +1,16 @@
-"""Wake-up of other nodes by one NOTIFY after all commits of a moment: they look for work without an owner.
+"""Wake-up of other nodes by NOTIFY: at once after a commit, and by one for all commits of the next moment.
 
     wake()         --> asked --> NOTIFY                    in the loop of the bus while it runs,
     wake_after()   --> until that COMMIT is over --> asked       or in a thread that stays for a moment
 
-It is a hint, given off the way of writing: a NOTIFY in the application's transaction would take a lock of the whole
+They look for work without an owner. It is a hint, given off the way of writing: a NOTIFY in the application's transaction would take a lock of the whole
 server at its commit. When it fails the nodes find the work by polling.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 import time
@@ -27,7 +28,7 @@ from durable.storage.engines import Limits, make_engine
 from durable.storage.outages import translated
 from durable.telemetry import log
 
-_GATHERING: Final = 0.005  # seconds in which commits share a NOTIFY
+_GATHERING: Final = 0.005  # seconds after a NOTIFY in which commits share the next
 _LONGEST: Final = 10.0  # seconds for a NOTIFY
 _LONGEST_COMMIT: Final = 60.0  # seconds until the COMMIT of a joined transaction is left to polling
 _STAYING: Final = 0.5  # seconds without work after which the thread closes its connection
@@ -50,6 +51,8 @@ class Waker:
         self._task: asyncio.Task[None] | None = None
         self._thread: threading.Thread | None = None
         self._is_stopping = False
+        self._told_at = -math.inf
+        """When the last NOTIFY ended, on the monotonic clock."""
 
     def start(self, database: Database) -> None:
         """Work in this loop from now on, over these connections."""
@@ -109,10 +112,10 @@ class Waker:
 
     async def _is_asked(self) -> bool:
         """Wait until the nodes are to be told; False when there is nothing left to wait for."""
-        waited = 0.0
+        waited, pause = 0.0, self._until_next()
         while True:
-            await asyncio.sleep(_GATHERING)
-            waited += _GATHERING
+            await asyncio.sleep(pause)
+            waited, pause = waited + pause, _GATHERING
             with self._lock:
                 self._take_over(waited)
                 asked, self._asked = self._asked, False
@@ -128,6 +131,7 @@ class Waker:
             log.warning(_NOT_WOKEN, error)
         except Exception:
             log.exception(_NOT_WOKEN_ODDLY)
+        self._told_at = time.monotonic()
 
     # ------------------------------------------------------------------ in a thread
 
@@ -150,7 +154,7 @@ class Waker:
         """Wait until the nodes are to be told; False after a while, and at the end of the bus or the process."""
         began = time.monotonic()
         while True:
-            time.sleep(_GATHERING)
+            time.sleep(self._until_next() or (_GATHERING if self._endings else 0.0))
             waited = time.monotonic() - began
             with self._lock:
                 self._take_over(waited)
@@ -171,8 +175,12 @@ class Waker:
             log.warning(_NOT_WOKEN, error)
         except Exception:
             log.exception(_NOT_WOKEN_ODDLY)
+        self._told_at = time.monotonic()
 
     # ------------------------------------------------------------------ both
+
+    def _until_next(self) -> float:
+        return max(0.0, self._told_at + _GATHERING - time.monotonic())
 
     def _give_up(self) -> None:
         with self._lock:
