@@ -3,8 +3,8 @@
     wake()         --> asked --> NOTIFY                    in the loop of the bus while it runs,
     wake_after()   --> until that COMMIT is over --> asked       or in a thread that stays for a moment
 
-They look for work without an owner. It is a hint, given off the way of writing: a NOTIFY in the application's transaction would take a lock of the whole
-server at its commit. When it fails the nodes find the work by polling.
+They look for work without an owner. It is a hint, given off the way of writing: a NOTIFY in the application's
+transaction would take a lock of the whole server at its commit. When it fails the nodes find the work by polling.
 """
 
 from __future__ import annotations
