@@ -21,7 +21,7 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.orm import Session, SessionTransaction
 
 from durable.errors import TransactionEnded, WiringError
-from durable.outbox.sql_text import ends_transaction, savepoints
+from durable.outbox.sql_text import control_of, ends_transaction
 
 _KEY: Final = "durable.agents.fence"
 _REFUSED: Final = (
@@ -103,7 +103,7 @@ class Fence:
         """Note the savepoints of a statement. Raise TransactionEnded for one that this message has not begun: alone,
         the database would refuse it; in a group it may reach into the messages before.
         """
-        for verb, name in savepoints(sql):
+        for verb, name in control_of(sql).savepoints:
             if verb == "savepoint":
                 self._savepoints.add(name)
             elif name not in self._savepoints:

@@ -372,7 +372,7 @@ class Outbox:
         """Tell whether the end of the transaction matters here: it is another matter while a handler runs, or when
         the end has begun.
         """
-        return self.commit_allowed and not self._is_committing and not self._pending.is_empty
+        return self.commit_allowed and not self._is_committing and bool(self._pending)
 
     def commit_begins(self, connection: Connection) -> None:
         """Refuse messages of other tasks until the COMMIT, or the end after PREPARE, is over."""

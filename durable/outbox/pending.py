@@ -61,10 +61,6 @@ class Pending:
     def remember(self, envelopes: Sequence[Envelope]) -> None:
         self._entries += map(Entry, envelopes)
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._entries
-
     def unstored(self, before: SessionTransaction | None = None) -> list[Entry]:
         """Return the entries without a row, in order: all, or those from before this transaction of the session."""
         return [entry for entry in self._entries[: self._end(before)] if not entry.is_stored]

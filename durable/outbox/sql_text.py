@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 _ENDS: Final = re.compile(
     r"\s*(?:COMMIT|END|ABORT|ROLLBACK(?!(?:\s+(?:WORK|TRANSACTION))?\s+TO\b)|PREPARE\s+TRANSACTION)\b", re.IGNORECASE
 )
-_MAY_END: Final = re.compile(r"\b(?:commit|end|abort|rollback|prepare)\b", re.IGNORECASE)
+_MAY_CONTROL: Final = re.compile(r"\b(?:commit|end|abort|rollback|prepare|savepoint|release)\b", re.IGNORECASE)
 # Text in quotes, bodies in dollars and comments: what looks like a statement there is none.
 _NO_STATEMENT: Final = re.compile(
     r"""'(?:[^']|'')*' | "(?:[^"]|"")*" | \$(\w*)\$.*?\$\1\$ | --[^\n]* | /\*.*?\*/""", re.DOTALL | re.VERBOSE
@@ -21,33 +22,49 @@ _SAVEPOINT: Final = re.compile(
 )
 _OF_SQLALCHEMY: Final = "sa_savepoint_"  # events tell of these
 
+_LONGEST_KEPT: Final = 2_000  # characters; the answers for longer statements are not kept
+
 Verb = Literal["savepoint", "rollback", "release"]
 
 
-@lru_cache(maxsize=1_024)
+class Control(NamedTuple):
+    """What statements do to the transaction that they are in."""
+
+    ends: bool
+    savepoints: tuple[tuple[Verb, str], ...]
+    """Those of the statements, in order, each with what becomes of it."""
+
+
 def ends_transaction(sql: str) -> bool:
     """Tell whether one of these statements ends its transaction.
 
     >>> [ends_transaction(sql) for sql in ("COMMIT", "ROLLBACK TO a", "SELECT 1; end", "SELECT ';COMMIT'")]
     [True, False, True, False]
     """
-    if _MAY_END.search(sql) is None:
-        return False
-    return any(_ENDS.match(statement) for statement in _NO_STATEMENT.sub(" ", sql).split(";"))
+    return control_of(sql).ends
 
 
-@lru_cache(maxsize=1_024)
-def savepoints(sql: str) -> tuple[tuple[Verb, str], ...]:
-    """Return the savepoints that these statements name, in order, each with what becomes of it.
+def control_of(sql: str) -> Control:
+    """Return what these statements do to their transaction.
 
-    >>> savepoints("SAVEPOINT a; ROLLBACK TO SAVEPOINT b; RELEASE c")
+    >>> control_of("SAVEPOINT a; ROLLBACK TO SAVEPOINT b; RELEASE c").savepoints
     (('savepoint', 'a'), ('rollback', 'b'), ('release', 'c'))
     """
-    if "savepoint" not in (lower := sql.lower()) and "rollback" not in lower and "release" not in lower:
-        return ()
-    found = filter(None, (_SAVEPOINT.match(statement) for statement in sql.split(";")))
-    named: list[tuple[Verb, str]] = [
-        ("savepoint" if match[1] else "rollback" if match[2] else "release", match[3].strip('"').lower())
-        for match in found
-    ]
-    return tuple((verb, name) for verb, name in named if not name.startswith(_OF_SQLALCHEMY))
+    return _kept(sql) if len(sql) <= _LONGEST_KEPT else _control_of(sql)
+
+
+def _control_of(sql: str) -> Control:
+    if _MAY_CONTROL.search(sql) is None:
+        return Control(ends=False, savepoints=())
+    statements = _NO_STATEMENT.sub(" ", sql).split(";")
+    return Control(any(map(_ENDS.match, statements)), tuple(_savepoints(sql.split(";"))))
+
+
+_kept = lru_cache(maxsize=1_024)(_control_of)
+
+
+def _savepoints(statements: Iterable[str]) -> Iterator[tuple[Verb, str]]:
+    for match in filter(None, map(_SAVEPOINT.match, statements)):
+        name = match[3].strip('"').lower()
+        if not name.startswith(_OF_SQLALCHEMY):
+            yield ("savepoint" if match[1] else "rollback" if match[2] else "release"), name

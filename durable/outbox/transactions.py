@@ -22,7 +22,7 @@ from sqlalchemy.engine import ExceptionContext, RootTransaction
 from sqlalchemy.orm import Session, SessionTransaction
 
 from durable.errors import WiringError
-from durable.outbox.sql_text import Verb, ends_transaction, savepoints
+from durable.outbox.sql_text import Verb, control_of
 
 _ENDED_AS_TEXT: Final = (
     "messages were sent in this transaction, so SQL text must not end it ({told!r}): use commit() or rollback() of the "
@@ -175,11 +175,13 @@ def _statement(connection: Connection, _cursor: Any, statement: str, *_: Any) ->
     """Follow savepoints as SQL text, and refuse an end of the transaction. No event follows it: what was sent would be
     stored by no COMMIT, or by the next one, although its rows were rolled back.
     """
-    followers = _followers(connection)
-    if followers and ends_transaction(statement) and any(each.holds_messages for each in followers):
+    if not (followers := _followers(connection)):
+        return
+    control = control_of(statement)
+    if control.ends and any(each.holds_messages for each in followers):
         raise WiringError(_ENDED_AS_TEXT.format(told=statement.strip()[:40]))
     for outbox in followers:
-        for verb, name in savepoints(statement):
+        for verb, name in control.savepoints:
             outbox.savepoint_met_as_text(verb, name)
 
 

@@ -244,7 +244,7 @@ ROWS = (
         "outbox",
         "SQL text ends a transaction with messages",
         "durable/outbox/transactions.py",
-        before="    if followers and ends_transaction(statement) and",
+        before="    if control.ends and",
         after="    if False and",
         killed_by=(
             "tests/integration/outbox/unit_of_work/test_commits.py::TestCommits::test_end_as_sql_text_is_refused_after_a_send[asyncpg-COMMIT]",
