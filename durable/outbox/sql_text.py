@@ -28,7 +28,7 @@ Verb = Literal["savepoint", "rollback", "release"]
 
 
 class Control(NamedTuple):
-    """What statements do to the transaction that they are in."""
+    """Effects of statements on their transaction."""
 
     ends: bool
     savepoints: tuple[tuple[Verb, str], ...]
