@@ -81,14 +81,24 @@ async def test_consumer_of_a_generator_sends_in_its_own_unit_of_work(bus: Bus, t
 
 
 async def test_consumer_breaking_off_goes_on_in_its_own_unit_of_work(bus: Bus, tables: Tables) -> None:
+    closed = asyncio.Event()
+
+    async def rows() -> AsyncIterator[int]:
+        try:
+            async with bus.unit_of_work():
+                for number in range(1, 4):
+                    yield number
+        finally:
+            closed.set()
+
     async with bus.unit_of_work():
-        async for number in reads(bus)():
+        async for number in rows():
             note(bus, number)
             if number == 2:
                 break
         note(bus, 99)
         gc.collect()
-        await asyncio.sleep(0.01)  # the event loop has closed the generator, in a task of its own
+        await closed.wait()  # the event loop closes the generator, in a task of its own
         note(bus, 100)
     assert stored(tables) == [1, 2, 99, 100]
 
