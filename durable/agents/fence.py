@@ -29,7 +29,6 @@ _REFUSED: Final = (
     "put what may fail into session.begin_nested()"
 )
 
-
 # Fences know their connections: kept here themselves, both would stay for ever. A fence lives as long as its session.
 _fences: WeakKeyDictionary[Connection, ref[Fence]] = WeakKeyDictionary()
 _watched: WeakSet[Engine] = WeakSet()

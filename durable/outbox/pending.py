@@ -43,6 +43,8 @@ class Place(NamedTuple):
 
     at: int
     inserts: int
+    number: int = 0
+    """The later of two in one place was begun within the earlier."""
 
 
 class Pending:
@@ -55,6 +57,7 @@ class Pending:
         self._begun: set[SessionTransaction] = set()
         self._savepoints: dict[str, Place] = {}
         self._unnamed: Place | None = None
+        self._begun_so_far = 0
         self._texts: list[tuple[str, Place]] = []
         """Savepoints as SQL text, from outside in; a name may be there more than once."""
 
@@ -72,7 +75,8 @@ class Pending:
 
     @property
     def _here(self) -> Place:
-        return Place(len(self._entries), self._inserts)
+        self._begun_so_far += 1
+        return Place(len(self._entries), self._inserts, self._begun_so_far)
 
     def since(self, transaction: SessionTransaction) -> list[Entry]:
         """The entries of this transaction of the session."""
@@ -123,7 +127,8 @@ class Pending:
         self._savepoints = {name: min(place, self._savepoints.get(name, place)) for name in savepoints}
 
     def keep_savepoint(self, name: str) -> None:
-        self._savepoints.pop(name, None)
+        if (place := self._savepoints.pop(name, None)) is not None:
+            self._texts = [each for each in self._texts if each[1].number < place.number]  # it ends those within it
 
     def forget_savepoint(self, name: str, before: SessionTransaction | None = None) -> list[Sent]:
         """Roll it back. `before` is a transaction of the session that is no part of it: its messages stay.
@@ -180,7 +185,7 @@ class Pending:
             for each, known in self._places.items()
         }
         self._savepoints = {name: known for name, known in self._savepoints.items() if known.at <= place.at}
-        self._texts = [(name, known) for name, known in self._texts if known.at <= place.at]
+        self._texts = [(name, known) for name, known in self._texts if known.number <= place.number]
         if self._unnamed is not None and self._unnamed.at > place.at:
             self._unnamed = None
         return rows

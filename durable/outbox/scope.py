@@ -6,7 +6,8 @@ that calls, until the block ends:
     the block is entered in     it holds in
     a function or coroutine     that, and what it calls
     a context manager           the block of its user: `@contextmanager def orders(): with bus.enlist(...): yield`
-    an iterated generator       that alone: between two of its values, its consumer is in the block from before
+    an iterated generator       that alone: between two of its values, its consumer is in the block from before;
+                                tasks that either of them starts meanwhile are told to name the one they mean
 
 A block may be left in another context than it was entered in: a generator that is not run to its end is closed by a
 task of the event loop, and web frameworks run the parts of a dependency in threads.
@@ -33,6 +34,10 @@ _LEFT: Final = (
     "the unit of work in which this task was started is over, and the task goes on: open another in it by "
     "`async with bus.unit_of_work()`"
 )
+_AMBIGUOUS: Final = (
+    "this task or thread was started while a generator had a unit of work open within another one, and either may be "
+    "meant: send with the unit of work itself, by its send(), or by ctx.send() in a handler"
+)
 _GENERATORS: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
@@ -49,10 +54,12 @@ class _Entered:
     @property
     def holds_here(self) -> bool:
         """False for the consumer of a generator that has entered it. Without a block from before it holds: a fixture
-        of a test is a generator, too.
+        of a test is a generator, too. Raises NoUnitOfWork where nobody can tell.
         """
-        if self._generator is None or self.before is None or self._place != _place():
+        if self._generator is None or self.before is None:
             return True
+        if self._place != _place():
+            raise NoUnitOfWork(_AMBIGUOUS)
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame is not self._generator:
             frame = frame.f_back

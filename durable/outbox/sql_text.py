@@ -11,9 +11,11 @@ _ENDS: Final = re.compile(
     r"\s*(?:COMMIT|END|ABORT|ROLLBACK(?!(?:\s+(?:WORK|TRANSACTION))?\s+TO\b)|PREPARE\s+TRANSACTION)\b", re.IGNORECASE
 )
 _MAY_CONTROL: Final = re.compile(r"\b(?:commit|end|abort|rollback|prepare|savepoint|release)\b", re.IGNORECASE)
-# Text in quotes, bodies in dollars and comments: what looks like a statement there is none.
+# Text in quotes, bodies in dollars and comments: what looks like a statement there is none. A name in quotes stays.
 _NO_STATEMENT: Final = re.compile(
-    r"""'(?:[^']|'')*' | "(?:[^"]|"")*" | \$(\w*)\$.*?\$\1\$ | --[^\n]* | /\*.*?\*/""", re.DOTALL | re.VERBOSE
+    r"""\bE'(?:[^'\\]|''|\\.)*' | '(?:[^']|'')*' | (?P<name>"(?:[^"]|"")*") | \$(?P<tag>\w*)\$.*?\$(?P=tag)\$
+    | --[^\n]* | /\*.*?\*/""",
+    re.DOTALL | re.VERBOSE | re.IGNORECASE,
 )
 _SAVEPOINT: Final = re.compile(
     r"\s*(?:(SAVEPOINT)|(ROLLBACK)(?:\s+(?:WORK|TRANSACTION))?\s+TO(?:\s+SAVEPOINT)?|RELEASE(?:\s+SAVEPOINT)?)\s+"
@@ -47,8 +49,8 @@ def ends_transaction(sql: str) -> bool:
 def control_of(sql: str) -> Control:
     """Return what these statements do to their transaction.
 
-    >>> control_of("SAVEPOINT a; ROLLBACK TO SAVEPOINT b; RELEASE c").savepoints
-    (('savepoint', 'a'), ('rollback', 'b'), ('release', 'c'))
+    >>> control_of("SAVEPOINT a; ROLLBACK TO SAVEPOINT B; RELEASE \\"C\\"; SELECT '; RELEASE d'").savepoints
+    (('savepoint', 'a'), ('rollback', 'b'), ('release', 'C'))
     """
     return _kept(sql) if len(sql) <= _LONGEST_KEPT else _control_of(sql)
 
@@ -56,8 +58,8 @@ def control_of(sql: str) -> Control:
 def _control_of(sql: str) -> Control:
     if _MAY_CONTROL.search(sql) is None:
         return Control(ends=False, savepoints=())
-    statements = _NO_STATEMENT.sub(" ", sql).split(";")
-    return Control(any(map(_ENDS.match, statements)), tuple(_savepoints(sql.split(";"))))
+    statements = _NO_STATEMENT.sub(lambda found: (found["name"] or " ").replace(";", ","), sql).split(";")
+    return Control(any(map(_ENDS.match, statements)), tuple(_savepoints(statements)))
 
 
 _kept = lru_cache(maxsize=1_024)(_control_of)
@@ -65,6 +67,6 @@ _kept = lru_cache(maxsize=1_024)(_control_of)
 
 def _savepoints(statements: Iterable[str]) -> Iterator[tuple[Verb, str]]:
     for match in filter(None, map(_SAVEPOINT.match, statements)):
-        name = match[3].strip('"').lower()
+        name = match[3][1:-1] if match[3].startswith('"') else match[3].lower()
         if not name.startswith(_OF_SQLALCHEMY):
             yield ("savepoint" if match[1] else "rollback" if match[2] else "release"), name

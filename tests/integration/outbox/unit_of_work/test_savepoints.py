@@ -247,3 +247,56 @@ async def test_savepoint_begun_before_any_message_takes_all_of_them_along(flavou
 
     await flavour.run(work)
     assert tables.rows("SELECT number FROM orders") == sent_numbers(tables) == []
+
+
+@pytest.mark.parametrize("within", ["commit", "rollback"])
+async def test_savepoint_as_sql_text_ends_with_the_one_around_it(flavour: Flavour, tables: Tables, within: str) -> None:
+    """The outer one of two by one name is meant after it."""
+
+    def work(session: Session, outbox: Outbox) -> None:
+        session.execute(text("SAVEPOINT a"))
+        insert(session, 1)
+        outbox.send(Placed(1))
+        nested = session.begin_nested()
+        session.execute(text("SAVEPOINT a"))
+        getattr(nested, within)()
+        session.execute(text("ROLLBACK TO a"))
+        insert(session, 2)
+        outbox.send(Placed(2))
+        session.commit()
+
+    await flavour.run(work)
+    assert tables.rows("SELECT number FROM orders") == sent_numbers(tables) == [2]
+
+
+async def test_names_of_savepoints_in_quotes_keep_their_case(flavour: Flavour, tables: Tables) -> None:
+    def work(session: Session, outbox: Outbox) -> None:
+        for number, begin in enumerate(['SAVEPOINT "A"', "SAVEPOINT A", 'ROLLBACK TO "A"'], start=1):
+            session.execute(text(begin))
+            insert(session, number)
+            outbox.send(Placed(number))
+        session.commit()
+
+    await flavour.run(work)
+    assert tables.rows("SELECT number FROM orders") == sent_numbers(tables) == [3]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT 'x; ROLLBACK TO a'",
+        r"SELECT E'it\'; ROLLBACK TO a; '",
+        "SELECT 1 -- ; ROLLBACK TO a",
+        "SELECT 1 /* ; COMMIT */",
+        "SELECT $x$; ROLLBACK TO a; COMMIT$x$",
+        'SELECT 1 AS "; ROLLBACK TO a"',
+    ],
+)
+async def test_text_like_a_savepoint_takes_no_message_along(flavour: Flavour, tables: Tables, sql: str) -> None:
+    def work(session: Session, outbox: Outbox) -> None:
+        outbox.send(Placed(1))
+        session.connection().exec_driver_sql(sql)
+        session.commit()
+
+    await flavour.run(work)
+    assert sent_numbers(tables) == [1]
