@@ -261,4 +261,32 @@ ROWS = (
             "tests/integration/outbox/test_transaction_shapes.py::test_messages_stored_and_handed_over_are_those_of_the_committed_rows[engine]",
         ),
     ),
+    Mutant(
+        "outbox",
+        "a task between two units of work sends with either",
+        "durable/outbox/scope.py",
+        before="            raise NoUnitOfWork(_AMBIGUOUS)\n",
+        after="            return True\n",
+        killed_by=(f"{_SCOPE}::test_task_of_a_consumer_is_told_to_name_its_unit_of_work",),
+    ),
+    Mutant(
+        "outbox",
+        "text in quotes is read as a savepoint",
+        "durable/outbox/sql_text.py",
+        before="tuple(_savepoints(statements))",
+        after="tuple(_savepoints(sql.split(';')))",
+        killed_by=(
+            "tests/integration/outbox/unit_of_work/test_savepoints.py::test_text_like_a_savepoint_takes_no_message_along",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a savepoint as SQL text outlives the one around it",
+        "durable/outbox/pending.py",
+        before="            self._texts = [each for each in self._texts if each[1].number < place.number]  # it ends those within it\n",
+        after="            pass\n",
+        killed_by=(
+            "tests/integration/outbox/unit_of_work/test_savepoints.py::test_savepoint_as_sql_text_ends_with_the_outer_savepoint",
+        ),
+    ),
 )

@@ -250,7 +250,9 @@ async def test_savepoint_begun_before_any_message_takes_all_of_them_along(flavou
 
 
 @pytest.mark.parametrize("within", ["commit", "rollback"])
-async def test_savepoint_as_sql_text_ends_with_the_one_around_it(flavour: Flavour, tables: Tables, within: str) -> None:
+async def test_savepoint_as_sql_text_ends_with_the_outer_savepoint(
+    flavour: Flavour, tables: Tables, within: str
+) -> None:
     """The outer one of two by one name is meant after it."""
 
     def work(session: Session, outbox: Outbox) -> None:
