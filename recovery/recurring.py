@@ -66,8 +66,8 @@ class Recurring:
             for name in due:
                 await self._run(self._schedules[name])
             rows = await self._read()
-        next_in = min((row.due_in for row in rows.values() if row.due_in > timedelta(0)), default=None)
-        return Look(bool(due), next_in)
+        waits = (wait for row in rows.values() for wait in (row.due_in, row.asked_in) if wait is not None)
+        return Look(bool(due), min((wait for wait in waits if wait > timedelta(0)), default=None))
 
     async def _read(self) -> dict[str, Row]:
         rows = await self._database.transaction(storage.read, list(self._schedules))
@@ -77,7 +77,7 @@ class Recurring:
         return row is None or row.declared_by < self._node or not row.is_live
 
     def _is_due(self, row: Row) -> bool:
-        wanted = row.due_in <= timedelta(0) or row.asked_at is not None
+        wanted = any(wait is not None and wait <= timedelta(0) for wait in (row.due_in, row.asked_in))
         return wanted and row.declaration == self._schedules[row.name].declaration
 
     async def _run(self, schedule: Schedule) -> None:

@@ -49,7 +49,7 @@ class Row(NamedTuple):
     occurrence_at: datetime | None
     due_at: datetime
     due_in: timedelta
-    asked_at: datetime | None
+    asked_in: timedelta | None
     last_at: datetime | None
     ran_at: datetime | None
     changed_by: str | None
@@ -58,7 +58,7 @@ class Row(NamedTuple):
 
 
 class Due(NamedTuple):
-    """A locked schedule that is due, or was asked for; `now` is by the database's clock."""
+    """A locked schedule that is due, or was asked for (`asked_at`); `now` is by the database's clock."""
 
     occurrence_at: datetime | None
     due_at: datetime
@@ -123,7 +123,7 @@ def fail(
     delay: timedelta,
     error: str,
 ) -> None:
-    """Show why it brought no message, and try this occurrence again later."""
+    """Show why it brought no message, and try it again after the delay: the occurrence, or the run by hand."""
     params = {
         "name": name,
         "declaration": declaration,

@@ -27,7 +27,8 @@ _PAUSED: Final = """EXISTS (
 
 READ_SCHEDULES = Statement(f"""
 SELECT name, cron, tz, misfire, message_type, destination, declaration, declared_by, declared_at, {_LIVE} AS is_live,
-    {_PAUSED} AS is_paused, occurrence_at, due_at, due_at - now() AS due_in, asked_at, last_at, ran_at, changed_by,
+    {_PAUSED} AS is_paused, occurrence_at, due_at, due_at - now() AS due_in,
+    asked_at - now() AS asked_in, last_at, ran_at, changed_by,
     changed_at, error
 FROM {{schema}}.schedules WHERE CAST(:names AS text[]) IS NULL OR name = ANY (CAST(:names AS text[]))
 ORDER BY name
@@ -53,40 +54,44 @@ ON CONFLICT (name) DO UPDATE SET
 WHERE known.declared_by < :node OR NOT {_LIVE.replace("declared_by", "known.declared_by")}
 """)
 
+# Whoever asks for a run has it at once; a run that failed is asked for again later.
+_ASKED: Final = "asked_at <= now()"
+
 LOCK_DUE_SCHEDULE = Statement(f"""
-SELECT occurrence_at, due_at, due_at <= now() AS is_due, asked_at, {_PAUSED} AS is_paused, now() AS now,
+SELECT occurrence_at, due_at, due_at <= now() AS is_due, CASE WHEN {_ASKED} THEN asked_at END AS asked_at,
+    {_PAUSED} AS is_paused, now() AS now,
     (SELECT {SINCE} FROM {{schema}}.circuits WHERE kind = 'schedule' AND key = name) AS paused_since,
     (SELECT {UNTIL} FROM {{schema}}.circuits WHERE kind = 'schedule' AND key = name) AS paused_until
 FROM {{schema}}.schedules
-WHERE name = :name AND declaration = :declaration AND (due_at <= now() OR asked_at IS NOT NULL)
+WHERE name = :name AND declaration = :declaration AND (due_at <= now() OR {_ASKED})
 FOR UPDATE SKIP LOCKED
 """)
 
 # A pause that is over has been reckoned with.
-MOVE_SCHEDULE_ON = Statement("""
+MOVE_SCHEDULE_ON = Statement(f"""
 WITH ended AS (
-    DELETE FROM {schema}.circuits USING {schema}.schedules
+    DELETE FROM {{schema}}.circuits USING {{schema}}.schedules
     WHERE kind = 'schedule' AND key = :name AND name = :name AND due_at <= now() AND until <= now()
 )
-UPDATE {schema}.schedules SET occurrence_at = CAST(:occurrence_at AS timestamptz),
-    due_at = CAST(:due_at AS timestamptz), asked_at = NULL, error = NULL,
+UPDATE {{schema}}.schedules SET occurrence_at = CAST(:occurrence_at AS timestamptz),
+    due_at = CAST(:due_at AS timestamptz), asked_at = CASE WHEN {_ASKED} THEN NULL ELSE asked_at END, error = NULL,
     last_at = COALESCE(CAST(:last_at AS timestamptz), last_at),
     ran_at = CASE WHEN CAST(:ran AS boolean) THEN clock_timestamp() ELSE ran_at END,
     message_type = COALESCE(CAST(:message_type AS text), message_type)
 WHERE name = :name
 """)
 
-# The occurrence stays the same, and is tried again later.
-SCHEDULE_FAILED = Statement("""
-UPDATE {schema}.schedules SET occurrence_at = CAST(:occurrence_at AS timestamptz),
+# What was to run, an occurrence or a run by hand, stays the same, and is tried again later.
+SCHEDULE_FAILED = Statement(f"""
+UPDATE {{schema}}.schedules SET occurrence_at = CAST(:occurrence_at AS timestamptz),
     due_at = CASE WHEN due_at <= now() THEN now() + CAST(:delay AS interval) ELSE due_at END,
-    asked_at = NULL, error = CAST(:error AS text)
+    asked_at = CASE WHEN {_ASKED} THEN now() + CAST(:delay AS interval) ELSE asked_at END, error = CAST(:error AS text)
 WHERE name = :name AND declaration = :declaration
 """)
 
 _CHANGED: Final = "changed_by = CAST(:actor AS text), changed_at = clock_timestamp()"
 ASK_FOR_SCHEDULE = Statement(f"""
-UPDATE {{schema}}.schedules SET asked_at = COALESCE(asked_at, clock_timestamp()), {_CHANGED}
+UPDATE {{schema}}.schedules SET asked_at = LEAST(asked_at, clock_timestamp()), {_CHANGED}
 WHERE name = :name AND {_LIVE}
 RETURNING name, pg_notify(CAST(:channel AS text), '')
 """)

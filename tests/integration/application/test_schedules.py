@@ -236,6 +236,30 @@ class TestTrouble:
             assert works.row("last_at", "broken") == due
             assert works.row("error", "broken") is None
 
+    async def test_run_by_hand_is_tried_again_after_a_failure(self, works: Works) -> None:
+        broken = [True]
+
+        def make(at: datetime) -> Tick:
+            if broken:
+                raise RuntimeError("the rates are not out yet")
+            return Tick(at.year)
+
+        bus = works.node(made=make)
+        async with bus:
+            await works.looked_at()
+            due = works.row("due_at")
+            assert await bus.run_schedule("ticks")
+            await eventually(lambda: works.row("error") == "RuntimeError: the rates are not out yet")
+            assert works.row("asked_at > now()")
+            broken.clear()
+            await works.miss(timedelta(seconds=1))  # an occurrence between leaves it alone
+            await eventually(lambda: len(works.handled) == 1)
+            assert works.row("asked_at > now() AND error IS NULL")
+            await works.tables.change("UPDATE durable.schedules SET asked_at = now()")
+            await eventually(lambda: len(works.handled) == 2)
+            assert works.row("asked_at IS NULL")
+            assert works.row("due_at") == due
+
     async def test_failing_occurrence_from_before_the_first_look_is_recorded(self, works: Works) -> None:
         def make(at: datetime) -> Tick:
             raise RuntimeError("the rates are not out yet")

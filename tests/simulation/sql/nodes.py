@@ -83,7 +83,7 @@ def _is_paused(tx: Transaction, name: str) -> bool:
 @does(
     schedules.READ_SCHEDULES,
     "name cron tz misfire message_type destination declaration declared_by declared_at is_live is_paused "
-    "occurrence_at due_at due_in asked_at last_at ran_at changed_by changed_at error",
+    "occurrence_at due_at due_in asked_in last_at ran_at changed_by changed_at error",
 )
 def read_schedules(tx: Transaction, p: Params) -> Rows:
     rows = sorted(tx.all("schedules"), key=lambda row: row.name)
@@ -91,7 +91,8 @@ def read_schedules(tx: Transaction, p: Params) -> Rows:
         (
             row.name, row.cron, row.tz, row.misfire, row.message_type, row.destination, row.declaration,
             row.declared_by, row.declared_at, _is_live(tx, row.declared_by), _is_paused(tx, row.name),
-            row.occurrence_at, row.due_at, row.due_at - tx.now, row.asked_at, row.last_at, row.ran_at, row.changed_by,
+            row.occurrence_at, row.due_at, row.due_at - tx.now,
+            None if row.asked_at is None else row.asked_at - tx.now, row.last_at, row.ran_at, row.changed_by,
             row.changed_at, row.error,
         )
         for row in rows
@@ -121,6 +122,10 @@ def declare_schedules(tx: Transaction, p: Params) -> int:
     return count
 
 
+def _is_asked(tx: Transaction, row: Schedule) -> bool:
+    return row.asked_at is not None and row.asked_at <= tx.now
+
+
 def _wanted(tx: Transaction, p: Params) -> Schedule | None:
     row: Schedule | None = tx.get("schedules", p["name"])
     return row if row is not None and row.declaration == p["declaration"] else None
@@ -129,13 +134,14 @@ def _wanted(tx: Transaction, p: Params) -> Schedule | None:
 @does(schedules.LOCK_DUE_SCHEDULE, "occurrence_at due_at is_due asked_at is_paused now paused_since paused_until")
 def lock_due_schedule(tx: Transaction, p: Params) -> Rows:
     row = _wanted(tx, p)
-    if row is None or (row.due_at > tx.now and row.asked_at is None) or tx.is_locked("schedules", row.name):
+    if row is None or (row.due_at > tx.now and not _is_asked(tx, row)) or tx.is_locked("schedules", row.name):
         return []
     tx.lock("schedules", row.name)
     pause = _pause(tx, row.name)
     paused = (None, None) if pause is None else (pause.since, pause.until)
     is_due, is_paused = row.due_at <= tx.now, _is_paused(tx, row.name)
-    return [(row.occurrence_at, row.due_at, is_due, row.asked_at, is_paused, tx.now, *paused)]
+    asked_at = row.asked_at if _is_asked(tx, row) else None
+    return [(row.occurrence_at, row.due_at, is_due, asked_at, is_paused, tx.now, *paused)]
 
 
 @does(schedules.MOVE_SCHEDULE_ON)
@@ -150,7 +156,7 @@ def move_schedule_on(tx: Transaction, p: Params) -> int:
         row,
         occurrence_at=p["occurrence_at"],
         due_at=p["due_at"],
-        asked_at=None,
+        asked_at=None if _is_asked(tx, row) else row.asked_at,
         error=None,
         last_at=p["last_at"] or row.last_at,
         ran_at=tx.clock if p["ran"] else row.ran_at,
@@ -166,6 +172,7 @@ def schedule_failed(tx: Transaction, p: Params) -> int:
     if row is None:
         return 0
     due = tx.now + p["delay"] if row.due_at <= tx.now else row.due_at
-    failed = replace(row, occurrence_at=p["occurrence_at"], due_at=due, asked_at=None, error=p["error"])
+    asked = tx.now + p["delay"] if _is_asked(tx, row) else row.asked_at
+    failed = replace(row, occurrence_at=p["occurrence_at"], due_at=due, asked_at=asked, error=p["error"])
     tx.put("schedules", row.name, failed)
     return 1
