@@ -21,13 +21,14 @@ from durable.recovery.idle_addresses import IdleAddresses
 from durable.recovery.incoming import claim_incoming, claim_trials
 from durable.recovery.maintenance import maintain
 from durable.recovery.ordered import OrderedClaims
-from durable.recovery.outgoing import OutgoingClaims
+from durable.recovery.outgoing import DESTINATIONS, OutgoingClaims
 from durable.recovery.recurring import Recurring
 from durable.recovery.scheduled import expire, promote_due
 from durable.recovery.shares import Shares
 from durable.recovery.troubles import Troubles
-from durable.storage import circuits, delayed, parked
-from durable.storage.circuits import CircuitKind
+from durable.storage import agenda, parked
+from durable.storage.agenda import Agenda
+from durable.storage.circuits import CircuitKind, OpenCircuit
 from durable.storage.leases import Burials
 from durable.storage.sql.recovery import INCOMING, OUTGOING
 from durable.storage.trials import Looked
@@ -67,7 +68,7 @@ class RecoveryAgent:
         self._due_at: list[float] = []  # on the clock of the loop
         self._ordered = ordered
         self._claims: Sequence[tuple[str, Story]] = [
-            ("obey circuits", self._obey_circuits),
+            ("look for work", self._look),
             ("claim outgoing work", self._claim_outgoing),
             ("claim incoming work", self._claim_incoming),
             ("claim outgoing shares", self._claim_outgoing_shares),
@@ -77,10 +78,10 @@ class RecoveryAgent:
         ]
         self._times: Sequence[tuple[str, Story]] = [
             ("run schedules", self._run_schedules),
-            ("look ahead", self._look_ahead),
             ("promote due work", self._promote),
             ("expire work", self._expire),
         ]
+        self._agenda = Agenda()
         self._is_due = False
         """True when work has become due since the claims: they are made again."""
         self._troubles = Troubles(often=[name for name, _ in (*self._claims, *self._times)])
@@ -152,32 +153,30 @@ class RecoveryAgent:
         self._is_due |= looked.has_run
         self._look_again_in(looked.next_in)
 
-    async def _look_ahead(self) -> None:
-        """Note the next due time before the promotion: a row due in between is promoted or waited for."""
-        self._look_again_in(await self._database.transaction(delayed.next_due))
-
     async def _promote(self) -> None:
-        promoted = await promote_due(self._context)
-        self._is_due |= any(promoted)
-        self._go_on(max(promoted) == self._settings.recovery_batch_size)
+        if self._agenda.is_due:
+            promoted = await promote_due(self._context)
+            self._is_due |= any(promoted)
+            self._go_on(max(promoted) == self._settings.recovery_batch_size)
 
     async def _expire(self) -> None:
-        self._go_on(await expire(self._context, self._burials))
+        if self._agenda.is_late:
+            self._go_on(await expire(self._context, self._burials))
 
     async def _claim_outgoing(self) -> None:
-        self._go_on(await self._outgoing.claim())
+        self._go_on(await self._outgoing.claim(self._agenda.destinations))
 
     async def _claim_trials(self) -> None:
         await claim_trials(self._context, self._agents.by_type, self._looked_for_trials)
 
     async def _claim_incoming(self) -> None:
-        self._go_on(await claim_incoming(self._context, self._agents.by_type))
+        self._go_on(await claim_incoming(self._context, self._agents.by_type, self._agenda.message_types))
 
     async def _claim_shares(self) -> None:
-        self._go_on(await self._shares.claim(self._agents.by_type))
+        self._go_on(await self._shares.claim(self._agents.by_type, self._agenda.shared_types))
 
     async def _claim_outgoing_shares(self) -> None:
-        self._go_on(await self._shares.claim_outgoing())
+        self._go_on(await self._shares.claim_outgoing(self._agenda.shared_destinations))
 
     def _go_on(self, there_is_more: bool) -> None:
         """Request the next round at once, if so: each round has a bound, so that all stories have their turn."""
@@ -185,7 +184,8 @@ class RecoveryAgent:
             self._woken.set()
 
     async def _ask_for_ordered(self) -> None:
-        self._ordered.asked.set()  # in a task of its own: however many keys there are, nothing else waits for them
+        """In a task of its own: however many keys there are, nothing else waits for them."""
+        self._ordered.ask(there_is_some=self._agenda.is_ordered)
 
     async def _claim_ordered_when_hinted(self) -> None:
         while True:
@@ -197,11 +197,20 @@ class RecoveryAgent:
             await self._ordered.asked.wait()
             await self._surviving("look for ordered work", self._ordered.poll)
 
-    async def _obey_circuits(self) -> None:
+    async def _look(self) -> None:
+        """Read the agenda. An agent that has opened or closed its circuit meanwhile knows better."""
         senders = self._agents.senders
         generations = {destination: agent.latch_generation for destination, agent in senders.items()}
         handlers = {agent: agent.circuit.generation for agent in self._agents.by_type.values()}
-        rows = await self._database.transaction(circuits.read)
+        self._agenda = Agenda()
+        self._agenda = await self._database.transaction(agenda.read, after=self._outgoing.after, count=DESTINATIONS)
+        self._look_again_in(self._agenda.next_due_in)
+        self._obey(self._agenda.circuits, generations, handlers)
+
+    def _obey(
+        self, rows: Sequence[OpenCircuit], generations: Mapping[str, int], handlers: Mapping[HandlingAgent, int]
+    ) -> None:
+        senders = self._agents.senders
         probing = {(row.kind, row.key): row.probing for row in rows}
         stopped = {key: is_probing for (kind, key), is_probing in probing.items() if kind == CircuitKind.HANDLER}
         parked = {key for kind, key in probing if kind == CircuitKind.KEY}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from sqlalchemy import Connection
 
@@ -11,22 +11,23 @@ from durable.agents.context import AgentContext
 from durable.agents.handling import HandlingAgent
 from durable.envelope import LeasedEnvelope, NodeId
 from durable.recovery.outgoing import rounds
-from durable.storage import inbox, leases, nodes, trials
+from durable.storage import inbox, nodes, trials
 from durable.storage.rows import UNCOUNTED, Letter
-from durable.storage.sql.recovery import INCOMING
 from durable.telemetry import Event, log
 
 ClaimOfType = Callable[[Connection, str, str, NodeId], list[LeasedEnvelope]]
 """Claims messages of this type, for the node."""
 
 
-async def claim_incoming(context: AgentContext, agents: Mapping[str, HandlingAgent]) -> bool:
-    """Claim for every message type that has a handler here; what no node can handle becomes a dead letter.
+async def claim_incoming(
+    context: AgentContext, agents: Mapping[str, HandlingAgent], message_types: Sequence[str]
+) -> bool:
+    """Claim of these message types what has a handler here; what no node can handle becomes a dead letter.
 
     Returns whether there may be more: a handler that is as fast as the claims must not keep everything else waiting.
     """
     waiting: list[str] = []
-    for message_type in await context.database.transaction(leases.unowned_groups, INCOMING):
+    for message_type in message_types:
         if message_type in agents:
             waiting.append(message_type)
         else:

@@ -106,6 +106,11 @@ class OrderedClaims:
 
     # ------------------------------------------------------------------ when it is claimed
 
+    def ask(self, *, there_is_some: bool) -> None:
+        """Have the keys looked for: if there are any, or to note that there are none any more."""
+        if there_is_some or self._walks:
+            self.asked.set()
+
     async def claim_hinted(self) -> None:
         """Claim batch by batch of the hinted keys; what is left after a while is for the next time."""
         self.hinted.clear()

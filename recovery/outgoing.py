@@ -31,19 +31,16 @@ class OutgoingClaims:
         self._context = context
         self._batch_size = context.settings.batch_size
         self._agent_for = agent_for
-        self._after = ""
+        self.after = ""
         """The destination behind which the next round goes on."""
 
-    async def claim(self) -> bool:
-        """Claim for the next destinations that are not latched, a part of a batch for each in turn.
+    async def claim(self, names: Sequence[str]) -> bool:
+        """Claim for the next destinations, as far as they are not latched, a part of a batch for each in turn.
 
         An agent whose room ran out asks again when it has some. Returns whether there may be more: an agent that sends
         as fast as it is given must not keep everything else waiting.
         """
-        names = await self._context.database.transaction(
-            outbox.next_destinations, after=self._after, count=DESTINATIONS
-        )
-        self._after = names[-1] if len(names) == DESTINATIONS else ""
+        self.after = names[-1] if len(names) == DESTINATIONS else ""
         waiting = [agent for agent in map(self._agent_for, names) if agent is not None]
         for _ in range(rounds(self._context.settings)):
             waiting = [
@@ -51,7 +48,7 @@ class OutgoingClaims:
                 for begin in range(0, len(waiting), self._batch_size)
                 for agent in await self._claim_batch(waiting[begin : begin + self._batch_size])
             ]
-        return bool(waiting or self._after)
+        return bool(waiting or self.after)
 
     async def _claim_batch(self, agents: Sequence[SendingAgent]) -> Sequence[SendingAgent]:
         """Return the agents for which that was neither all of it, nor all that there is room for."""

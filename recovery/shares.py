@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from sqlalchemy import Connection
@@ -30,14 +30,14 @@ class Shares:
         self._agent_for = agent_for
         self._next: dict[tuple[bool, str], str] = {}
 
-    async def claim(self, agents: Mapping[str, HandlingAgent]) -> bool:
-        """Claim for every type that has unowned work in shares, also when its handler is fair no more.
+    async def claim(self, agents: Mapping[str, HandlingAgent], message_types: Sequence[str]) -> bool:
+        """Claim for the types that have unowned work in shares, also when their handlers are fair no more.
 
         The types take turns, a batch each: an agent may serve several versions, and none of them must take all the
         room. Which of them is the first is chance. Returns whether there may be more.
         """
         waiting: list[str] = []
-        for message_type in await self._database.transaction(ordering.shared_types):
+        for message_type in message_types:
             if message_type in agents:
                 waiting.append(message_type)
             else:
@@ -48,11 +48,10 @@ class Shares:
             waiting = [name for name in waiting if await self._claim_batch(agents[name], name)]
         return bool(waiting)
 
-    async def claim_outgoing(self) -> bool:
-        """The same for every destination, also when it is fair no more."""
-        found = await self._database.transaction(ordering.shared_destinations)
-        self._remember_only(False, found)
-        waiting = [agent for agent in map(self._agent_for, found) if agent is not None]
+    async def claim_outgoing(self, names: Sequence[str]) -> bool:
+        """The same for the destinations that have some."""
+        self._remember_only(False, names)
+        waiting = [agent for agent in map(self._agent_for, names) if agent is not None]
         for _ in range(rounds(self._settings)):
             waiting = [agent for agent in waiting if await self._claim_to_send(agent)]
         return bool(waiting)

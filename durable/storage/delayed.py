@@ -71,12 +71,6 @@ class Whereabouts(NamedTuple):
     state: str
 
 
-def next_due(conn: Connection, schema: str) -> timedelta | None:
-    """Return the time until the next message is due; None when none waits for its time."""
-    wait: timedelta | None = conn.execute(statements.READ_NEXT_DUE.within(schema)).scalar_one()
-    return wait
-
-
 def page(conn: Connection, schema: str, selection: Selection, *, limit: int) -> list[Delayed]:
     """The next ones to be due."""
     params = selection.parameters() | {"limit": limit}

@@ -50,11 +50,6 @@ class Burials(NamedTuple):
 NO_BURIALS: Final = Burials()
 
 
-def unowned_groups(conn: Connection, schema: str, table: Recovery) -> list[str]:
-    """The destinations, or message types, that have unowned work now."""
-    return list(conn.execute(table.unowned_groups.within(schema)).scalars())
-
-
 def owners(conn: Connection, schema: str, table: Recovery) -> set[NodeId]:
     """Every node that owns a row."""
     return {NodeId(owner) for owner in conn.execute(table.owners.within(schema)).scalars()}

@@ -211,16 +211,6 @@ def tell(conn: Connection, schema: str, keys: Collection[str], *, except_types: 
     conn.execute(INCOMING.tell.within(schema), told)
 
 
-def shared_types(conn: Connection, schema: str) -> list[str]:
-    """The message types that have unowned rows in shares."""
-    return list(conn.execute(statements.SHARED_INCOMING.lanes.within(schema)).scalars())
-
-
-def shared_destinations(conn: Connection, schema: str) -> list[str]:
-    """The destinations that have unowned rows in shares."""
-    return list(conn.execute(statements.SHARED_OUTGOING.lanes.within(schema)).scalars())
-
-
 def claim_shares(
     conn: Connection, schema: str, share: Share, *, node: NodeId, handler: str | None = None, is_trial: bool = False
 ) -> tuple[list[LeasedEnvelope], str]:

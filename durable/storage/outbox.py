@@ -72,12 +72,6 @@ def wake_nodes(conn: Connection, schema: str) -> None:
     conn.execute(statements.WAKE_NODES.within(schema), {"channel": channel(schema)})
 
 
-def next_destinations(conn: Connection, schema: str, *, after: str, count: int) -> list[str]:
-    """The next destinations behind this one that have unowned work now, but for what is ordered or shared out."""
-    params = {"after": after, "count": count}
-    return list(conn.execute(statements.NEXT_DESTINATIONS.within(schema), params).scalars())
-
-
 def claim(conn: Connection, schema: str, sizes: Mapping[str, int], *, node: NodeId) -> list[LeasedEnvelope]:
     """Take unowned rows for these destinations, of each as many as its size says, oldest first."""
     params = {"destinations": list(sizes), "sizes": list(sizes.values()), "batch_size": sum(sizes.values())}

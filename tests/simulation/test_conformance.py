@@ -32,8 +32,8 @@ from durable.envelope import Envelope, LeasedEnvelope, NodeId
 from durable.messages.ordering import QueueKeys, Rule
 from durable.messages.repeats import Known
 from durable.storage import (
+    agenda,
     circuits,
-    delayed,
     expiry,
     inbox,
     leases,
@@ -282,13 +282,10 @@ class BothStores(RuleBasedStateMachine):
         for lanes in (list(map(Lane, DESTINATIONS)), [Lane(message_type="t.one")]):
             self.both(ordering.scan, dict.fromkeys(lanes, after), count=count)
         for table in (OUTGOING, INCOMING):
-            self.both(leases.unowned_groups, table)
             self.both(leases.owners, table)
             self.both(leases.owned_by, table, NodeId(1))
-        for page in (outbox.next_destinations, ordering.lanes):
+        for page in (agenda.read, ordering.lanes):
             self.both(page, after=min(DESTINATIONS) if after else "", count=count)
-        for work in (ordering.shared_types, ordering.shared_destinations, delayed.next_due):
-            self.both(work)
         self.both(outbox.waited_for, DESTINATIONS)
 
     # ------------------------------------------------------------------ ends

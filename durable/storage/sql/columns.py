@@ -39,6 +39,8 @@ HISTORY: Final = (
 )
 # The unowned rows that are due, by whether their place among others matters; word for word as in the partial indexes.
 FREE: Final = "owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL AND fair_key IS NULL"
+ORDERED: Final = "ordering_key IS NOT NULL AND owner_id = 0 AND execution_time IS NULL"
+SHARED: Final = "fair_key IS NOT NULL AND owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL"
 QUEUED: Final = "owner_id = 0 AND execution_time IS NULL AND (ordering_key IS NOT NULL OR fair_key IS NOT NULL)"
 LETTER: Final = (
     "side, address, id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, "

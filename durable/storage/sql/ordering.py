@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from durable.storage.sql.columns import ORDERED, SHARED
 from durable.storage.sql.statement import Batched, Statement, by_key
 from durable.storage.sql.work import INBOX, OUTBOX, WorkTable
 
-# Word for word the predicates of the partial indexes: otherwise the planner does not take them.
-_UNOWNED: Final = "ordering_key IS NOT NULL AND owner_id = 0 AND execution_time IS NULL"
+# Word for word the predicate of the partial index: otherwise the planner does not take it.
 _HELD: Final = "ordering_key IS NOT NULL AND (owner_id <> 0 OR (execution_time IS NOT NULL AND attempts > 0))"
-_SHARED: Final = "fair_key IS NOT NULL AND owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL"
 _IN_TIME: Final = "(deliver_by IS NULL OR deliver_by > now())"
 _OPEN: Final = "(probing OR until IS NULL OR until > now())"
 
@@ -44,7 +43,7 @@ class Ordered:
         turns = "unnest(CAST(:scopes AS text[]), CAST(:keys AS text[])) AS found (scope, key)"
         head = f"""
         SELECT id, {address}, epoch, seq, message_type, partition_key FROM {rows}
-        WHERE {within}{_UNOWNED} AND ordering_key = found.key AND {_IN_TIME} ORDER BY seq LIMIT 1"""
+        WHERE {within}{ORDERED} AND ordering_key = found.key AND {_IN_TIME} ORDER BY seq LIMIT 1"""
         # Of a key that is free: the first row that waits for its retry, if any. No row comes of one that is owned.
         free = f"""
         SELECT true AS is_free, min(seq) AS seq FROM {rows} WHERE {within}{_HELD} AND ordering_key = found.key
@@ -59,10 +58,10 @@ FROM unnest(CAST(:lanes AS text[]), CAST(:afters AS text[])) WITH ORDINALITY AS 
 CROSS JOIN LATERAL (
     WITH RECURSIVE keys AS (
         (SELECT ordering_key AS key, 1 AS number FROM {rows}
-         WHERE {lane} = lane.name AND {_UNOWNED} AND ordering_key > lane.after ORDER BY ordering_key LIMIT 1)
+         WHERE {lane} = lane.name AND {ORDERED} AND ordering_key > lane.after ORDER BY ordering_key LIMIT 1)
         UNION ALL
         SELECT (SELECT ordering_key FROM {rows}
-                WHERE {lane} = lane.name AND {_UNOWNED} AND ordering_key > keys.key ORDER BY ordering_key LIMIT 1),
+                WHERE {lane} = lane.name AND {ORDERED} AND ordering_key > keys.key ORDER BY ordering_key LIMIT 1),
             number + 1
         FROM keys WHERE keys.key IS NOT NULL AND number < :count
     )
@@ -89,7 +88,7 @@ WITH heads AS MATERIALIZED (
             bool_and({fits_head}) OVER (ORDER BY seq) AS fits
         FROM (
             SELECT id, {address}, seq, message_type, partition_key FROM {rows}
-            WHERE {within}{_UNOWNED} AND ordering_key = found.key AND {_IN_TIME} AND seq < found.ends_before
+            WHERE {within}{ORDERED} AND ordering_key = found.key AND {_IN_TIME} AND seq < found.ends_before
             ORDER BY seq LIMIT :longest_run
         ) AS row
     ) AS each
@@ -135,8 +134,8 @@ INCOMING: Final = Ordered(
     fits_head=f"message_type = found.message_type AND {_NOT_PARKED}",
 )
 
-ORDERED_DESTINATIONS: Final = Statement(OUTBOX.next_names("destination", _UNOWNED))
-ORDERED_TYPES: Final = Statement(INBOX.names("message_type", _UNOWNED))
+ORDERED_DESTINATIONS: Final = Statement(OUTBOX.next_names("destination", ORDERED))
+ORDERED_TYPES: Final = Statement(INBOX.names("message_type", ORDERED))
 
 # ---------------------------------------------------------------- shares
 
@@ -147,15 +146,14 @@ class Shared:
 
     def __init__(self, table: WorkTable, may_start: str) -> None:
         rows, address, lane = table.rows, table.address, table.lane
-        self.lanes = Statement(table.names(lane, _SHARED))
         # The next tenants that have unowned work, one step for each, however much that is.
         self.next = Statement(f"""
 WITH RECURSIVE shares AS (
     (SELECT fair_key AS key, 1 AS number FROM {rows}
-     WHERE {lane} = :lane AND {_SHARED} AND fair_key >= :start ORDER BY fair_key LIMIT 1)
+     WHERE {lane} = :lane AND {SHARED} AND fair_key >= :start ORDER BY fair_key LIMIT 1)
     UNION ALL
     SELECT (SELECT fair_key FROM {rows}
-            WHERE {lane} = :lane AND {_SHARED} AND fair_key > shares.key ORDER BY fair_key LIMIT 1),
+            WHERE {lane} = :lane AND {SHARED} AND fair_key > shares.key ORDER BY fair_key LIMIT 1),
         number + 1
     FROM shares WHERE shares.key IS NOT NULL AND number < :count
 )
@@ -169,7 +167,7 @@ SELECT key FROM shares WHERE key IS NOT NULL
     FROM unnest(CAST(:keys AS text[]), CAST(:quotas AS bigint[])) AS share (key, quota)
     CROSS JOIN LATERAL (
         SELECT id, {address}, epoch FROM {rows}
-        WHERE {lane} = :lane AND {_SHARED} AND fair_key = share.key AND {_IN_TIME}{{only}}
+        WHERE {lane} = :lane AND {SHARED} AND fair_key = share.key AND {_IN_TIME}{{only}}
         ORDER BY seq LIMIT share.quota {{lock}}
     ) AS each
     WHERE {may_start}

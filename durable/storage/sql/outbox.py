@@ -84,8 +84,6 @@ CLAIM_OUTGOING = Batched(
     only=by_key(OUTBOX.address),
 )
 
-NEXT_DESTINATIONS = Statement(OUTBOX.next_names("destination", FREE))
-
 WAITED_FOR_OUTGOING = Statement("""
 SELECT DISTINCT destination FROM {schema}.outgoing_envelopes
 WHERE destination = ANY (CAST(:destinations AS text[]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.storage.sql.columns import FREE, remember_expired
+from durable.storage.sql.columns import remember_expired
 from durable.storage.sql.statement import Batched, Statement
 from durable.storage.sql.work import INBOX, OUTBOX, WorkTable
 
@@ -24,9 +24,6 @@ class Recovery:
     def __init__(self, table: WorkTable) -> None:
         rows, lane, address = table.rows, table.lane, table.address
         one = f"id = :id AND {address} = :address AND epoch = :epoch"
-        # The lanes (destinations or message types) that have unowned work. What is ordered, or shared out, is looked
-        # for elsewhere.
-        self.unowned_groups = Statement(table.names(lane, FREE))
         self.owners = Statement(table.names("owner_id", f"owner_id <> 0 AND owner_id > {REFUSED_OWNER}"))
         owned, free = "owner_id = :node{only}", "owner_id = 0, epoch = row.epoch + 1"
         # A dead node's rows, bounded, each marked: its owner died while it had it.

@@ -106,14 +106,6 @@ DELETE FROM {{schema}}.schedules WHERE name = :name AND NOT {_LIVE} RETURNING na
 
 # ---------------------------------------------------------------- what waits for its time
 
-# Looked at before a promotion, which takes what is due: how long nothing more will be due.
-READ_NEXT_DUE = Statement("""
-SELECT LEAST(
-    (SELECT min(execution_time) FROM {schema}.outgoing_envelopes WHERE execution_time > clock_timestamp()),
-    (SELECT min(execution_time) FROM {schema}.incoming_envelopes WHERE execution_time > clock_timestamp())
-) - clock_timestamp()
-""")
-
 # What is NULL does not matter.
 _SELECTED: Final = """execution_time IS NOT NULL
     AND (CAST(:ids AS uuid[]) IS NULL OR id = ANY (CAST(:ids AS uuid[])))

@@ -22,9 +22,9 @@ from durable.errors import ConnectionFailed, TransportError
 from durable.messages.ordering import QueueKeys
 from durable.outcomes import BUSY, DUPLICATE, STORED, Failed, Outcome, Rejected
 from durable.recovery.ordered import OrderedClaims
-from durable.recovery.outgoing import OutgoingClaims
+from durable.recovery.outgoing import DESTINATIONS, OutgoingClaims
 from durable.settings import Settings, load_settings
-from durable.storage import outbox
+from durable.storage import agenda, outbox
 from durable.storage.database import Database
 from durable.storage.outbox import Sent
 from durable.telemetry import Counters, Event
@@ -155,8 +155,10 @@ class Office:
     async def claim(self) -> None:
         """As often as there may be more, as a node does it."""
         claims = OutgoingClaims(self.context(), self.agents.get)
-        while await claims.claim():
-            pass
+        is_done = False
+        while not is_done:
+            found = await self.database.transaction(agenda.read, after=claims.after, count=DESTINATIONS)
+            is_done = not await claims.claim(found.destinations)
 
     def waiting(self, destination: str = BILLING) -> int:
         return int(

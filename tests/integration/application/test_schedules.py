@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import pairwise
@@ -13,11 +13,11 @@ import msgspec
 import pytest
 
 from durable import Bus, Context, message
-from durable.agents.context import AgentContext
 from durable.embedded import Embedded
 from durable.errors import InvalidMessage, RoutingError
 from durable.recovery import agent
-from durable.recovery.scheduled import promote_due
+from durable.recovery.incoming import claim_incoming
+from durable.recovery.recurring import Look, Recurring
 from durable.storage import circuits, schedules
 from durable.storage.circuits import CircuitKind
 from durable.testing import eventually
@@ -382,12 +382,12 @@ class TestScheduledMessages:
     async def test_message_due_during_a_round_of_recovery_does_not_wait_for_the_next_poll(
         self, works: Works, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def promote_slowly(context: AgentContext) -> Sequence[int]:
-            promoted = await promote_due(context)
+        async def claim_slowly(*work: Any) -> bool:
+            there_is_more = await claim_incoming(*work)
             await asyncio.sleep(0.5)
-            return promoted
+            return there_is_more
 
-        monkeypatch.setattr(agent, "promote_due", promote_slowly)
+        monkeypatch.setattr(agent, "claim_incoming", claim_slowly)
         bus = works.node("", settings={"poll_interval": timedelta(minutes=5)})
         async with bus:
             async with bus.unit_of_work():
@@ -401,17 +401,17 @@ class TestScheduledMessages:
     ) -> None:
         let_go, stands = asyncio.Event(), asyncio.Event()
 
-        async def stand(context: AgentContext) -> Sequence[int]:
+        async def stand(self: Recurring) -> Look:
             stands.set()
             await let_go.wait()
-            return 0, 0
+            return Look()
 
         bus = works.node("", settings={"poll_interval": timedelta(minutes=5)})
         other = works.node("", settings={"poll_interval": timedelta(minutes=5)})
         other.mode = "send-only"
         async with bus, other:
             await asyncio.sleep(1)  # until the rounds of the start are over
-            monkeypatch.setattr(agent, "promote_due", stand)
+            monkeypatch.setattr(Recurring, "poll", stand)
             async with other.unit_of_work():
                 other.send(Tick(1))
             await eventually(lambda: works.numbers == [1])

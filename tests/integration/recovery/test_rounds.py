@@ -43,7 +43,7 @@ async def test_round_of_claims_ends_when_a_paused_version_alone_waits(shop: Shop
     context = AgentContext(shop.database, NODE, shop.settings, SystemClock(), shop.counters)
     shop.agent.observe_circuits({"handling.older": False}, shop.agent.circuit.generation)
     await shop.tables.change("UPDATE durable.incoming_envelopes SET message_type = 'handling.older'")
-    assert not await claim_incoming(context, {"handling.older": shop.agent})
+    assert not await claim_incoming(context, {"handling.older": shop.agent}, ["handling.older"])
     assert shop.counters[Event.CLAIMED] == 0
 
 
@@ -65,7 +65,7 @@ async def test_turn_of_a_tenant_is_remembered_while_destinations_are_claimed(sho
     shares = Shares(context, lambda _: None)
     async with shop.open():
         for _ in range(TENANTS // 2):
-            await shares.claim({"handling.placed": shop.agent})
-            await shares.claim_outgoing()
+            await shares.claim({"handling.placed": shop.agent}, ["handling.placed"])
+            await shares.claim_outgoing([])
             await shop.settled()
     assert sorted(handled) == list(range(TENANTS))

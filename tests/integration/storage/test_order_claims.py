@@ -15,7 +15,7 @@ from sqlalchemy import Connection, create_engine
 
 from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId, new_id
 from durable.messages.ordering import OrderingRules, QueueKeys
-from durable.storage import circuits, inbox, leases, ordering, outbox, trials
+from durable.storage import agenda, circuits, inbox, leases, ordering, outbox, trials
 from durable.storage.circuits import CircuitKind
 from durable.storage.inbox import Arrival
 from durable.storage.ordering import Lane, Turn, Turns
@@ -238,7 +238,7 @@ class TestTurns:
         desk.receive(3, key=None)
         ordinary = desk.run(inbox.claim, message_type=TYPES[0], batch_size=10, node=A)
         assert numbers(ordinary) == [3]
-        assert desk.run(leases.unowned_groups, INCOMING) == []
+        assert desk.run(agenda.read, after="", count=10).message_types == []
 
 
 def joining_by_id(conn: Connection, schema: str, arrivals: Sequence[Arrival]) -> None:
@@ -506,6 +506,6 @@ class TestShares:
         assert self.claim(desk, 2, start="e") == (["e", "e"], "")
 
     def test_types_with_shares_are_found(self, desk: Desk) -> None:
-        assert desk.run(ordering.shared_types) == []
+        assert desk.run(agenda.read, after="", count=10).shared_types == []
         self.receive(desk, "a", 1)
-        assert desk.run(ordering.shared_types) == [TYPES[0]]
+        assert desk.run(agenda.read, after="", count=10).shared_types == [TYPES[0]]

@@ -185,16 +185,10 @@ ROWS = (
     ),
     Mutant(
         "recovery",
-        "the look ahead follows the promotion",
+        "a round does not note when the next message is due",
         "durable/recovery/agent.py",
-        before="""\
-            ("look ahead", self._look_ahead),
-            ("promote due work", self._promote),
-""",
-        after="""\
-            ("promote due work", self._promote),
-            ("look ahead", self._look_ahead),
-""",
+        before="        self._look_again_in(self._agenda.next_due_in)\n",
+        after="",
         killed_by=(
             "tests/integration/application/test_schedules.py::TestScheduledMessages::test_message_due_during_a_round_of_recovery_does_not_wait_for_the_next_poll",
         ),
@@ -235,7 +229,7 @@ ROWS = (
         "recovery",
         "addresses beyond the first thousand wait for the next poll",
         "recovery/outgoing.py",
-        before="        return bool(waiting or self._after)\n",
+        before="        return bool(waiting or self.after)\n",
         after="        return bool(waiting)\n",
         killed_by=(
             "tests/integration/agents/test_many_addresses.py::test_addresses_beyond_those_of_a_look_have_their_turn_at_once[plain]",

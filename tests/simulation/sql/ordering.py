@@ -9,26 +9,31 @@ from typing import Any
 from durable.storage.sql import ordering as sql
 from durable.storage.sql.ordering import Ordered, Shared
 from tests.simulation.rows import Work
-from tests.simulation.sql.parts import CLAIMED, IN, OUT, Side, by_seq, claim, in_time, is_open, next_names, unlocked
+from tests.simulation.sql.parts import (
+    CLAIMED,
+    IN,
+    OUT,
+    Side,
+    by_seq,
+    claim,
+    in_time,
+    is_open,
+    is_ordered,
+    is_shared,
+    next_names,
+    unlocked,
+)
 from tests.simulation.sql.registry import Params, Rows, does
 from tests.simulation.tables import Transaction
-
-
-def _unowned(row: Work) -> bool:
-    return row.ordering_key is not None and row.owner_id == 0 and row.execution_time is None
-
-
-def _held(row: Work) -> bool:
-    return row.ordering_key is not None and (row.owner_id != 0 or (row.execution_time is not None and row.attempts > 0))
-
-
-def _shared(row: Work) -> bool:
-    return row.fair_key is not None and row.owner_id == 0 and row.execution_time is None and row.ordering_key is None
 
 
 @does(sql.ALONG_THE_INDEX, "a b")
 def along_the_index(tx: Transaction, p: Params) -> Rows:
     return [("off", "off")]
+
+
+def _held(row: Work) -> bool:
+    return row.ordering_key is not None and (row.owner_id != 0 or (row.execution_time is not None and row.attempts > 0))
 
 
 Key = tuple[str, str]
@@ -47,7 +52,7 @@ class _Keys:
                 self._by_key.setdefault((scope, row.ordering_key), []).append(row)
 
     def first(self, key: Key) -> Work | None:
-        waiting = [row for row in self._by_key.get(key, ()) if _unowned(row) and in_time(self._tx, row)]
+        waiting = [row for row in self._by_key.get(key, ()) if is_ordered(row) and in_time(self._tx, row)]
         return min(waiting, key=by_seq, default=None)
 
     def ends_before(self, key: Key) -> float | None:
@@ -65,7 +70,7 @@ class _Keys:
     def run(self, key: Key, longest: int) -> list[Work]:
         end = self.ends_before(key)
         assert end is not None
-        rows = [row for row in self._by_key[key] if _unowned(row) and in_time(self._tx, row) and row.seq < end]
+        rows = [row for row in self._by_key[key] if is_ordered(row) and in_time(self._tx, row) and row.seq < end]
         return sorted(rows, key=by_seq)[:longest]
 
 
@@ -82,13 +87,13 @@ def _ordered(
 ) -> None:
     def ordered_lanes(tx: Transaction, p: Params) -> Rows:
         if side is OUT:
-            return next_names(tx, p, _unowned)
-        return [(lane,) for lane in sorted({row.message_type for row in tx.all(side.table) if _unowned(row)})]
+            return next_names(tx, p, is_ordered)
+        return [(lane,) for lane in sorted({row.message_type for row in tx.all(side.table) if is_ordered(row)})]
 
     def scan(tx: Transaction, p: Params) -> Rows:
         rows, keys, found = tx.all(side.table), _Keys(tx, side), []
         for lane, after in zip(p["lanes"], p["afters"], strict=True):
-            names = {row.ordering_key for row in rows if getattr(row, side.lane) == lane and _unowned(row)}
+            names = {row.ordering_key for row in rows if getattr(row, side.lane) == lane and is_ordered(row)}
             for key in sorted(name for name in names if name > after)[: p["count"]]:
                 head = keys.head((lane if side is OUT else "", key))
                 is_free = head is not None and (side is OUT or _not_parked(tx, head))
@@ -155,11 +160,8 @@ _ordered(
 
 
 def _shares(table: Shared, side: Side, may_start: Callable[[Transaction, Params], bool]) -> None:
-    def shared_lanes(tx: Transaction, p: Params) -> Rows:
-        return [(lane,) for lane in sorted({getattr(row, side.lane) for row in tx.all(side.table) if _shared(row)})]
-
     def next_tenants(tx: Transaction, p: Params) -> Rows:
-        rows = [row for row in tx.all(side.table) if getattr(row, side.lane) == p["lane"] and _shared(row)]
+        rows = [row for row in tx.all(side.table) if getattr(row, side.lane) == p["lane"] and is_shared(row)]
         names = sorted({row.fair_key for row in rows if row.fair_key >= p["start"]})
         return [(name,) for name in names[: p["count"]]]
 
@@ -169,14 +171,13 @@ def _shares(table: Shared, side: Side, may_start: Callable[[Transaction, Params]
 
             def fits(row: Work, key: str = key) -> bool:
                 lane = getattr(row, side.lane)
-                return bool(lane == p["lane"] and _shared(row) and row.fair_key == key and in_time(tx, row))
+                return bool(lane == p["lane"] and is_shared(row) and row.fair_key == key and in_time(tx, row))
 
             chosen += sorted(unlocked(tx, side, fits), key=by_seq)[:quota]
         return claim(tx, side, chosen[: p["batch_size"]], p["node"]) if may_start(tx, p) else []
 
-    for work in (shared_lanes, next_tenants, claim_shares):
+    for work in (next_tenants, claim_shares):
         work.__name__ = f"{work.__name__}_{side.table}"
-    does(table.lanes, "name")(shared_lanes)
     does(table.next, "key")(next_tenants)
     does(table.claim.whole, CLAIMED)(claim_shares)
 

@@ -20,7 +20,6 @@ from tests.simulation.sql.parts import (
     is_free,
     is_open,
     mine,
-    next_names,
     unlocked,
     work_rows,
 )
@@ -99,11 +98,6 @@ def claim_outgoing(tx: Transaction, p: Params) -> Rows:
 
         chosen += sorted(unlocked(tx, OUT, fits), key=by_seq)[:size]
     return claim(tx, OUT, chosen[: p["batch_size"]], p["node"])
-
-
-@does(sql.NEXT_DESTINATIONS, "name")
-def next_destinations(tx: Transaction, p: Params) -> Rows:
-    return next_names(tx, p, is_free)
 
 
 @does(sql.WAITED_FOR_OUTGOING, "destination")

@@ -72,6 +72,14 @@ def is_free(row: Work) -> bool:
     return row.owner_id == 0 and row.execution_time is None and row.ordering_key is None and row.fair_key is None
 
 
+def is_ordered(row: Work) -> bool:
+    return row.ordering_key is not None and row.owner_id == 0 and row.execution_time is None
+
+
+def is_shared(row: Work) -> bool:
+    return row.fair_key is not None and row.owner_id == 0 and row.execution_time is None and row.ordering_key is None
+
+
 def in_time(tx: Transaction, row: Work) -> bool:
     return row.deliver_by is None or row.deliver_by > tx.now
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from durable.storage.sql import recovery as sql
-from durable.storage.sql import schedules
 from durable.storage.sql.recovery import Recovery
 from durable.storage.sql.work import INBOX, OUTBOX
 from tests.simulation.rows import Work
@@ -17,7 +16,6 @@ from tests.simulation.sql.parts import (
     change,
     claim,
     finish,
-    is_free,
     mine,
     remember_expired,
     unlocked,
@@ -29,14 +27,6 @@ from tests.simulation.tables import Transaction
 @does_sql(str(sql.READ_CLOCK.within("")), "clock_timestamp")
 def read_clock(tx: Transaction, p: Params) -> Rows:
     return [(tx.clock,)]
-
-
-@does(schedules.READ_NEXT_DUE, "wait")
-def read_next_due(tx: Transaction, p: Params) -> Rows:
-    now = tx.clock
-    rows = tx.all("outgoing") + tx.all("incoming")
-    times = [row.execution_time for row in rows if row.execution_time is not None and row.execution_time > now]
-    return [(min(times) - now if times else None,)]
 
 
 def _released(name: str, side: Side, *, is_death: bool = False) -> Callable[[Transaction, Params], Rows]:
@@ -56,9 +46,6 @@ def _recovery(table: Recovery, side: Side) -> None:
     does(table.release_dormant.whole, "count")(_released("release_dormant", side, is_death=True))
     does(table.release_former.whole, "count")(_released("release_former", side))
     does(table.release_all.whole, "count")(_released("release_all", side))
-
-    def unowned_groups(tx: Transaction, p: Params) -> Rows:
-        return [(lane,) for lane in sorted({getattr(row, side.lane) for row in tx.all(name) if is_free(row)})]
 
     def owners(tx: Transaction, p: Params) -> Rows:
         found = {row.owner_id for row in tx.all(name)}
@@ -104,9 +91,8 @@ def _recovery(table: Recovery, side: Side) -> None:
     def claim_late(tx: Transaction, p: Params) -> Rows:
         return claim(tx, side, late(tx, p, buried=True), p["node"])
 
-    for work in (unowned_groups, owners, owned_by, release, promote_due, expire, claim_late):
+    for work in (owners, owned_by, release, promote_due, expire, claim_late):
         work.__name__ = f"{work.__name__}_{name}"
-    does(table.unowned_groups, "name")(unowned_groups)
     does(table.owners, "name")(owners)
     does(table.owned_by, "id address epoch")(owned_by)
     does(table.release)(release)

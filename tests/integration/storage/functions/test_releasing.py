@@ -77,22 +77,8 @@ async def test_owners_and_their_rows_are_listed(store: Store, table: Recovery) -
     assert len(owned) == 2
 
 
-async def test_groups_with_unowned_work_are_listed_once(store: Store) -> None:
-    later = datetime.now(UTC) + timedelta(days=1)
-    for number, name in enumerate(["a", "b", "b", "c"]):
-        await fill(store, OUTGOING, number, destination=name)
-        await fill(store, INCOMING, number, message_type=name)
-    await fill(store, OUTGOING, 5, destination="owned", owner=A)
-    await fill(store, OUTGOING, 6, destination="later", execution_time=later)
-    await fill(store, INCOMING, 5, message_type="owned", owner=A)
-
-    assert await store.run(leases.unowned_groups, OUTGOING) == ["a", "b", "c"]
-    assert await store.run(leases.unowned_groups, INCOMING) == ["a", "b", "c"]
-
-
 @SIDES
-async def test_empty_tables_have_no_groups_and_no_owners(store: Store, table: Recovery) -> None:
-    assert await store.run(leases.unowned_groups, table) == []
+async def test_empty_tables_have_no_owners(store: Store, table: Recovery) -> None:
     assert await store.run(leases.owners, table) == set()
     assert await store.run(leases.backlog, table) == []
 
