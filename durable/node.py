@@ -144,7 +144,8 @@ class Node:
         if self._has_worked and not left and not stopping.is_set():
             self._keep_doors()
         # Closed already, unless the node was lost: the next one binds them.
-        left = [*left, *await self._close_listeners()]
+        patience = 0.0 if stopping.is_set() else self._settings.drain_timeout.total_seconds()
+        left = [*left, *await self._close_listeners(patience)]
         await self._application.offers.close_singletons(self._ending_seconds)
         node_id = membership.node
         if left:
@@ -169,7 +170,7 @@ class Node:
                 if listener in self.listeners and self._doors.keep(uri, listener, relay):
                     self.listeners.remove(listener)
 
-    async def _close_listeners(self) -> Sequence[asyncio.Task[None]]:
+    async def _close_listeners(self, patience: float) -> Sequence[asyncio.Task[None]]:
         """Close all listeners, also after a failure of one. Returns those that do not end."""
         closing = [
             asyncio.create_task(contained(_close(listener)), name=f"close {listener.address}")
@@ -177,8 +178,7 @@ class Node:
         ]
         if not closing:
             return []
-        patience = self._settings.drain_timeout.total_seconds() + self._ending_seconds
-        await wait(closing, within=patience)
+        await wait(closing, within=patience + self._ending_seconds)
         left = list(await end(closing, within=self._ending_seconds))
         for task in closing:
             if task.done() and not task.cancelled() and isinstance(stuck := task.exception(), Stuck):
@@ -237,7 +237,7 @@ class Node:
                 started.set_result(None)
             await stopping.wait()
             recovering.cancel()
-            registering.cancel()
+            await end([registering], within=self._ending_seconds)  # what it has on its way is written before that
             await self._registering.leave()  # before its listeners close: callers go elsewhere
             closing = [tasks.create_task(_close(each), name=f"close {each.address}") for each in self.listeners]
             await self._drain("listeners", closing)

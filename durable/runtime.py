@@ -330,6 +330,7 @@ class Runtime:
 
         Waits for a database that is away, for `start_timeout`.
         """
+        self._watching = asyncio.create_task(self._loop_watch.run(), name="measure the event loop")
         await asyncio.to_thread(self.application.ring.load)  # its source may ask a KMS
         self._check_wiring()
         self.application.warn()
@@ -345,6 +346,7 @@ class Runtime:
 
     async def start_storing(self) -> None:
         """Check the wiring, and only store arrivals, for the nodes of the service's other processes."""
+        self._watching = asyncio.create_task(self._loop_watch.run(), name="measure the event loop")
         await asyncio.to_thread(self.application.ring.load)
         self._check_wiring()
         self._waker.start(self.database)
@@ -431,8 +433,6 @@ class Runtime:
         if self._end_watching is None:
             self._watch_offers()
             self._announcing_task = asyncio.create_task(self._announcing.run(), name="announcements")
-        if self._watching is None:
-            self._watching = asyncio.create_task(self._loop_watch.run(), name="measure the event loop")
         if self.settings.metrics_port is not None and self._metrics is None:
             self._metrics = self._metrics_server()
             await self._metrics.open()

@@ -131,12 +131,7 @@ class RecoveryAgent:
     async def _run(self, stories: Sequence[tuple[str, Story]]) -> None:
         """Each on its own: one that fails takes no other along."""
         for name, story in stories:
-            try:
-                await story()
-            except Exception as error:
-                self._troubles.meet(name, error)
-            else:
-                self._troubles.overcome(name)
+            await self._surviving(name, story)
 
     def _longest_wait(self) -> float:
         """Return the seconds until the next look: until the next poll, or until a row is due before that."""
@@ -184,7 +179,7 @@ class RecoveryAgent:
             self._woken.set()
 
     async def _ask_for_ordered(self) -> None:
-        """In a task of its own: however many keys there are, nothing else waits for them."""
+        """Let another task look: however many keys there are, nothing else waits for them."""
         self._ordered.ask(there_is_some=self._agenda.is_ordered)
 
     async def _claim_ordered_when_hinted(self) -> None:

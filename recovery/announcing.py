@@ -1,7 +1,7 @@
 """Announcements of the peers that are connected to this process, in the database, for the other nodes of the service.
 
     put, drop      --> write or remove the rows of the source, then notify the nodes
-    now and then   --> lengthen the leases of all
+    now and then   --> lengthen the leases of all, and tell how busy they are
 
 The rows of a process that was killed go when their leases are over; those of a peer that has gone go at once, or with
 their lease while the database is away.
@@ -10,6 +10,7 @@ their lease while the database is away.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -23,7 +24,7 @@ from durable.storage.database import Database
 from durable.storage.rows import storable
 from durable.tasks.crew import raise_if_cancelled
 from durable.telemetry import log
-from durable.transports.frames import Listing
+from durable.transports.frames import Listing, without_loads
 
 _RENEWALS: Final = 4  # within a lease
 _GATHERING: Final = 0.1  # seconds in which changes gather
@@ -35,8 +36,12 @@ class Announcing:
     def __init__(self, database: Callable[[], Database], settings: Settings) -> None:
         self._database = database
         self._lease = settings.heartbeat_stale
+        self._pause = self._lease.total_seconds() / _RENEWALS
         self._wanted: dict[str, Sequence[Listing]] = {}
+        self._written: dict[str, Sequence[Listing]] = {}
+        """What the rows say, but for how busy they are."""
         self._changed: dict[str, None] = {}
+        self._renewed_at = 0.0
         self._rows: dict[str, int] = {}
         self._woken = asyncio.Event()
         self._troubles = Troubles(often=["announcements"])
@@ -44,7 +49,8 @@ class Announcing:
     def put(self, source: str, listings: Sequence[Listing]) -> None:
         source = storable(source)
         self._wanted[source] = listings
-        self._change(source)
+        if without_loads(listings) != self._written.get(source):
+            self._change(source)
 
     def drop(self, source: str) -> None:
         source = storable(source)
@@ -53,14 +59,13 @@ class Announcing:
 
     async def run(self) -> None:
         """Work until cancelled; then remove what is left, once."""
-        pause = self._lease.total_seconds() / _RENEWALS
         try:
             while True:
                 self._woken.clear()
                 await self._surviving()
                 await asyncio.sleep(_GATHERING)
                 try:
-                    async with asyncio.timeout(pause if self._wanted or self._changed else None):
+                    async with asyncio.timeout(self._pause if self._wanted or self._changed else None):
                         await self._woken.wait()
                 except TimeoutError:
                     pass
@@ -89,7 +94,11 @@ class Announcing:
             await self._write(source)
         if changed:
             await self._database().transaction(storage.tell)
-            return
+        if time.monotonic() - self._renewed_at >= self._pause:
+            await self._renew()
+
+    async def _renew(self) -> None:
+        self._renewed_at = time.monotonic()
         for source, listings in list(self._wanted.items()):
             loads = stored.loads_of(listings)
             renewed = await self._database().transaction(storage.renew, source, loads, lease=self._lease)
@@ -98,12 +107,14 @@ class Announcing:
 
     async def _write(self, source: str) -> None:
         listings = self._wanted.get(source)
+        self._written.pop(source, None)
         if listings:
             try:
                 self._rows[source] = await offering.write(self._database(), source, listings, lease=self._lease)
             except InvalidMessage as error:
                 self._rows[source] = 0
                 log.warning("announcement is known to this process alone, as the database refuses it: %s", error)
+            self._written[source] = without_loads(listings)
         else:
             self._rows.pop(source, None)
             await self._database().transaction(storage.remove, source)

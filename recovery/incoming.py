@@ -34,7 +34,7 @@ async def claim_incoming(
             await bury_unknown(context, message_type, _claim_any)
     random.shuffle(waiting)  # where there is room for a part only, it is not always the same version's
     # In turn: an agent may serve several versions, and one of them must not take all the room.
-    for _ in range(rounds(context.settings)):
+    for _ in rounds(context.settings):
         waiting = [name for name in waiting if await _claim_batch(agents[name], name, context)]
     return bool(waiting)
 
@@ -75,7 +75,7 @@ async def claim_trials(
                 handler=agent.handler.message_type,
                 message_type=message_type,
                 node=context.node,
-                lease=settings.handler_timeout + settings.settling_time,
+                lease=(agent.handler.timeout or settings.handler_timeout) + settings.settling_time,
                 looked=looked.get(message_type, trials.Looked()),
             )
             looked[message_type] = trial.looked

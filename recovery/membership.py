@@ -1,7 +1,7 @@
 """A node's place among the nodes: its id, its locks, its heartbeat, and the wake-ups that others send.
 
 All live on one connection in one thread of their own, so that a blocked event loop does not look dead. A loop
-that stays blocked for longer than any handler may take does: then the heartbeats stop, and others take over.
+that stays blocked for longer than the setting handler_timeout does: then the heartbeats stop, and others take over.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ class Membership:
             raise LeaseLost(f"node {node} was struck off: the lock is lost")
 
     def _loop_is_alive(self) -> bool:
-        silence = time.monotonic() - self._loop_ticked
-        return silence < self._settings.handler_timeout.total_seconds()
+        longest = self._settings.handler_timeout + self._settings.heartbeat_interval  # it ticks at each heartbeat
+        return time.monotonic() - self._loop_ticked < longest.total_seconds()
 
     def _sql(self, statement: Statement) -> Any:
         return statement.within(self._settings.db_schema)
@@ -243,7 +243,7 @@ def _client_options(settings: Settings) -> dict[str, str | int]:
 
 
 def _milliseconds(span: timedelta) -> int:
-    return int(span.total_seconds() * 1_000)
+    return max(1, int(span.total_seconds() * 1_000))  # 0 means no limit
 
 
 def _driver(conn: Connection) -> psycopg.Connection[Any]:

@@ -35,7 +35,7 @@ from durable.agents.node_agents import NodeAgents
 from durable.agents.sending import SendingAgent
 from durable.envelope import LeasedEnvelope, NodeId
 from durable.recovery.incoming import bury_unknown
-from durable.recovery.outgoing import DESTINATIONS, hand_over
+from durable.recovery.outgoing import DESTINATIONS, LONGEST_STEP, hand_over
 from durable.storage import ordering
 from durable.storage.ordering import Claimed, Lane, Turn, Turns
 from durable.telemetry import Event
@@ -44,7 +44,6 @@ Agent = HandlingAgent | SendingAgent
 
 _CONTESTED_SECONDS: Final = 0.01  # for another node's claim of the same key to be over
 _PAGES: Final = 50  # of one lane in a look; the rest is for the next
-_LONGEST_STEP: Final = 10.0  # seconds; a step that stands for step_timeout is taken for stuck
 _REST: Final = 3  # times as long as a look that has claimed nothing
 _MOST_HINTS: Final = 10_000  # a look finds what is beyond
 
@@ -107,7 +106,7 @@ class OrderedClaims:
     # ------------------------------------------------------------------ when it is claimed
 
     def ask(self, *, there_is_some: bool) -> None:
-        """Have the keys looked for: if there are any, or to note that there are none any more."""
+        """Request a look at the keys, if there are any, or if there were."""
         if there_is_some or self._walks:
             self.asked.set()
 
@@ -120,7 +119,7 @@ class OrderedClaims:
             for turn in await self._claim_hinted(batch):
                 self.hint(turn.destination, turn.key)
                 contested = True
-            if time.monotonic() - began > _LONGEST_STEP:
+            if time.monotonic() - began > LONGEST_STEP:
                 break
         for turn in chain.from_iterable(batches):
             self.hint(turn.destination, turn.key)
@@ -141,7 +140,7 @@ class OrderedClaims:
                     waiting.append(lane)
                 else:
                     self.asked.set()
-            if waiting and time.monotonic() - began > _LONGEST_STEP:
+            if waiting and time.monotonic() - began > LONGEST_STEP:
                 if not self._walk(waiting[0]).pages:
                     self._after = lanes[lanes.index(waiting[0]) - 1].destination or before
                 self.asked.set()

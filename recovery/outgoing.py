@@ -7,8 +7,9 @@ thousand. The next round goes on behind them.
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from durable.agents.context import AgentContext
@@ -22,6 +23,7 @@ AgentFor = Callable[[str], SendingAgent | None]
 """The agent of a destination, started if need be; None when no transport knows its scheme."""
 
 DESTINATIONS: Final = 1_000  # in a round
+LONGEST_STEP: Final = 10.0  # seconds; a step that stands for step_timeout is taken for stuck
 
 
 class OutgoingClaims:
@@ -42,7 +44,7 @@ class OutgoingClaims:
         """
         self.after = names[-1] if len(names) == DESTINATIONS else ""
         waiting = [agent for agent in map(self._agent_for, names) if agent is not None]
-        for _ in range(rounds(self._context.settings)):
+        for _ in rounds(self._context.settings):
             waiting = [
                 agent
                 for begin in range(0, len(waiting), self._batch_size)
@@ -79,9 +81,15 @@ def hand_over(claimed: Sequence[LeasedEnvelope], agent_for: AgentFor) -> None:
             agent.accept(leases)
 
 
-def rounds(settings: Settings) -> int:
-    """Return the number of batches that fill an empty buffer: the most claimed for one destination or type in a row."""
-    return math.ceil(settings.buffer_size / settings.batch_size)
+def rounds(settings: Settings) -> Iterator[int]:
+    """Count the batches that fill an empty buffer, the most claimed for one destination or type in a row; fewer on a
+    slow database.
+    """
+    began = time.monotonic()
+    for number in range(math.ceil(settings.buffer_size / settings.batch_size)):
+        if time.monotonic() - began > LONGEST_STEP:
+            return
+        yield number
 
 
 def _room(agent: SendingAgent, batch_size: int) -> int:

@@ -17,8 +17,6 @@ from collections.abc import Awaitable, Callable, Sequence, Set
 from functools import partial
 from typing import Final
 
-from msgspec.structs import replace
-
 from durable.calls import stored
 from durable.calls.grace import Grace
 from durable.calls.registry import Registry
@@ -31,7 +29,7 @@ from durable.storage import registry as storage
 from durable.storage.database import Database
 from durable.tasks.crew import raise_if_cancelled
 from durable.telemetry import log
-from durable.transports.frames import Listing
+from durable.transports.frames import Listing, without_loads
 
 _GATHERING: Final = 0.1  # seconds in which changes gather
 _LONGEST_LEAVING: Final = 2.0  # seconds; after that the rows go with the node
@@ -135,7 +133,7 @@ class Registering:
 
     async def _write(self, own: Sequence[Listing]) -> None:
         source, now = storage.source_of(self._node), time.monotonic()
-        still = [replace(listing, load=0) for listing in own]
+        still = without_loads(own)
         if still == self._written:
             if now - self._renewed_at < self._interval:
                 return

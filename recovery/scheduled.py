@@ -41,6 +41,6 @@ async def expire(context: AgentContext, burials: Burials) -> bool:
         there_is_more |= expired == most
         if buries != NO_BURIALS:
             buried = await context.database.transaction(bury, table, node, _BURIED_AT_ONCE, buries, keep_body=keep_body)
-            context.counters.add(Event.DEAD_LETTERED, buried)
+            context.counters.add(Event.EXPIRED, buried)
             there_is_more |= buried == _BURIED_AT_ONCE
     return there_is_more

@@ -44,7 +44,7 @@ class Shares:
                 await bury_unknown(self._context, message_type, _claim_any)
         self._remember_only(True, waiting)
         random.shuffle(waiting)
-        for _ in range(rounds(self._settings)):
+        for _ in rounds(self._settings):
             waiting = [name for name in waiting if await self._claim_batch(agents[name], name)]
         return bool(waiting)
 
@@ -52,7 +52,7 @@ class Shares:
         """The same for the destinations that have some."""
         self._remember_only(False, names)
         waiting = [agent for agent in map(self._agent_for, names) if agent is not None]
-        for _ in range(rounds(self._settings)):
+        for _ in rounds(self._settings):
             waiting = [agent for agent in waiting if await self._claim_to_send(agent)]
         return bool(waiting)
 

@@ -29,12 +29,14 @@ durable.transports.tcp.conversation defines the order of frames, durable.transpo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, IntEnum
 from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from durable.envelope import Envelope, Moment
 from durable.outcomes import Outcome, Rejected
@@ -178,6 +180,11 @@ class Listing(Struct, array_like=True, frozen=True):
     is_singleton: bool = False
     epoch: Count = 0
     machine: Name = ""
+
+
+def without_loads(listings: Iterable[Listing]) -> list[Listing]:
+    """Return what these say beside how busy the providers are."""
+    return [replace(listing, load=0) for listing in listings]
 
 
 class Call(Struct, array_like=True, frozen=True):

@@ -37,7 +37,7 @@ class HandlerCircuit:
         self.probing = False
         """True if a single message is tried, to close the circuit again."""
         self.generation = 0
-        """Changes when this node opens it: what was read of `circuits` before that is old news."""
+        """Changes when this node begins to open it, and when it has: what was read of `circuits` before is old news."""
         self._message_type = message_type
         self._breaker = breaker or _NEVER
         self._window = FailureWindow(breaker) if breaker is not None else None
@@ -141,6 +141,7 @@ class HandlerCircuit:
 
     async def _open(self, reason: str) -> None:
         log.error("circuit of %s opened: %s", self._message_type, reason)
+        self.generation += 1
         await self._database.transaction_with_retry(
             circuits.open_circuit,
             CircuitKind.HANDLER,

@@ -218,7 +218,7 @@ class HandlingAgent:
             self._attempts.close()
 
     async def _run_workers(self) -> None:
-        async with asyncio.TaskGroup() as workers:
+        async with Crew() as workers:
             for number in range(self._concurrency):
                 workers.create_task(self._work(), name=f"handle {self.handler.message_type} {number}")
 
@@ -227,8 +227,10 @@ class HandlingAgent:
             self._end_if_cancelled()
             try:
                 await self._work_once()
-            except Exception:
+            except BaseException as error:  # also a cancellation that a handler has left behind
                 self._end_if_cancelled()
+                if isinstance(error, KeyboardInterrupt):
+                    raise
                 log.exception("a worker of %s failed and goes on", self.handler.message_type)
                 await asyncio.sleep(BREATH)
 
@@ -286,8 +288,10 @@ class HandlingAgent:
     async def _hand_back(self, waiting: Sequence[LeasedEnvelope]) -> None:
         """Hand messages that were not begun back to any node."""
         if waiting:
-            await self._delivery.settling.hand_back(waiting)
-            self.buffer.done(waiting)
+            try:
+                await self._delivery.settling.hand_back(waiting)
+            finally:  # what was not handed back is released as forgotten
+                self.buffer.done(waiting)
 
     async def handle(self, taken: Sequence[LeasedEnvelope]) -> None:
         """Bring these, which were taken from the buffer, to an end or to their next attempt."""

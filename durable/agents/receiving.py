@@ -39,6 +39,9 @@ class _Waiting:
     def __init__(self, endpoint: str, batch: Sequence[Envelope]) -> None:
         self.endpoint = endpoint
         self.batch = batch
+        self.weight = sum(envelope.weight_bytes for envelope in batch)
+        self.is_taken = False
+        """Is it being stored? Then it keeps its room until it is, also when nobody waits for the answer any more."""
         self.answered: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
 
 
@@ -72,13 +75,12 @@ class ReceivingAgent:
     # ------------------------------------------------------------------ for listeners
 
     async def receive(self, endpoint: str, batch: Sequence[Envelope]) -> list[Outcome]:
-        weight = sum(envelope.weight_bytes for envelope in batch)
-        if self._stopping or listener_of(endpoint) in self._paused or not self._has_room(len(batch), weight):
-            return [BUSY] * len(batch)
         waiting = _Waiting(endpoint, batch)
+        if self._stopping or listener_of(endpoint) in self._paused or not self._has_room(len(batch), waiting.weight):
+            return [BUSY] * len(batch)
         self._queue.append(waiting)
         self._queued_count += len(batch)
-        self._queued_bytes += weight
+        self._queued_bytes += waiting.weight
         self._changed.set()
         try:
             if self._spans is None:
@@ -86,8 +88,13 @@ class ReceivingAgent:
             with forgiving(partial(self._spans.receiving, endpoint, batch)):
                 return await waiting.answered
         finally:
-            self._queued_count -= len(batch)
-            self._queued_bytes -= weight
+            if not waiting.is_taken:
+                self._queue.remove(waiting)
+                self._give_room_back(waiting)
+
+    def _give_room_back(self, waiting: _Waiting) -> None:
+        self._queued_count -= len(waiting.batch)
+        self._queued_bytes -= waiting.weight
 
     def _has_room(self, count: int, weight: int) -> bool:
         """A batch that alone is more than all the bytes goes in while they are not used up: for lack of a smaller one
@@ -136,8 +143,7 @@ class ReceivingAgent:
             # After a cancellation nobody stores any more, and the listeners, which close later, wait for every batch.
             self._stopping = True
             for waiting in (*self._storing, *self._queue):
-                if not waiting.answered.done():
-                    waiting.answered.set_result([_STOPPED] * len(waiting.batch))
+                _answer(waiting, [_STOPPED] * len(waiting.batch))
 
     def _next_round(self) -> list[_Waiting]:
         """Return whole batches, up to a size that one statement takes well; at least one."""
@@ -148,10 +154,20 @@ class ReceivingAgent:
                 break
             count += 1
         taken, self._queue = self._queue[:count], self._queue[count:]
+        for waiting in taken:
+            waiting.is_taken = True
         return taken
 
     async def _store_waiting(self, taken: Sequence[_Waiting]) -> None:
         self._storing = taken
+        try:
+            await self._store(taken)
+        finally:
+            for waiting in taken:
+                self._give_room_back(waiting)
+        self._storing = ()
+
+    async def _store(self, taken: Sequence[_Waiting]) -> None:
         failpoint("C8")
         outcomes: list[Outcome]
         try:
@@ -169,8 +185,7 @@ class ReceivingAgent:
             answer = outcomes[position : position + len(waiting.batch)]
             position += len(waiting.batch)
             self._count(waiting.endpoint, answer)
-            if not waiting.answered.done():  # its connection may have gone
-                waiting.answered.set_result(answer)
+            _answer(waiting, answer)
 
     def _tell(self, error: BaseException) -> None:
         """Once for each outage: the senders ask again and again."""
@@ -185,3 +200,8 @@ class ReceivingAgent:
         counters = self._counters.of(Subject.ENDPOINT, listener_of(endpoint))
         counters.add(Event.RECEIVED, kinds[Stored])
         counters.add(Event.DUPLICATE, kinds[Duplicate])
+
+
+def _answer(waiting: _Waiting, outcomes: list[Outcome]) -> None:
+    if not waiting.answered.done():  # its connection may have gone
+        waiting.answered.set_result(outcomes)

@@ -238,10 +238,9 @@ class SendingAgent:
         if not late:
             return batch
         keep_body = self._settings.history_bodies
-        buries = self._settings.on_expiry == "dead-letter"
-        expire = bury_outgoing if buries else outbox.expire
+        expire = bury_outgoing if self._settings.on_expiry == "dead-letter" else outbox.expire
         found = await self._database.transaction_with_retry(expire, self._node, late, keep_body=keep_body)
-        self._counters.add(Event.REJECTED if buries else Event.EXPIRED, len(found.expired))
+        self._counters.add(Event.EXPIRED, len(found.expired))
         gone = {lease.key for lease in late if lease.envelope.id not in found.timely}
         self._done([lease for lease in batch if lease.key in gone])
         return [lease for lease in batch if lease.key not in gone]

@@ -67,10 +67,11 @@ class Settling:
                 if await self._expires_within(lease, delay, error):
                     return
                 failpoint("C19")
-                await write(inbox.retry_later, self._node, lease, tried, delay=delay)
+                is_own = await write(inbox.retry_later, self._node, lease, tried, delay=delay)
                 failpoint("C19")
-                self._counters.add(Event.RETRIED)
-                self.on_delayed(delay)
+                self._counters.add(Event.RETRIED if is_own else Event.LEASE_LOST)
+                if is_own:
+                    self.on_delayed(delay)
             case HandBack():
                 await self.hand_back([lease])
             case ToTheEnd(headers=changes):
@@ -94,10 +95,10 @@ class Settling:
         body = envelope.body
         if is_sealed(body) and envelope.headers.get(TENANT) != lease.envelope.headers.get(TENANT):
             body = self._ring.resealed(lease.envelope, envelope)  # it is sealed for its tenant
-        await self._database.transaction_with_retry(
+        is_own = await self._database.transaction_with_retry(
             inbox.put_back, self._node, lease, tried, headers=headers, fair_key=fair_key, body=body
         )
-        self._counters.add(Event.RETRIED)
+        self._counters.add(Event.RETRIED if is_own else Event.LEASE_LOST)
 
     async def hand_back(self, owned: Sequence[LeasedEnvelope]) -> None:
         """Release messages to any node, unchanged."""

@@ -72,6 +72,7 @@ class Watchdog:
         """End the process in so many seconds unless end() is called; only the first call counts."""
         if not self.is_bound:
             self._silence, self._limit, self._reason, self.is_bound = 0.0, seconds, reason, True
+            self.watch()
 
     def end(self) -> None:
         self._ended.set()

@@ -75,7 +75,9 @@ class Life:
             await started
             self._living.add_done_callback(self._tell_end)  # before that, its end is what start() raises
         except BaseException:
-            await end([self._living], within=self.stop_seconds)
+            self._living.cancel()  # once: what the node does to leave is not cut off by another cancellation
+            await wait([self._living], within=self.stop_seconds)
+            await end([self._living], within=1)
             self._living = None
             raise
 
@@ -133,6 +135,8 @@ class Life:
                 self._rejoin.joined()
             except BaseException as error:
                 raise_if_cancelled(error)
+                if isinstance(error, StorageUnavailable):
+                    self._watchdog.hear()  # nothing can be a node now
                 if not started.done():
                     started.set_exception(error)
                     return
@@ -158,7 +162,6 @@ class Life:
         is_new, self._last_failure = self._is_another_outage(error) or text != self._last_failure, text
         match error:
             case StorageUnavailable():
-                self._watchdog.hear()  # nothing can be a node now
                 log.log(logging.WARNING if is_new else logging.DEBUG, "no node now, will try again: %s", error)
             case Stuck(tasks=[]):
                 log.error("node ends and joins again: %s", error)

@@ -74,11 +74,11 @@ def bury_outgoing(
 ) -> Expiry:
     """Expire as outbox.expire(), into dead letters."""
     now, letter = _now(conn), Letter.because(OUTBOX.late, _KIND)
-    late = [lease for lease in leases if lease.envelope.is_late(now)]
+    own = outbox.owned(conn, schema, node, leases)
+    late = [lease for lease in leases if lease.envelope.id in own and lease.envelope.is_late(now)]
     outbox.dead_letter(conn, schema, node, [(lease, letter) for lease in late], keep_body=keep_body)
-    timely = [lease for lease in leases if not lease.envelope.is_late(now)]
-    found = outbox.expire(conn, schema, node, timely, keep_body=keep_body) if timely else Expiry(set(), set())
-    return found._replace(expired=found.expired | {lease.envelope.id for lease in late})
+    expired = {lease.envelope.id for lease in late}
+    return Expiry(expired, own - expired)
 
 
 def _now(conn: Connection) -> datetime:

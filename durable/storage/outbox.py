@@ -114,6 +114,11 @@ def expire(
     return Expiry({row.id for row in rows if row.expired}, {row.id for row in rows if not row.expired})
 
 
+def owned(conn: Connection, schema: str, node: NodeId, leases: Sequence[LeasedEnvelope]) -> set[UUID]:
+    """Return the ids of those that are still this node's."""
+    return set(conn.execute(statements.OWNED_OUTGOING.within(schema), fence(node, _keys(leases))).scalars())
+
+
 def count_failed_attempt(conn: Connection, schema: str, node: NodeId, leases: Sequence[LeasedEnvelope]) -> None:
     """Count it for each of them; a row that the database refuses to change is sent again, uncounted."""
 

@@ -31,7 +31,8 @@ def current_task() -> asyncio.Task[object] | None:
 
 
 async def run_to_completion(work: Coroutine[Any, Any, None]) -> None:
-    """Await this work to its end, however often the current task is cancelled meanwhile; raise CancelledError then.
+    """Await this work to its end, however often the current task is cancelled meanwhile; raise CancelledError then,
+    whatever has become of the work.
 
     SQLAlchemy ends its own blocks so from 2.1 on; 2.0 leaves the rest to the background at the second cancellation.
     """
@@ -39,9 +40,9 @@ async def run_to_completion(work: Coroutine[Any, Any, None]) -> None:
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
-            await asyncio.shield(task)
+            await asyncio.wait([task])
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
-        raise cancelled
+        raise cancelled from (None if task.cancelled() else task.exception())
     task.result()

@@ -80,6 +80,7 @@ class Crew:
         task = asyncio.create_task(contained(work), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
+        task.add_done_callback(lambda _: work.close())  # of a task that was cancelled before it began
         return task
 
     async def __aexit__(

@@ -29,7 +29,8 @@ from durable import Bus, Incoming, Middleware, Retry, message
 from durable.application.middleware import HandleNext
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, Envelope
-from durable.errors import StorageUnavailable
+from durable.errors import StorageUnavailable, WiringError
+from durable.node import Node
 from durable.outcomes import STORED, Outcome
 from durable.process.last_resort import EXIT_NO_MEMBER, EXIT_STUCK
 from durable.storage import migrator
@@ -262,6 +263,57 @@ class Standing(MemoryTransport):
                 return [STORED] * len(batch)
 
         return Sender()
+
+
+async def test_standing_claims_of_recovery_are_reported(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a node does begins with its claims."""
+
+    async def stand(*_: object) -> bool:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    bus = Bus("standing", database_url, **QUICK, step_timeout=1)
+    async with bus:
+        monkeypatch.setattr("durable.recovery.agent.claim_incoming", stand)
+        await eventually(lambda: bus.runtime.life.problems())
+        assert "recovery: claim incoming work has stood for" in "".join(bus.runtime.life.problems())
+        before = bus.runtime.life.node
+        monkeypatch.undo()
+        await eventually(lambda: bus.runtime.life.node not in (None, before))
+
+
+async def test_cancelled_start_leaves_no_node(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the node takes to leave."""
+    close_listeners, is_ending = Node._close_listeners, asyncio.Event()
+
+    async def slowly(self: Node, patience: float) -> Sequence[asyncio.Task[None]]:
+        is_ending.set()
+        await asyncio.sleep(1.5)
+        return await close_listeners(self, patience)
+
+    async def stand(self: Node) -> None:
+        starting.cancel()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Node, "_close_listeners", slowly)
+    monkeypatch.setattr(Node, "_tell_of_other_services", stand)
+    bus = Bus("cancelled", database_url, **QUICK)
+    starting = asyncio.create_task(bus.__aenter__())
+    await asyncio.wait([starting])
+    assert starting.cancelled()
+    assert is_ending.is_set()
+    with psycopg.connect(database_url) as conn:
+        assert conn.execute("SELECT count(*) FROM durable.nodes").fetchone() == (0,)
+    assert "durable node" not in {thread.name for thread in threading.enumerate()}
+
+
+async def test_bus_is_started_by_one_of_two_tasks(database_url: str) -> None:
+    bus = Bus("twice", database_url, **QUICK)
+    started = await asyncio.gather(bus.__aenter__(), bus.__aenter__(), return_exceptions=True)
+    assert [type(each) for each in started if isinstance(each, Exception)] == [WiringError]
+    with psycopg.connect(database_url) as conn:
+        assert conn.execute("SELECT count(*) FROM durable.nodes").fetchone() == (1,)
+    await bus.__aexit__(None, None, None)
 
 
 async def test_agent_standing_still_is_reported_and_its_node_joins_again(

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from durable.errors import ConnectionFailed, TransportError, again
+from durable.errors import ConnectionFailed, TransportError, again, said
 from durable.settings import Settings
+from durable.telemetry import log
 from durable.transports.tcp.address import Address
 from durable.transports.tcp.conversation import ClientSide
 from durable.transports.tcp.entrance import Entrance
@@ -115,13 +116,20 @@ class Dialer(Generic[C, S]):
             await connection.run()
         except TransportError as error:
             fail(opened, error)
+        except Exception as error:  # a fault of ours must not end whoever has opened the first connection
+            log.exception("internal error on the connection to %s", self._address)
+            fail(opened, ConnectionFailed(f"{self._address}: internal error: {said(error)}"))
 
     async def _connect(self) -> C:
         with translated(f"connecting to {self._address}"):
             async with asyncio.timeout(self._settings.connect_timeout.total_seconds()):
                 stream = await open_stream(self._address, self._entrance, self._settings)
-                connection = self._connection(stream, self._side(self._entrance.proof_of_sender(stream)))
-                await connection.greet()
+                try:
+                    connection = self._connection(stream, self._side(self._entrance.proof_of_sender(stream)))
+                    await connection.greet()
+                except BaseException:
+                    stream.abort()
+                    raise
         return connection
 
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
-from typing import Final, NoReturn
-
-from msgspec.structs import replace
+from typing import Any, Final, NoReturn
 
 from durable.errors import ConnectionFailed, InvalidMessage
 from durable.settings import Settings
 from durable.telemetry import log
 from durable.transports.announcements import announced, learned
 from durable.transports.base import Spoke
-from durable.transports.frames import Listing, Offers
+from durable.transports.frames import Listing, Offers, without_loads
 from durable.transports.tcp.address import SCHEMES, Address, parse_destination
 from durable.transports.tcp.connecting import ConnectingSide, Denied, Learned, Offered
 from durable.transports.tcp.conversation import ClientState, Reply
@@ -89,17 +87,23 @@ class _Connection:
     async def run(self) -> NoReturn:
         """Keep the connection up to its end. Raises TransportError then."""
         unwatch = self._spoke.watch(self._tell_of_change)
-        jobs = {"heartbeat": self._beat(), "reading": self._read()}
-        if self._side.bounds is None:
-            jobs["questions"] = self._ask()
-        else:
-            lease = self._side.bounds.nearest(self._spoke.lease)
-            keeping = Keeping(lease, self._loop.time())
-            await self._stream.say(self._side.connect(self._spoke.name))
-            await self._stream.say(self._side.reset(lease))
-            jobs |= {"lease": self._keep(keeping), "announcements": self._announce()}
-        tasks = [asyncio.create_task(job, name=f"{name} of {self._peer}") for name, job in jobs.items()]
+        tasks: list[asyncio.Task[NoReturn]] = []
+
+        def begin(job: Coroutine[Any, Any, NoReturn], name: str) -> None:
+            tasks.append(asyncio.create_task(job, name=f"{name} of {self._peer}"))
+
         try:
+            if self._side.bounds is None:
+                begin(self._ask(), "questions")
+            else:
+                lease = self._side.bounds.nearest(self._spoke.lease)
+                keeping = Keeping(lease, self._loop.time())
+                await self._stream.say(self._side.connect(self._spoke.name))
+                await self._stream.say(self._side.reset(lease))
+                begin(self._keep(keeping), "lease")
+                begin(self._announce(), "announcements")
+            begin(self._beat(), "heartbeat")
+            begin(self._read(), "reading")
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
@@ -174,7 +178,7 @@ class _Connection:
             listings = [each for each in own if each.addresses]
             if any(each.node != self._side.node for each in listings):
                 raise ConnectionFailed(f"{self._peer}: the node number of this process has changed; connecting again")
-            if _without_loads(listings) != _without_loads(said) or (
+            if without_loads(listings) != without_loads(said) or (
                 self._is_due and (listings != said or self._is_denied)
             ):
                 self._is_denied = False
@@ -213,7 +217,3 @@ def _check(address: str) -> None:
     """Raise InvalidSetting for an address that this transport could not call; others have their own rules."""
     if address.partition(":")[0] in SCHEMES:
         parse_destination(address)
-
-
-def _without_loads(listings: Sequence[Listing]) -> list[Listing]:
-    return [replace(each, load=0) for each in listings]

@@ -37,13 +37,18 @@ def translated(doing: str) -> Iterator[None]:
     """Translate errors of the network to TransportErrors. TimeoutError of asyncio.timeout() becomes PeerTimeout."""
     try:
         yield
-    except TimeoutError as error:
-        raise PeerTimeout(f"{doing}: the peer took too long") from error
     except ssl.SSLError as error:
         raise ConnectionFailed(f"{doing}: {fault(error)}") from error
     except OSError as error:
+        if isinstance(error, TimeoutError) and not _is_of_system(error):
+            raise PeerTimeout(f"{doing}: the peer took too long") from error
         reason = error.strerror or str(error) or "the peer closed the connection"
         raise ConnectionFailed(f"{doing}: {reason}") from error
+
+
+def _is_of_system(error: TimeoutError) -> bool:
+    """Tell whether the kernel has given the connection up (ETIMEDOUT), and not a deadline of ours."""
+    return error.errno is not None
 
 
 class _OverTls(asyncio.StreamReaderProtocol):
@@ -185,7 +190,10 @@ class FrameStream:
     async def _read_until(self, deadline: float) -> bytes:
         try:
             return await self._deadline.keep(deadline, self._reader.read(READ_BYTES))
-        except TimeoutError:
+        except TimeoutError as error:
+            if _is_of_system(error):
+                with translated("reading"):
+                    raise
             # Perhaps this loop was late, not the peer: what has arrived meanwhile is returned without waiting.
             with translated("reading"):
                 async with asyncio.timeout(0):

@@ -14,9 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable import Context, Reject, Release, Retry
+from durable.agents.settling import Settling
 from durable.agents.stuck_threads import StuckThreads
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, LeasedEnvelope
+from durable.tasks.crew import end
 from durable.telemetry import Event
 from durable.testing import ManualClock, eventually
 from tests.support.one_handler import NODE, Billed, Placed, Shop, envelope, shop_tables
@@ -46,6 +48,63 @@ async def shop(tables: Tables, clock: ManualClock) -> AsyncIterator[Shop]:
     shop = Shop(tables, clock)
     yield shop
     await shop.close()
+
+
+class TestWorkers:
+    async def test_worker_goes_on_after_a_late_cancellation_by_its_handler(self, shop: Shop) -> None:
+        workers = list[asyncio.Task[Any]]()
+
+        async def handle(order: Placed) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            workers.append(task)
+
+        shop.handles(handle)
+        async with shop.open():
+            await shop.receive(1)
+            await shop.settled()
+            workers[0].cancel()  # as asyncio.get_running_loop().call_later(1, task.cancel) does in a handler
+            await asyncio.sleep(0)
+            await shop.receive(2)
+            await shop.settled()
+        assert len(workers) == 2
+        assert shop.inbox() == []
+
+    async def test_repeated_cancellation_reaches_a_handler(self, shop: Shop) -> None:
+        cancelled = list[int]()
+        begun = asyncio.Event()
+
+        async def handle(order: Placed) -> None:
+            begun.set()
+            while len(cancelled) < 2:
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    cancelled.append(1)
+
+        shop.handles(handle)
+        running = asyncio.create_task(shop.agent.run())
+        await shop.receive(1)
+        await begun.wait()
+        assert await end([running], within=20) == []
+        assert len(cancelled) == 2
+
+    async def test_room_is_given_back_when_messages_cannot_be_handed_back(
+        self, shop: Shop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def refuse(*_: object) -> None:
+            raise PermissionError("permission denied for table incoming_envelopes")
+
+        async def handle(order: Placed) -> None: ...
+
+        shop.handles(handle)
+        room = shop.agent.buffer.room
+        await shop.receive(1, 2)
+        shop.agent.observe_circuit(True)
+        monkeypatch.setattr(Settling, "hand_back", refuse)
+        async with shop.open():
+            await shop.settled()
+        assert shop.agent.buffer.room == room
 
 
 class TestOneTransaction:
@@ -242,6 +301,19 @@ class TestTheFence:
         assert (shop.effects(), shop.sent()) == ([2], [2])
         assert shop.inbox() == [(0, 1, 0, None)]  # for the node that has it now
         assert (shop.counters[Event.LEASE_LOST], shop.tables.count("dead_letters")) == (1, 0)
+
+    async def test_lost_lease_of_a_failed_message_is_no_retry(self, shop: Shop) -> None:
+        leases: list[LeasedEnvelope] = []
+
+        async def handle(order: Placed) -> None:
+            shop.take_away(leases[0])
+            raise LookupError
+
+        shop.handles(handle, retry=Retry(immediate=0, delays=[60]))
+        leases += await shop.receive(1)
+        async with shop.open():
+            await shop.settled()
+        assert (shop.counters[Event.LEASE_LOST], shop.counters[Event.RETRIED]) == (1, 0)
 
     async def test_one_lost_lease_rolls_back_the_group_and_the_others_are_handled(self, shop: Shop) -> None:
         leases: list[LeasedEnvelope] = []

@@ -128,7 +128,7 @@ async def test_paused_addresses_keep_no_others_waiting_however_short_a_look_is(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look that sees only the first of its addresses goes on behind them, though they wait for ever."""
-    monkeypatch.setattr(ordered, "_LONGEST_STEP", 0.0)
+    monkeypatch.setattr(ordered, "LONGEST_STEP", 0.0)
     monkeypatch.setattr(ordered, "DESTINATIONS", 8)
     customers = Customers(database_url, 20, batch_size=3)
     for address in sorted(customers.addresses)[:3]:
@@ -141,7 +141,7 @@ async def test_paused_addresses_keep_no_others_waiting_however_short_a_look_is(
 async def test_keys_hinted_at_many_addresses_are_all_claimed_however_short_a_step_is(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ordered, "_LONGEST_STEP", 0.0)
+    monkeypatch.setattr(ordered, "LONGEST_STEP", 0.0)
     steps: list[int] = []
     claim = ordered.OrderedClaims._claim_hinted
 

@@ -740,7 +740,7 @@ async def test_every_address_has_its_turn_however_short_a_look_is(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There may be more addresses with keys than a look can see in the time of a step."""
-    monkeypatch.setattr(ordered, "_LONGEST_STEP", 0.0)
+    monkeypatch.setattr(ordered, "LONGEST_STEP", 0.0)
     monkeypatch.setattr(ordered, "DESTINATIONS", 8)
     looks: list[int] = []
     poll, look_at = ordered.OrderedClaims.poll, ordered.OrderedClaims._look_at

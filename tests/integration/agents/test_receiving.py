@@ -11,12 +11,14 @@ import msgspec
 import pytest
 from sqlalchemy import event
 
+from durable.agents.arrivals import ArrivalStore
 from durable.agents.context import AgentContext
 from durable.agents.receiving import ReceivingAgent
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId, new_id
 from durable.outcomes import BUSY, DUPLICATE, OTHER_BODY, STORED, Failed, Outcome, Rejected
 from durable.settings import Settings, load_settings
+from durable.statistics import ReceivingStatistics
 from durable.storage.database import Database
 from durable.telemetry import Counters, Event
 from durable.testing import eventually
@@ -434,3 +436,28 @@ class TestRoom:
         assert await asyncio.gather(*taken) == [[STORED] * 10] * 5
         assert await house.receive(envelope()) == [BUSY]
         assert tables.count("incoming_envelopes") == 50
+
+
+class TestCancelledCallers:
+    async def test_batch_being_stored_keeps_its_room_without_its_caller(
+        self, house: House, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        let_go, stands = asyncio.Event(), asyncio.Event()
+
+        async def stand(*_: object) -> list[Outcome]:
+            stands.set()
+            await let_go.wait()
+            return [STORED]
+
+        monkeypatch.setattr(ArrivalStore, "store", stand)
+        storing = asyncio.create_task(house.agent.receive(SHOP, envelopes(1)))
+        await stands.wait()
+        queued = asyncio.create_task(house.agent.receive(SHOP, envelopes(1)))
+        await asyncio.sleep(0)
+        assert house.agent.statistics().waiting == 2
+        for caller in (storing, queued):
+            caller.cancel()
+        await asyncio.wait([storing, queued])
+        assert house.agent.statistics().waiting == 1
+        let_go.set()
+        await eventually(lambda: house.agent.statistics() == ReceivingStatistics(0, 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 
 import pytest
 
@@ -11,9 +12,10 @@ from durable.clock import SystemClock
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE
 from durable.messages.ordering import QueueKeys
-from durable.recovery.incoming import claim_incoming
+from durable.recovery.incoming import claim_incoming, claim_trials
 from durable.recovery.shares import Shares
-from durable.storage import inbox
+from durable.storage import circuits, inbox
+from durable.storage.circuits import CircuitKind
 from durable.storage.inbox import Arrival
 from durable.telemetry import Event
 from tests.support.one_handler import NODE, Placed, Shop, envelope, shop_tables
@@ -69,3 +71,18 @@ async def test_turn_of_a_tenant_is_remembered_while_destinations_are_claimed(sho
             await shares.claim_outgoing([])
             await shop.settled()
     assert sorted(handled) == list(range(TENANTS))
+
+
+async def test_trial_is_the_only_one_for_as_long_as_its_handler_may_take(shop: Shop) -> None:
+    async def handle(order: Placed) -> None: ...
+
+    shop.handles(handle, timeout=timedelta(hours=1))
+    await shop.database.transaction(inbox.store, [Arrival("shop", envelope(1), ANY_NODE)])
+    await shop.database.transaction(
+        circuits.open_circuit, CircuitKind.HANDLER, "handling.placed", reason="down", actor="it", duration=timedelta(0)
+    )
+    shop.agent.observe_circuits({"handling.placed": True}, shop.agent.circuit.generation)
+    context = AgentContext(shop.database, NODE, shop.settings, SystemClock(), shop.counters)
+    await claim_trials(context, {"handling.placed": shop.agent}, {})
+    assert shop.agent.statistics().waiting == 1
+    assert shop.tables.one("SELECT until > now() + interval '1 hour' FROM durable.circuits")

@@ -368,8 +368,8 @@ ROWS = (
         "calls",
         "a node that stops in good order keeps its singletons",
         "durable/node.py",
-        before="_close_listeners()]\n        await self._application.offers.close_singletons(self._ending_seconds)\n",
-        after="_close_listeners()]\n",
+        before="_close_listeners(patience)]\n        await self._application.offers.close_singletons(self._ending_seconds)\n",
+        after="_close_listeners(patience)]\n",
         killed_by=(f"{_PROVIDERS}::test_singleton_is_given_up_when_its_node_stops",),
     ),
     Mutant(
@@ -641,6 +641,26 @@ ROWS = (
         killed_by=(
             "tests/integration/calls/test_providers.py"
             "::test_provider_stays_known_for_a_lease_when_losing_its_node_in_an_outage",
+        ),
+    ),
+    Mutant(
+        "calls",
+        "leases of quiet peers end while others announce",
+        "recovery/announcing.py",
+        before="        if time.monotonic() - self._renewed_at >= self._pause:\n",
+        after="        elif time.monotonic() - self._renewed_at >= self._pause:\n",
+        killed_by=(
+            "tests/integration/recovery/test_announcing.py::test_lease_of_a_quiet_peer_is_lengthened_while_others_announce",
+        ),
+    ),
+    Mutant(
+        "calls",
+        "a fault of a connection ends the task of whoever called first",
+        "transports/tcp/dialer.py",
+        before="        except Exception as error:  # a fault of ours must not end whoever has opened the first connection\n",
+        after="        except ConnectionFailed as error:\n",
+        killed_by=(
+            "tests/integration/calls/test_faults_of_connections.py::test_fault_of_a_connection_ends_no_task_but_its_own",
         ),
     ),
 )

@@ -311,4 +311,79 @@ ROWS = (
         after="    _kept.append(found and found())\n    return found() if found is not None else None\n\n\n_kept: list[Fence | None] = []\n",
         killed_by=("tests/integration/agents/test_memory.py::test_messages_leave_nothing_in_memory[alone]",),
     ),
+    Mutant(
+        "handling",
+        "a cancellation that a handler has left behind ends its worker",
+        "durable/agents/handling.py",
+        before="            except BaseException as error:  # also a cancellation that a handler has left behind\n",
+        after="            except Exception as error:\n",
+        killed_by=(
+            "tests/integration/agents/test_handling.py::TestWorkers::test_worker_goes_on_after_a_late_cancellation_by_its_handler",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a second cancellation reaches no handler",
+        "durable/agents/handling.py",
+        before="""\
+        async with Crew() as workers:
+            for number in range(self._concurrency):
+                workers.create_task(self._work(), name=f"handle {self.handler.message_type} {number}")
+""",
+        after="""\
+        async with asyncio.TaskGroup() as workers:
+            for number in range(self._concurrency):
+                workers.create_task(self._work(), name=f"handle {self.handler.message_type} {number}")
+""",
+        killed_by=(
+            "tests/integration/agents/test_handling.py::TestWorkers::test_repeated_cancellation_reaches_a_handler",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "messages that cannot be handed back keep their room",
+        "durable/agents/handling.py",
+        before="            finally:  # what was not handed back is released as forgotten\n",
+        after="""\
+            except ZeroDivisionError:
+                raise
+            else:
+""",
+        killed_by=(
+            "tests/integration/agents/test_handling.py::TestWorkers::test_room_is_given_back_when_messages_cannot_be_handed_back",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a reading from before an opening closes the circuit",
+        "durable/agents/handler_circuit.py",
+        before="""\
+        log.error("circuit of %s opened: %s", self._message_type, reason)
+        self.generation += 1
+""",
+        after='        log.error("circuit of %s opened: %s", self._message_type, reason)\n',
+        killed_by=(
+            "tests/unit/agents/test_handler_circuit.py::test_reading_from_before_an_opening_is_old_news_during_its_write",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a trial of a long handler is followed by another",
+        "recovery/incoming.py",
+        before="                lease=(agent.handler.timeout or settings.handler_timeout) + settings.settling_time,\n",
+        after="                lease=settings.handler_timeout + settings.settling_time,\n",
+        killed_by=(
+            "tests/integration/recovery/test_rounds.py::test_trial_is_the_only_one_for_as_long_as_its_handler_may_take",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "an error of the work takes the place of a cancellation",
+        "durable/tasks/cancelling.py",
+        before="    if cancelled is not None:\n",
+        after="    if cancelled is not None and (task.cancelled() or task.exception() is None):\n",
+        killed_by=(
+            "tests/unit/tasks/test_cancelling.py::test_cancellation_is_raised_despite_a_later_failure_of_the_work",
+        ),
+    ),
 )

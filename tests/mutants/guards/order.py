@@ -58,7 +58,7 @@ FROM sent WHERE endpoint IS NULL
         "order",
         "a look for ordered rows has no end",
         "recovery/ordered.py",
-        before="            if waiting and time.monotonic() - began > _LONGEST_STEP:\n",
+        before="            if waiting and time.monotonic() - began > LONGEST_STEP:\n",
         after="            if not lanes:\n",
         killed_by=("tests/integration/agents/test_order.py::test_every_address_has_its_turn_however_short_a_look_is",),
     ),

@@ -117,8 +117,8 @@ def outlives""",
         "receiving",
         "a batch has no answer when the node stops",
         "durable/agents/receiving.py",
-        before="                    waiting.answered.set_result([_STOPPED] * len(waiting.batch))",
-        after="                    pass",
+        before="                _answer(waiting, [_STOPPED] * len(waiting.batch))\n",
+        after="                pass\n",
         killed_by=(
             "tests/integration/agents/test_receiving.py::TestRoom::test_cancelled_receiver_answers_every_waiting_sender",
         ),
@@ -159,5 +159,23 @@ def outlives""",
         if False:
             self._intake.abandon(idle)""",
         killed_by=("tests/integration/agents/test_receiving.py::TestDuplicates::test_a_duplicate_gives_its_room_back",),
+    ),
+    Mutant(
+        "receiving",
+        "a batch that is being stored gives its room back with its caller",
+        "durable/agents/receiving.py",
+        before="""\
+            if not waiting.is_taken:
+                self._queue.remove(waiting)
+                self._give_room_back(waiting)
+""",
+        after="""\
+            if not waiting.is_taken:
+                self._queue.remove(waiting)
+            self._give_room_back(waiting)
+""",
+        killed_by=(
+            "tests/integration/agents/test_receiving.py::TestCancelledCallers::test_batch_being_stored_keeps_its_room_without_its_caller",
+        ),
     ),
 )

@@ -264,4 +264,44 @@ ROWS = (
         after="looked - before",
         killed_by=("tests/unit/process/test_last_resort.py::test_watchdog_does_not_count_a_standstill_of_the_process",),
     ),
+    Mutant(
+        "recovery",
+        "claims that stand are not noticed",
+        "durable/recovery/agent.py",
+        before="            await self._surviving(name, story)\n",
+        after="            await story()\n",
+        killed_by=("tests/failure/test_memberships.py::test_standing_claims_of_recovery_are_reported",),
+    ),
+    Mutant(
+        "recovery",
+        "a start that is cancelled cuts off the end of its node",
+        "durable/process/life.py",
+        before="""\
+            await wait([self._living], within=self.stop_seconds)
+            await end([self._living], within=1)
+""",
+        after="            await end([self._living], within=self.stop_seconds)\n",
+        killed_by=("tests/failure/test_memberships.py::test_cancelled_start_leaves_no_node",),
+    ),
+    Mutant(
+        "recovery",
+        "a process that began no watch has no bound for its end",
+        "durable/process/last_resort.py",
+        before="""\
+            self._silence, self._limit, self._reason, self.is_bound = 0.0, seconds, reason, True
+            self.watch()
+""",
+        after="            self._silence, self._limit, self._reason, self.is_bound = 0.0, seconds, reason, True\n",
+        killed_by=("tests/unit/process/test_last_resort.py::test_watchdog_bites_when_bound_without_a_beginning",),
+    ),
+    Mutant(
+        "recovery",
+        "a schedule that was asked for by hand is forgotten when it fails",
+        "durable/storage/sql/schedules.py",
+        before="    asked_at = CASE WHEN {_ASKED} THEN now() + CAST(:delay AS interval) ELSE asked_at END, error = CAST(:error AS text)\n",
+        after="    asked_at = NULL, error = CAST(:error AS text)\n",
+        killed_by=(
+            "tests/integration/application/test_schedules.py::TestTrouble::test_run_by_hand_is_tried_again_after_a_failure",
+        ),
+    ),
 )

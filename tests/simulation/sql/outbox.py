@@ -130,6 +130,11 @@ def dead_letter_outgoing(tx: Transaction, p: Params) -> Rows:
     return [(len(rows),)]
 
 
+@does(sql.OWNED_OUTGOING, "id")
+def owned_outgoing(tx: Transaction, p: Params) -> Rows:
+    return [(row.id,) for row in mine(tx, OUT, p)]
+
+
 @does(sql.EXPIRE_OWNED_OUTGOING, "id expired")
 def expire_owned_outgoing(tx: Transaction, p: Params) -> Rows:
     found = []

@@ -35,6 +35,14 @@ def test_watchdog_bites_after_silence() -> None:
     assert reasons[0] == "silence"
 
 
+def test_watchdog_bites_when_bound_without_a_beginning() -> None:
+    bitten = threading.Event()
+    watchdog = Watchdog(3_600, "silence", lambda reason: bitten.set() if reason == "too slow" else None)
+    watchdog.bind(0.05, "too slow")
+    assert bitten.wait(20)
+    watchdog.end()
+
+
 def test_bound_watchdog_ignores_heartbeats() -> None:
     bitten = threading.Event()
     watchdog = Watchdog(3_600, "silence", lambda reason: bitten.set() if reason == "too slow" else None)

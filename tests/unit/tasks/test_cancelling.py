@@ -39,3 +39,22 @@ async def test_error_of_the_work_is_raised() -> None:
 
     with pytest.raises(LookupError):
         await run_to_completion(work())
+
+
+async def test_cancellation_is_raised_despite_a_later_failure_of_the_work() -> None:
+    go_on = asyncio.Event()
+
+    async def work() -> None:
+        await go_on.wait()
+        raise OSError("the connection is dead")
+
+    async def caller() -> None:
+        async with asyncio.timeout(0.01):
+            await run_to_completion(work())
+
+    task = asyncio.create_task(caller())
+    asyncio.get_running_loop().call_later(0.05, go_on.set)
+    with pytest.raises(TimeoutError) as raised:
+        await task
+    assert raised.value.__cause__ is not None
+    assert isinstance(raised.value.__cause__.__cause__, OSError)

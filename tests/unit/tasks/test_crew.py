@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Awaitable, Callable
 
@@ -178,3 +179,15 @@ async def test_cancelled_task_ends_despite_another_error(swallow: bool) -> None:
     await asyncio.wait([task])
     assert task.cancelled()
     assert rounds == 1
+
+
+async def test_task_cancelled_before_its_beginning_leaves_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    async def break_off() -> None:
+        async with Crew() as crew:
+            crew.create_task(for_ever(), name="never begun")
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        await break_off()
+    gc.collect()
+    assert not recwarn.list

@@ -80,7 +80,7 @@ class TestTimes:
         else:
             await store.receive(msgspec.structs.replace(envelope(1), **changes))
 
-    async def test_row_is_due_at_its_time_and_until_then_it_is_waited_for(self, store: Store, side: str) -> None:
+    async def test_row_is_due_at_its_time_and_waited_for_until_then(self, store: Store, side: str) -> None:
         await self.put(store, side, execution_time=_in(timedelta(hours=1)))
         coming = await look(store)
         assert not coming.is_due
@@ -107,7 +107,7 @@ async def test_open_circuits_are_part_of_the_agenda(store: Store) -> None:
     assert (circuit.kind, circuit.key, circuit.reason) == ("destination", PEER, "down")
 
 
-async def test_agenda_is_read_along_indexes_whatever_waits(store: Store) -> None:
+async def test_agenda_is_read_along_indexes(store: Store) -> None:
     await store.rows(f"{BACKLOG} RETURNING 1")
     await store.rows(f"{BACKLOG.replace('incoming', 'outgoing').replace('endpoint', 'destination')} RETURNING 1")
 

@@ -1,0 +1,62 @@
+"""Announcements of connected peers in the database: their leases, and how busy they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+
+import pytest
+
+from durable.embedded import Embedded
+from durable.recovery.announcing import Announcing
+from durable.settings import load_settings
+from durable.storage.database import Database
+from durable.testing import eventually
+from tests.support.hubs import listing
+from tests.support.tables import Tables, shared_tables
+
+LEASE = timedelta(seconds=2)
+
+
+@pytest.fixture
+def tables(server: Embedded) -> Iterator[Tables]:
+    with shared_tables(server) as made:
+        yield made
+
+
+@pytest.fixture
+async def announcing(tables: Tables) -> AsyncIterator[Announcing]:
+    settings = load_settings(database_url=tables.url, heartbeat_stale=LEASE, heartbeat_interval=LEASE / 5)
+    database = Database(settings)
+    made = Announcing(lambda: database, settings)
+    running = asyncio.create_task(made.run())
+    yield made
+    running.cancel()
+    await asyncio.wait([running])
+    await database.close()
+
+
+async def test_lease_of_a_quiet_peer_is_lengthened_while_others_announce(
+    announcing: Announcing, tables: Tables
+) -> None:
+    announcing.put("quiet", [listing("quiet")])
+    elapsed = "SELECT count(*) FROM durable.offers WHERE source = 'quiet' AND leased_until < now()"
+    for number in range(30):
+        await asyncio.sleep(LEASE.total_seconds() / 15)
+        announcing.put(f"other {number % 4}", [listing("other", node=number + 1)])
+        assert tables.one(elapsed) == 0
+    assert tables.one("SELECT count(*) FROM durable.offers WHERE source = 'quiet'") == 1
+
+
+async def test_load_is_told_with_the_lease_and_without_a_notification(
+    announcing: Announcing, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[object]()
+    monkeypatch.setattr("durable.recovery.announcing.storage.tell", lambda *given: told.append(given))
+    announcing.put("busy", [listing("busy")])
+    load = "SELECT load FROM durable.offers WHERE source = 'busy'"
+    await eventually(lambda: tables.rows(load) == [0] and len(told) == 1)
+    announcing.put("busy", [listing("busy", load=5)])
+    await eventually(lambda: tables.one(load) == 5)
+    assert len(told) == 1

@@ -1,0 +1,42 @@
+"""Circuit of a handler: what was read before it opened does not close it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+from durable.agents.context import AgentContext
+from durable.agents.handler_circuit import HandlerCircuit
+from durable.application.circuit_breaker import CircuitBreaker
+from durable.clock import SystemClock
+from durable.envelope import LeasedEnvelope, NodeId
+from durable.settings import load_settings
+from durable.storage.database import Database
+from durable.telemetry import Counters
+from tests.failure.leftovers import envelope
+
+
+class SlowDatabase:
+    """A database that commits when it is let."""
+
+    def __init__(self) -> None:
+        self.commits = asyncio.Event()
+
+    async def transaction_with_retry(self, work: Callable[..., Any], *_: object, **__: object) -> None:
+        await self.commits.wait()
+
+
+async def test_reading_from_before_an_opening_is_old_news_during_its_write() -> None:
+    database = SlowDatabase()
+    context = AgentContext(cast(Database, database), NodeId(1), load_settings(), SystemClock(), Counters())
+    circuit = HandlerCircuit("orders.placed", CircuitBreaker(failure_rate=0.1, at_least=1), context)
+    read_at = circuit.generation
+    opening = asyncio.create_task(circuit.failed(LeasedEnvelope(envelope(1), 0, "shop", 0, 0), ValueError("x")))
+    await asyncio.sleep(0)
+    assert circuit.is_open
+    assert circuit.generation != read_at
+    read_at = circuit.generation
+    database.commits.set()
+    await opening
+    assert circuit.generation != read_at
