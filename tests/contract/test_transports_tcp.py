@@ -26,7 +26,8 @@ from durable.testing.transports import (
 )
 from durable.transports.frames import Received
 from durable.transports.tcp import listener as tcp_listener
-from durable.transports.tcp.conversation import Answered, ClientSide, Ponged, Reply, Stray
+from durable.transports.tcp.client_side import Answered, ClientSide, Ponged, Stray
+from durable.transports.tcp.conversation import Reply
 from durable.transports.tcp.stream import LINGER_SECONDS
 from durable.transports.tcp.transport import TcpTransport
 from tests.contract.links import Wire, secret_link, tcp_link, tls_link, unix_link

@@ -47,23 +47,19 @@ from durable.transports.frames import (
 )
 from durable.transports.http.wire import decode_batch, decode_outcomes, encode_batch, encode_outcomes
 from durable.transports.tcp.calling import CallingSide, Ended
+from durable.transports.tcp.client_side import Answered, ClientSide, ClientState, Sendable, Unsendable
 from durable.transports.tcp.connecting import ConnectingSide, Learned
-from durable.transports.tcp.conversation import (
+from durable.transports.tcp.conversation import Reply
+from durable.transports.tcp.server_side import (
     Abandon,
-    Answered,
     Begin,
-    ClientSide,
-    ClientState,
     Deliver,
     Leave,
     Probe,
     Register,
-    Reply,
-    Sendable,
     ServerSide,
     Tell,
     TurnAway,
-    Unsendable,
 )
 from durable.transports.wire import MAGIC, Decoder, DecoderState, encode
 from tests.fuzz import values

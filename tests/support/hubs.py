@@ -33,8 +33,8 @@ from durable.transports.frames import (
     Signature,
 )
 from durable.transports.tcp.address import parse
+from durable.transports.tcp.client_side import ClientState
 from durable.transports.tcp.connecting import ConnectingSide
-from durable.transports.tcp.conversation import ClientState
 from durable.transports.tcp.dialer import open_stream
 from durable.transports.tcp.entrance import Entrances
 from durable.transports.tcp.stream import FrameStream

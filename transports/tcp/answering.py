@@ -15,7 +15,7 @@ from durable.settings import Settings
 from durable.transports import peers
 from durable.transports.base import Answer, Provider
 from durable.transports.frames import Call, Fault, FaultKind, Frame, Offers
-from durable.transports.tcp.conversation import Begin, ServerSide
+from durable.transports.tcp.server_side import Begin, ServerSide
 from durable.transports.tcp.stream import FrameStream
 from durable.transports.wire import encode
 

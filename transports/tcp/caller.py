@@ -17,7 +17,8 @@ from durable.transports.base import Answer
 from durable.transports.frames import Call, Frame, Goodbye, Lookup, Offers
 from durable.transports.tcp.address import Address
 from durable.transports.tcp.calling import CallingSide, Ended, Told
-from durable.transports.tcp.conversation import ClientState, Reply, Unsendable
+from durable.transports.tcp.client_side import ClientState, Unsendable
+from durable.transports.tcp.conversation import Reply
 from durable.transports.tcp.dialer import Dialer, fail
 from durable.transports.tcp.entrance import Entrance
 from durable.transports.tcp.stream import FrameStream

@@ -11,16 +11,8 @@ from dataclasses import dataclass
 from durable.errors import InvalidMessage
 from durable.outcomes import printable
 from durable.transports.frames import Call, Cancel, Fault, FaultKind, Frame, Offers, Received, Refused, Result
-from durable.transports.tcp.conversation import (
-    Answered,
-    ClientSide,
-    ClientState,
-    Ponged,
-    Reply,
-    Sendable,
-    Stray,
-    Unsendable,
-)
+from durable.transports.tcp.client_side import Answered, ClientSide, ClientState, Ponged, Sendable, Stray, Unsendable
+from durable.transports.tcp.conversation import Reply
 from durable.transports.tcp.proofs import ClientProof
 from durable.transports.wire import encode
 

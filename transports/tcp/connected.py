@@ -22,7 +22,7 @@ from durable.transports.announcements import Announcer
 from durable.transports.base import Directory
 from durable.transports.directories import parts_of
 from durable.transports.frames import Announce, Connect, Frame, Listing, Refused, Reset
-from durable.transports.tcp.conversation import Register, ServerSide
+from durable.transports.tcp.server_side import Register, ServerSide
 from durable.transports.tcp.stream import FrameStream
 from durable.transports.watchdog import Watchdog
 from durable.transports.wire import encode

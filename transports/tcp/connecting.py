@@ -26,7 +26,8 @@ from durable.transports.frames import (
     Refused,
     Reset,
 )
-from durable.transports.tcp.conversation import Answered, ClientSide, ClientState, Ponged, Reply, Stray
+from durable.transports.tcp.client_side import Answered, ClientSide, ClientState, Ponged, Stray
+from durable.transports.tcp.conversation import Reply
 from durable.transports.tcp.proofs import ClientProof
 from durable.transports.wire import encode
 from durable.version import __version__

@@ -16,7 +16,7 @@ from durable.errors import ConnectionFailed, TransportError, again, said
 from durable.settings import Settings
 from durable.telemetry import log
 from durable.transports.tcp.address import Address
-from durable.transports.tcp.conversation import ClientSide
+from durable.transports.tcp.client_side import ClientSide
 from durable.transports.tcp.entrance import Entrance
 from durable.transports.tcp.proofs import ClientProof
 from durable.transports.tcp.stream import FrameStream, translated

@@ -39,22 +39,22 @@ from durable.transports.tcp.address import SCHEMES, Address
 from durable.transports.tcp.answering import Calls
 from durable.transports.tcp.budget import Budget
 from durable.transports.tcp.connected import Connected
-from durable.transports.tcp.conversation import (
+from durable.transports.tcp.conversation import Reply
+from durable.transports.tcp.entrance import Admission, Entrance
+from durable.transports.tcp.pace import Pace
+from durable.transports.tcp.proofs import NO_PROOF
+from durable.transports.tcp.server_side import (
     Abandon,
     Begin,
     Deliver,
     Leave,
     Probe,
     Register,
-    Reply,
     ServerSide,
     ServerState,
     Tell,
     TurnAway,
 )
-from durable.transports.tcp.entrance import Admission, Entrance
-from durable.transports.tcp.pace import Pace
-from durable.transports.tcp.proofs import NO_PROOF
 from durable.transports.tcp.stream import LINGER_SECONDS, SMALL_FRAME_BYTES, FrameStream, translated
 from durable.transports.tcp.unix import READ_BYTES, Bound
 from durable.transports.visits import Visit

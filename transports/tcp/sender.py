@@ -23,16 +23,8 @@ from durable.telemetry import log
 from durable.transports.frames import Frame, Goodbye
 from durable.transports.idle import IdleConnections
 from durable.transports.tcp.address import Address
-from durable.transports.tcp.conversation import (
-    Answered,
-    ClientSide,
-    ClientState,
-    Ponged,
-    Reply,
-    Sendable,
-    Stray,
-    Unsendable,
-)
+from durable.transports.tcp.client_side import Answered, ClientSide, ClientState, Ponged, Sendable, Stray, Unsendable
+from durable.transports.tcp.conversation import Reply
 from durable.transports.tcp.dialer import Dialer, fail
 from durable.transports.tcp.entrance import Entrance
 from durable.transports.tcp.stream import FrameStream

@@ -19,8 +19,9 @@ from durable.transports.announcements import announced, learned
 from durable.transports.base import Spoke
 from durable.transports.frames import Listing, Offers, without_loads
 from durable.transports.tcp.address import SCHEMES, Address, parse_destination
+from durable.transports.tcp.client_side import ClientState
 from durable.transports.tcp.connecting import ConnectingSide, Denied, Learned, Offered
-from durable.transports.tcp.conversation import ClientState, Reply
+from durable.transports.tcp.conversation import Reply
 from durable.transports.tcp.dialer import open_stream
 from durable.transports.tcp.entrance import Entrance
 from durable.transports.tcp.stream import FrameStream, translated

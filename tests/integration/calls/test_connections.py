@@ -41,8 +41,9 @@ from durable.transports.frames import (
     Reset,
     Result,
 )
-from durable.transports.tcp.conversation import Sendable, ServerSide
+from durable.transports.tcp.client_side import Sendable
 from durable.transports.tcp.pace import MOST_FRAMES
+from durable.transports.tcp.server_side import ServerSide
 from durable.transports.tcp.transport import TcpTransport
 from durable.transports.wire import encode
 from tests.support.calling import Inventory, Stock

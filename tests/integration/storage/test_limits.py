@@ -20,7 +20,7 @@ from durable.testing import eventually
 from durable.transports.frames import Frame, Welcome
 from durable.transports.http.wire import encode_batch
 from durable.transports.memory import MemoryTransport
-from durable.transports.tcp.conversation import ClientSide, Sendable
+from durable.transports.tcp.client_side import ClientSide, Sendable
 from tests.failure.workbench import QUICK
 
 LARGEST = 20_000

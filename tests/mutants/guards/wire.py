@@ -26,7 +26,7 @@ ROWS = (
     Mutant(
         "wire",
         "a client of another version is welcome",
-        "transports/tcp/conversation.py",
+        "transports/tcp/server_side.py",
         before="        if not set(hello.versions) & set(VERSIONS):",
         after="        if False:",
         killed_by=(
@@ -36,7 +36,7 @@ ROWS = (
     Mutant(
         "wire",
         "a client sends without credit",
-        "transports/tcp/conversation.py",
+        "transports/tcp/client_side.py",
         before="        if self.state is not ClientState.OPEN or self.credit == 0:",
         after="        if self.state is not ClientState.OPEN:",
         killed_by=(

@@ -65,7 +65,7 @@ KNOWN: Final[tuple[Known, ...]] = (
         "a frame that was not read has no size that is used",
     ),
     Known(
-        "transports/tcp/conversation.py",
+        "transports/tcp/server_side.py",
         "fitting = self.peer_max_frame_bytes // (8 * len(outcomes))",
         "fitting = self.peer_max_frame_bytes // ( 9 * len(outcomes))",
         "reasons that do not fit into a frame are cut a little shorter",

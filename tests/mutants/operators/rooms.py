@@ -141,10 +141,11 @@ ROOMS: Final = (
         (
             "transports/frames.py",
             "transports/gate.py",
+            "transports/tcp/client_side.py",
             "transports/tcp/connecting.py",
-            "transports/tcp/conversation.py",
             "transports/tcp/pace.py",
             "transports/tcp/sender.py",
+            "transports/tcp/server_side.py",
             "transports/tcp/stream.py",
             "transports/wire.py",
         ),

@@ -17,7 +17,8 @@ from durable.transports.http.headers import read_options
 from durable.transports.http.wire import decode_batch, encode_batch
 from durable.transports.rabbitmq.arrivals import Origin, mapped
 from durable.transports.rabbitmq.message import properties, received
-from durable.transports.tcp.conversation import ClientSide, Deliver, Sendable, ServerSide
+from durable.transports.tcp.client_side import ClientSide, Sendable
+from durable.transports.tcp.server_side import Deliver, ServerSide
 from durable.transports.wire import MAGIC, Decoder, _decode_batch
 from tests.support.receivers import envelope
 

@@ -29,22 +29,9 @@ from durable.transports.frames import (
     Refused,
     Welcome,
 )
-from durable.transports.tcp.conversation import (
-    MAX_PINGS,
-    Answered,
-    ClientSide,
-    ClientState,
-    Deliver,
-    Leave,
-    Ponged,
-    Probe,
-    Reply,
-    Sendable,
-    ServerSide,
-    ServerState,
-    Stray,
-    Unsendable,
-)
+from durable.transports.tcp.client_side import Answered, ClientSide, ClientState, Ponged, Sendable, Stray, Unsendable
+from durable.transports.tcp.conversation import MAX_PINGS, Reply
+from durable.transports.tcp.server_side import Deliver, Leave, Probe, ServerSide, ServerState
 from durable.transports.wire import MAGIC, Decoder, encode
 from tests.support.receivers import envelope, envelopes
 

@@ -10,8 +10,10 @@ import pytest
 
 from durable.errors import ConnectionFailed, ProtocolViolation
 from durable.transports.frames import MAX_ENVELOPES, Batch, Challenge, Frame, Hello, Ping, Proof, Refused, Welcome
-from durable.transports.tcp.conversation import ClientSide, ClientState, Reply, ServerSide, ServerState, TurnAway
+from durable.transports.tcp.client_side import ClientSide, ClientState
+from durable.transports.tcp.conversation import Reply
 from durable.transports.tcp.proofs import NONCE_BYTES, ClientProof, Known, ServerProof, binding_of, shared_key
+from durable.transports.tcp.server_side import ServerSide, ServerState, TurnAway
 
 LIMIT = 1 << 20
 SECRET = b"correct horse battery"
