@@ -612,11 +612,11 @@ class Bus:
         """
         if isinstance(session, scoped_session | async_scoped_session):
             registry, outbox_of = session, self.runtime.sessions.outbox
-            with self._scope.entered(lambda: outbox_of(registry()), by_application=True):
+            with self._scope.entered(lambda: outbox_of(registry())):
                 yield outbox_of(registry())
         else:
             outbox = self.runtime.sessions.outbox(session)
-            with self._scope.entered(lambda: outbox, by_application=True):
+            with self._scope.entered(lambda: outbox):
                 yield outbox
 
     # ------------------------------------------------------------------ what became of a message

@@ -22,6 +22,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from durable.errors import TransactionEnded, WiringError
 from durable.outbox.sql_text import control_of, ends_transaction
+from durable.outbox.transactions import is_of_sqlalchemy
 
 _KEY: Final = "durable.agents.fence"
 _REFUSED: Final = (
@@ -98,15 +99,20 @@ class Fence:
         """Forget the savepoints that the message before has begun as SQL text: they are not the next one's."""
         self._savepoints.clear()
 
-    def meet_savepoints(self, sql: str) -> None:
-        """Note the savepoints of a statement. Raise TransactionEnded for one that this message has not begun: alone,
-        the database would refuse it; in a group it may reach into the messages before.
+    def check_savepoints(self, sql: str) -> None:
+        """Raise TransactionEnded for a statement about a savepoint that this message has not begun: alone, the database
+        would refuse it; in a group it may reach into the messages before.
         """
+        begun = set(self._savepoints)
         for verb, name in control_of(sql).savepoints:
             if verb == "savepoint":
-                self._savepoints.add(name)
-            elif name not in self._savepoints:
+                begun.add(name)
+            elif name not in begun:
                 raise TransactionEnded
+
+    def meet_savepoints(self, sql: str) -> None:
+        """Note the savepoints that a statement has begun."""
+        self._savepoints |= {name for verb, name in control_of(sql).savepoints if verb == "savepoint"}
 
     def begun(self, transaction: SessionTransaction, connection: Connection) -> None:
         """A connection takes part in a transaction of the session."""
@@ -117,6 +123,7 @@ class Fence:
         if connection.engine not in _watched:
             _watched.add(connection.engine)
             event.listen(connection.engine, "before_cursor_execute", _before_statement)
+            event.listen(connection.engine, "after_cursor_execute", _after_statement)
             event.listen(connection.engine, "commit", _before_commit)
             event.listen(connection.engine, "handle_error", _after_error)
 
@@ -128,13 +135,24 @@ def _after_begin(session: Session, transaction: SessionTransaction, connection: 
         fence.begun(transaction, connection)
 
 
-def _before_statement(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
+def _before_statement(
+    connection: Connection, _cursor: Any, statement: str, _parameters: Any, context: Any, _many: bool
+) -> None:
     fence = _fence_of(connection)
     if fence is None or fence.is_complete:
         return
     if ends_transaction(statement):
         raise WiringError(_REFUSED.format(told=f"it sent {statement.strip()[:40]!r}"))
-    fence.meet_savepoints(statement)
+    if not is_of_sqlalchemy(context):
+        fence.check_savepoints(statement)
+
+
+def _after_statement(
+    connection: Connection, _cursor: Any, statement: str, _parameters: Any, context: Any, _many: bool
+) -> None:
+    fence = _fence_of(connection)
+    if fence is not None and not fence.is_complete and not is_of_sqlalchemy(context):
+        fence.meet_savepoints(statement)
 
 
 def _before_commit(connection: Connection) -> None:

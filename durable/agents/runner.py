@@ -147,15 +147,16 @@ class Run:
             fence = Fence(place.sync_session)
             await self._prepare(place)
             self.entered()
-            try:
-                await self._call(place, outbox, fence)
-            except Exception as error:
-                if fence.has_lost_connection and (_is_consequence(error) or is_outage(error)):
-                    raise Outage(f"the database cannot be used: {type(error).__name__}") from error
-                if isinstance(error, NoUnitOfWork) and fence.has_failed:  # no mistake: the next attempt has a session
-                    raise TransactionEnded from error
-                raise
-            await self._finish(place, outbox, fence)
+            with self.sessions.scope.entered(lambda: outbox):
+                try:
+                    await self._call(place, outbox, fence)
+                except Exception as error:
+                    if fence.has_lost_connection and (_is_consequence(error) or is_outage(error)):
+                        raise Outage(f"the database cannot be used: {type(error).__name__}") from error
+                    if isinstance(error, NoUnitOfWork) and fence.has_failed:  # no mistake: the next one has a session
+                        raise TransactionEnded from error
+                    raise
+                await self._finish(place, outbox, fence)  # listeners of its flush may send, too
 
     async def _prepare(self, place: Place) -> None:
         try:
@@ -165,15 +166,14 @@ class Run:
             raise NoRoom(text_of(error)) from error
 
     async def _call(self, place: Place, outbox: Outbox, fence: Fence) -> None:
-        with self.sessions.scope.entered(lambda: outbox):
-            for call in self.calls(place.session, outbox):
-                fence.begin_message()
-                try:
-                    await self.handle(call)
-                except GeneratorExit as error:  # to what awaits this, the coroutine would seem to be closed
-                    raise RuntimeError("the handler raised GeneratorExit") from error
-                if fence.is_disturbed:
-                    await place.do(lambda _: fence.check())
+        for call in self.calls(place.session, outbox):
+            fence.begin_message()
+            try:
+                await self.handle(call)
+            except GeneratorExit as error:  # to what awaits this, the coroutine would seem to be closed
+                raise RuntimeError("the handler raised GeneratorExit") from error
+            if fence.is_disturbed:
+                await place.do(lambda _: fence.check())
 
     async def _finish(self, place: Place, outbox: Outbox, fence: Fence) -> None:
         def complete(session: Session) -> None:

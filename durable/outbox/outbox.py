@@ -50,6 +50,10 @@ _ROLLED_BACK: Final = (
     "this transaction of the session was rolled back: what is sent with it now would be forgotten; call "
     "session.rollback(), or roll the savepoint back, and send it then"
 )
+_LOST: Final = (
+    "savepoint as SQL text: it was rolled back to after a text of several statements had failed, and nobody can say "
+    "which messages were sent within it; roll the transaction back, and give each savepoint a statement of its own"
+)
 _HANDLERS_COMMIT: Final = "a handler must not commit its session: durable commits it, with the message's completion"
 
 
@@ -297,7 +301,7 @@ class Outbox:
 
     def about_to_commit(self) -> None:
         """Write the pending envelopes before the session commits, with no savepoint open."""
-        self._refuse_handlers()
+        self._check_commit()
         self.store()
         self._is_ending = True
 
@@ -309,9 +313,11 @@ class Outbox:
             self._connect()
         self._is_ending = True
 
-    def _refuse_handlers(self) -> None:
+    def _check_commit(self) -> None:
         if not self.commit_allowed:
             raise WiringError(_HANDLERS_COMMIT)
+        if self._pending.is_lost:
+            raise WiringError(_LOST)
 
     def savepoint_released(self, transaction: SessionTransaction) -> None:
         self._pending.keep(transaction)
@@ -327,7 +333,7 @@ class Outbox:
 
     def _commit_without_connection(self) -> None:
         """Finish without a COMMIT: envelopes that are left were sent by a listener, after the last look."""
-        self._refuse_handlers()
+        self._check_commit()
         root = self.session.get_transaction()
         if root is not None and self._pending.since(root):
             raise NoUnitOfWork(_OVER)
@@ -364,8 +370,12 @@ class Outbox:
         self._pending.name_savepoint(innermost)
         self._abandon(self._pending.forget_savepoint(name, self._not_connected))
 
-    def savepoint_met_as_text(self, verb: Verb, name: str) -> None:
+    def savepoint_met_as_text(self, verb: Verb, name: str, innermost: str | None) -> None:
+        self._pending.name_savepoint(innermost)
         self._abandon(self._pending.meet_text(verb, name, self._not_connected))
+
+    def savepoints_doubted(self, names: Sequence[str]) -> None:
+        self._pending.doubt(names)
 
     @property
     def holds_messages(self) -> bool:
@@ -391,7 +401,7 @@ class Outbox:
 
     def store_last(self, connection: Connection) -> None:
         """Insert the envelopes that the session has not stored, as the last statement before the COMMIT."""
-        self._refuse_handlers()
+        self._check_commit()
         if unstored := self._pending.unstored(self._not_connected):
             self._store(connection, unstored, owned=self._commits)
             failpoint("C2")

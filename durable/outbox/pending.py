@@ -13,7 +13,7 @@ session that has joined may end without taking them back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -60,6 +60,9 @@ class Pending:
         self._begun_so_far = 0
         self._texts: list[tuple[str, Place]] = []
         """Savepoints as SQL text, from outside in; a name may be there more than once."""
+        self._doubtful: dict[str, Place] = {}
+        """Those of texts that failed, which may have been begun before that."""
+        self._lost_at: Place | None = None
 
     def remember(self, envelopes: Sequence[Envelope]) -> None:
         self._entries += map(Entry, envelopes)
@@ -138,19 +141,32 @@ class Pending:
         return self._cut(self._savepoints.pop(name, self._here), self._end(before))
 
     def meet_text(self, verb: Verb, name: str, before: SessionTransaction | None = None) -> list[Sent]:
-        """Follow a savepoint as SQL text. Returns the rows that are gone with it; `before` as in forget_savepoint().
+        """Follow a savepoint as SQL text, which the database has accepted. Returns the rows that are gone with it;
+        `before` as in forget_savepoint().
 
-        One that is not known was begun before any message, or the database refuses what is done with it.
+        One that is not known was begun before any message, unless it is one of SQLAlchemy's.
         """
         if verb == "savepoint":
             self._texts.append((name, self._here))
             return []
         at = max((at for at, (known, _place) in enumerate(self._texts) if known == name), default=-1)
-        if verb == "release":
-            del self._texts[max(at, 0) :]
+        if verb == "rollback" and name in self._doubtful:
+            self._lost_at = self._doubtful[name]
             return []
-        del self._texts[at + 1 :]  # it stays itself
-        return self._cut(self._texts[at][1] if at >= 0 else Place(0, 0), self._end(before))
+        place = self._texts[at][1] if at >= 0 else self._savepoints.get(name, Place(0, 0))
+        if verb == "release":
+            self._texts = [each for each in self._texts if each[1].number < place.number]
+            return []
+        return self._cut(place, self._end(before))
+
+    def doubt(self, names: Iterable[str]) -> None:
+        """Note that savepoints may have been begun: of several statements in one text, one was refused."""
+        self._doubtful |= dict.fromkeys(names, self._here)
+
+    @property
+    def is_lost(self) -> bool:
+        """Tell whether nobody can say which messages are rolled back: after a rollback to a doubtful savepoint."""
+        return self._lost_at is not None
 
     def take(self, before: SessionTransaction | None = None) -> list[Sent]:
         """End the connection's transaction: remove the entries, and return the rows of those that have one.
@@ -169,7 +185,8 @@ class Pending:
         }
         self._savepoints.clear()
         self._texts.clear()
-        self._unnamed = None
+        self._doubtful.clear()
+        self._unnamed = self._lost_at = None
         return list(_rows(taken))
 
     def _cut(self, place: Place, end: int | None = None) -> list[Sent]:
@@ -186,6 +203,9 @@ class Pending:
         }
         self._savepoints = {name: known for name, known in self._savepoints.items() if known.at <= place.at}
         self._texts = [(name, known) for name, known in self._texts if known.number <= place.number]
+        self._doubtful = {name: known for name, known in self._doubtful.items() if known.number <= place.number}
+        if self._lost_at is not None and self._lost_at.number > place.number:
+            self._lost_at = None
         if self._unnamed is not None and self._unnamed.at > place.at:
             self._unnamed = None
         return rows

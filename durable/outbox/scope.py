@@ -6,11 +6,15 @@ that calls, until the block ends:
     the block is entered in     it holds in
     a function or coroutine     that, and what it calls
     a context manager           the block of its user: `@contextmanager def orders(): with bus.enlist(...): yield`
-    an iterated generator       that alone: between two of its values, its consumer is in the block from before;
-                                tasks that either of them starts meanwhile are told to name the one they mean
+    an iterated generator       that, and what it calls; and between two of its values, if there is no other one
 
-A block may be left in another context than it was entered in: a generator that is not run to its end is closed by a
-task of the event loop, and web frameworks run the parts of a dependency in threads.
+Between two values of a generator with a block of its own nobody can tell whether its consumer means that, as the user
+of a context manager does, or the one from before. So where there are both, bus.send() raises NoUnitOfWork, and the
+consumer names the one that it means; so do tasks that are started meanwhile.
+
+A block may be left in another context than it was entered in, and before one that was entered later: a generator that
+is not run to its end is closed by a task of the event loop, and web frameworks run the parts of a dependency in
+threads.
 """
 
 from __future__ import annotations
@@ -19,13 +23,15 @@ import asyncio
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from types import FrameType
-from typing import TYPE_CHECKING, Final
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
 
-from durable.errors import NoUnitOfWork
+import greenlet
+
+from durable.errors import NoUnitOfWork, WiringError
 
 if TYPE_CHECKING:
     from durable.outbox.outbox import Outbox
@@ -35,35 +41,47 @@ _LEFT: Final = (
     "`async with bus.unit_of_work()`"
 )
 _AMBIGUOUS: Final = (
-    "this task or thread was started while a generator had a unit of work open within another one, and either may be "
-    "meant: send with the unit of work itself, by its send(), or by ctx.send() in a handler"
+    "a generator has a unit of work open within another one, and either may be meant here: send with the unit of work "
+    "itself, by its send(), or by ctx.send() in a handler"
+)
+_ENTERED: Final = (
+    "unit of work: entered before, and it is for one block; make another by bus.unit_of_work() or bus.enlist()"
 )
 _GENERATORS: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
-class _Entered:
-    """A unit of work in scope. Tasks that are started meanwhile inherit it, and may outlive it."""
+class Block:
+    """Block of code in which an outbox is in scope. It is entered once."""
 
-    def __init__(self, outbox: Callable[[], Outbox], before: _Entered | None, generator: FrameType | None) -> None:
+    def __init__(self, scope: Scope, outbox: Callable[[], Outbox]) -> None:
         self.outbox = outbox
-        self.before = before
+        self.before: Block | None = None
+        self.frame: FrameType | None = None
+        """The function, coroutine or generator that it is a part of, while it is open."""
+        self.is_of_generator = False
         self.is_over = False
-        self._generator = generator
-        self._place = _place() if generator is not None else None
+        self._scope = scope
+        self._entered_by: ref[object] | None = None
+
+    def __enter__(self) -> None:
+        if self._entered_by is not None:
+            raise WiringError(_ENTERED)
+        self._entered_by = ref(_runner())
+        self.frame = _user()
+        self.is_of_generator = self.frame is not None and _is_generator(self.frame)
+        self._scope.enter(self)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.is_over = True
+        self._scope.leave(self)
+        self.frame = None
 
     @property
-    def holds_here(self) -> bool:
-        """False for the consumer of a generator that has entered it. Without a block from before it holds: a fixture
-        of a test is a generator, too. Raises NoUnitOfWork where nobody can tell.
-        """
-        if self._generator is None or self.before is None:
-            return True
-        if self._place != _place():
-            raise NoUnitOfWork(_AMBIGUOUS)
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame is not self._generator:
-            frame = frame.f_back
-        return frame is not None
+    def is_inherited(self) -> bool:
+        """Tell whether it was entered by another task or thread than the present one."""
+        return self._entered_by is None or self._entered_by() is not _runner()
 
 
 class Scope:
@@ -74,55 +92,120 @@ class Scope:
     """
 
     def __init__(self) -> None:
-        self._current: ContextVar[_Entered | None] = ContextVar("durable.outbox.scope", default=None)
+        self._innermost: ContextVar[Block | None] = ContextVar("durable.outbox.scope", default=None)
+        self._of_generators: dict[FrameType, list[Block]] = {}
+        """The open blocks of iterated generators, wherever they run."""
+
+    def entered(self, outbox: Callable[[], Outbox]) -> Block:
+        """The block in which this outbox is in scope."""
+        return Block(self, outbox)
 
     @property
     def outbox(self) -> Outbox:
         """The outbox in scope; raises NoUnitOfWork."""
-        current = self._current.get()
-        while current is not None and not current.holds_here:
-            current = current.before
-        if current is None:
+        block = self._open_block(self._innermost.get())
+        if self._of_generators:
+            block = self._among_generators(block)
+        if block is None:
             raise NoUnitOfWork
-        if current.is_over:
+        if block.is_over:
             raise NoUnitOfWork(_LEFT)
-        return current.outbox()
+        return block.outbox()
 
-    @contextmanager
-    def entered(self, outbox: Callable[[], Outbox], *, by_application: bool = False) -> Iterator[None]:
-        """Put it in scope in this block. `by_application`: the block may be that of a generator."""
-        generator = _iterated_generator() if by_application else None
-        current = _Entered(outbox, self._current.get(), generator)
-        token = self._current.set(current)
-        try:
-            yield
-        finally:
-            current.is_over = True
-            with suppress(ValueError):  # in another context: this one never had it
-                self._current.reset(token)
+    def _among_generators(self, innermost: Block | None) -> Block | None:
+        """Return the block that the running code is a part of; raises NoUnitOfWork where nobody can tell.
+
+        What is known of the context tells which blocks were entered, and in which order; the frames tell which of them
+        are running. A block without a frame here is inherited, or held by an object, or that of a suspended generator.
+        """
+        known = [block for block in _chain(innermost) if not block.is_over]
+        by_frame = {block.frame: block for block in reversed(known)}
+        running = [found for frame in _frames() if (found := self._block_of(frame, by_frame)) is not None]
+        if not running:
+            suspended = innermost.frame if innermost is not None and innermost.is_of_generator else None
+            if suspended is not None and any(block.frame is not suspended for block in known):
+                raise NoUnitOfWork(_AMBIGUOUS)
+            return innermost
+        meant = running[0]
+        later = known[: known.index(meant)] if meant in known else known
+        frames = {block.frame for block in running}
+        hidden = [block for block in later if block.frame not in frames and not block.is_inherited]
+        if any(block.is_of_generator for block in hidden):
+            raise NoUnitOfWork(_AMBIGUOUS)
+        return hidden[0] if hidden else meant
+
+    def _block_of(self, frame: FrameType, by_frame: Mapping[FrameType | None, Block]) -> Block | None:
+        of_generator = self._of_generators.get(frame)
+        return of_generator[-1] if of_generator else by_frame.get(frame)
+
+    def enter(self, block: Block) -> None:
+        block.before = self._open_block(self._innermost.get())
+        for each in _chain(block):
+            each.before = self._open_block(each.before)  # or they would stay as long as this task
+        self._innermost.set(block)
+        if block.frame is not None and block.is_of_generator:
+            self._of_generators.setdefault(block.frame, []).append(block)
+
+    def leave(self, block: Block) -> None:
+        if self._innermost.get() is block:  # otherwise it is left in another context, or before a later one
+            self._innermost.set(self._open_block(block.before))
+        if block.frame is not None and block.is_of_generator:
+            self._of_generators[block.frame].remove(block)
+            if not self._of_generators[block.frame]:
+                del self._of_generators[block.frame]
+
+    def _open_block(self, block: Block | None) -> Block | None:
+        """The innermost one that is not over, of those that were entered here; or the one that was inherited."""
+        while block is not None and block.is_over and not block.is_inherited:
+            block = block.before
+        return block
 
 
-def _place() -> int:
-    """The task or thread that runs here; of one that has ended another may have the number."""
+def _chain(block: Block | None) -> Iterator[Block]:
+    """Yield this block and those around it, from the inside out."""
+    while block is not None:
+        yield block
+        block = block.before
+
+
+def _runner() -> object:
+    """The task or thread that runs here."""
     task = asyncio.current_task() if asyncio._get_running_loop() is not None else None
-    return threading.get_ident() if task is None else id(task)
+    return threading.current_thread() if task is None else task
 
 
-def _iterated_generator() -> FrameType | None:
-    """The generator whose block is entered now, unless contextlib runs it: then the block is that of its user."""
+def _frames() -> Iterator[FrameType]:
+    """Yield what is being called here, from the inside out; sessions call listeners in a greenlet of their own."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (_is_between(frame) or _is_context_manager(frame)):
-        frame = frame.f_back
-    return frame if frame is not None and frame.f_code.co_flags & _GENERATORS else None
+    lets: Any = greenlet.getcurrent()
+    while lets is not None:
+        while frame is not None:
+            yield frame
+            frame = frame.f_back
+        lets = lets.parent
+        frame = lets.gr_frame if lets is not None else None
+
+
+def _user() -> FrameType | None:
+    """The function or generator whose block is entered now; of a context manager, that of its user."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        while frame is not None and _is_between(frame):
+            frame = frame.f_back
+        driver = frame
+        while driver is not None and _is_generator(driver):  # a part of another goes on when that goes on
+            driver = driver.f_back
+        if driver is frame or driver is None or driver.f_globals.get("__name__") != "contextlib":
+            return frame
+        frame = driver
+    return None
+
+
+def _is_generator(frame: FrameType) -> bool:
+    return bool(frame.f_code.co_flags & _GENERATORS)
 
 
 def _is_between(frame: FrameType) -> bool:
     """Tell whether this is code of durable or contextlib, between the block and what enters it."""
     name = frame.f_globals.get("__name__", "")
     return bool(name == "contextlib" or name.startswith("durable."))
-
-
-def _is_context_manager(frame: FrameType) -> bool:
-    user = frame.f_back
-    is_generator = bool(frame.f_code.co_flags & _GENERATORS)
-    return is_generator and user is not None and user.f_globals.get("__name__") == "contextlib"

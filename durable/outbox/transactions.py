@@ -3,8 +3,9 @@ COMMIT.
 
     Session      after_transaction_create, before_commit, after_begin, after_commit, after_rollback,
                  after_transaction_end
-    Connection   before_cursor_execute, savepoint, release_savepoint, rollback_savepoint, rollback, rollback_twophase,
-                 commit, commit_twophase, prepare_twophase: before each COMMIT or PREPARE, whoever asks for it
+    Connection   before_cursor_execute, after_cursor_execute, savepoint, release_savepoint, rollback_savepoint,
+                 rollback, rollback_twophase, commit, commit_twophase, prepare_twophase: before each COMMIT or PREPARE,
+                 whoever asks for it
 
 The session's events alone do not tell a COMMIT: `before_commit` comes before open savepoints are released, and
 `after_commit` of a session that has joined a transaction comes after nothing, or after RELEASE. Connections are
@@ -18,8 +19,9 @@ from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.engine import ExceptionContext, RootTransaction
+from sqlalchemy.engine import ExceptionContext, ExecutionContext, RootTransaction
 from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.sql.elements import ReleaseSavepointClause, RollbackToSavepointClause, SavepointClause
 
 from durable.errors import WiringError
 from durable.outbox.sql_text import Verb, control_of
@@ -28,6 +30,7 @@ _ENDED_AS_TEXT: Final = (
     "messages were sent in this transaction, so SQL text must not end it ({told!r}): use commit() or rollback() of the "
     "session"
 )
+_OWN_SAVEPOINTS: Final = (SavepointClause, RollbackToSavepointClause, ReleaseSavepointClause)
 _KEY = "durable_outboxes"  # in the info of a session, and in the options of a connection
 
 
@@ -58,7 +61,8 @@ class Follower(Protocol):
 
     @property
     def holds_messages(self) -> bool: ...
-    def savepoint_met_as_text(self, verb: Verb, name: str) -> None: ...
+    def savepoint_met_as_text(self, verb: Verb, name: str, innermost: str | None) -> None: ...
+    def savepoints_doubted(self, names: Sequence[str]) -> None: ...
     def savepoint_begun(self, innermost: str | None) -> None: ...
     def savepoint_kept(self, name: str, innermost: str | None) -> None: ...
     def savepoint_rolled_back(self, name: str, innermost: str | None) -> None: ...
@@ -171,18 +175,29 @@ def open_savepoints(connection: Connection) -> list[str]:
 
 
 @event.listens_for(Engine, "before_cursor_execute")
-def _statement(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
-    """Follow savepoints as SQL text, and refuse an end of the transaction. No event follows it: what was sent would be
-    stored by no COMMIT, or by the next one, although its rows were rolled back.
+def _before_statement(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
+    """Refuse an end of the transaction as SQL text. No event follows it: what was sent would be stored by no COMMIT, or
+    by the next one, although its rows were rolled back.
     """
-    if not (followers := _followers(connection)):
-        return
-    control = control_of(statement)
-    if control.ends and any(each.holds_messages for each in followers):
+    followers = _followers(connection)
+    if followers and control_of(statement).ends and any(each.holds_messages for each in followers):
         raise WiringError(_ENDED_AS_TEXT.format(told=statement.strip()[:40]))
-    for outbox in followers:
-        for verb, name in control.savepoints:
-            outbox.savepoint_met_as_text(verb, name)
+
+
+@event.listens_for(Engine, "after_cursor_execute")
+def _after_statement(
+    connection: Connection, _cursor: Any, statement: str, _parameters: Any, context: Any, _many: bool
+) -> None:
+    """Follow savepoints as SQL text, once the database has accepted them."""
+    if (followers := _followers(connection)) and not is_of_sqlalchemy(context):
+        for verb, name in control_of(statement).savepoints:
+            for outbox in followers:
+                outbox.savepoint_met_as_text(verb, name, innermost_savepoint(connection))
+
+
+def is_of_sqlalchemy(context: ExecutionContext | None) -> bool:
+    """Tell whether SQLAlchemy begins or ends a savepoint of its own by this statement: events tell of these."""
+    return isinstance(getattr(getattr(context, "compiled", None), "statement", None), _OWN_SAVEPOINTS)
 
 
 @event.listens_for(Engine, "savepoint")
@@ -257,6 +272,9 @@ def _store(connection: Connection, followers: Sequence[Follower]) -> None:
 
 @event.listens_for(Engine, "handle_error")
 def _error(context: ExceptionContext) -> None:
-    if context.connection is not None:
-        for outbox in _followers(context.connection):
+    if context.connection is not None and (followers := _followers(context.connection)):
+        control = control_of(context.statement or "")
+        for outbox in followers:
             outbox.commit_failed()
+            if not control.is_alone:
+                outbox.savepoints_doubted([name for verb, name in control.savepoints if verb == "savepoint"])

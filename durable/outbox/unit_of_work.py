@@ -49,7 +49,7 @@ class UnitOfWork:
     def __init__(self, session: AsyncSession, outbox: Outbox, scope: Scope) -> None:
         self.session = session
         self.outbox = outbox
-        self._entered = scope.entered(lambda: outbox, by_application=True)
+        self._entered = scope.entered(lambda: outbox)
 
     def __enter__(self) -> NoReturn:
         raise WiringError("unit_of_work: `with` does not enter it; write `async with bus.unit_of_work()`")

@@ -63,7 +63,7 @@ class MemoryOutbox(Outbox):
 
     def check_commit(self) -> None:
         """Raise WiringError while a handler runs: durable commits its session."""
-        self._refuse_handlers()
+        self._check_commit()
 
     def session_committed(self) -> None:
         super().session_committed()
@@ -74,7 +74,7 @@ class MemoryOutbox(Outbox):
             finish()
 
     def _commit_without_connection(self) -> None:
-        self._refuse_handlers()
+        self._check_commit()
         if root := self.session.get_transaction():
             self._store(None, [entry for entry in self._pending.since(root) if not entry.is_stored], owned=False)
             self._hand_over(self._pending.forget(root))

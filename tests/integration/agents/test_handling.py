@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from durable import Context, Reject, Release, Retry
 from durable.agents.settling import Settling
@@ -23,6 +23,16 @@ from durable.telemetry import Event
 from durable.testing import ManualClock, eventually
 from tests.support.one_handler import NODE, Billed, Placed, Shop, envelope, shop_tables
 from tests.support.tables import Tables
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Effect(Base):
+    __tablename__ = "effects"
+    effect: Mapped[int] = mapped_column(primary_key=True)
+    number: Mapped[int]
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +137,25 @@ class TestOneTransaction:
         assert history == ("incoming", "handled", "shop", 0, NODE, 1)
         xids = "SELECT xid FROM durable.envelope_history UNION SELECT xmin::text::bigint FROM effects"
         assert len(shop.tables.rows(xids)) == 1
+
+    async def test_listener_of_the_last_flush_sends_in_the_unit_of_work(self, shop: Shop) -> None:
+        """What is added is flushed after the handler."""
+
+        async def handle(order: Placed, session: AsyncSession) -> None:
+            session.add(Effect(number=order.number))
+
+        def send(*_: object) -> None:
+            shop.sessions.scope.outbox.send(Billed(2))
+
+        event.listen(Effect, "after_insert", send)
+        shop.handles(handle)
+        try:
+            async with shop.open():
+                await shop.receive(1)
+                await shop.settled()
+        finally:
+            event.remove(Effect, "after_insert", send)
+        assert (shop.effects(), shop.sent(), shop.tables.count("dead_letters")) == ([1], [2], 0)
 
     async def test_a_failure_leaves_no_effect_and_no_message(self, shop: Shop) -> None:
         async def handle(order: Placed, session: AsyncSession, ctx: Context) -> None:

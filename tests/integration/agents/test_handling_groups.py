@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -27,6 +27,7 @@ from durable import Context, Incoming, Middleware, message
 from durable.application.middleware import HandleNext, MiddlewareStack
 from durable.clock import SystemClock
 from durable.embedded import Embedded
+from durable.errors import TransactionEnded
 from tests.support.one_handler import Billed, Shop, envelope, shop_tables
 from tests.support.tables import Tables
 
@@ -109,6 +110,19 @@ def act(step: Step, session: Session, ctx: Context) -> Billed | None:
             session.execute(text('ROLLBACK WORK TO "Left_Open"'))
         case "release a savepoint of another":
             session.execute(text("RELEASE left_open"))
+        case "swallow a refusal":
+            session.execute(text("SAVEPOINT own"))
+            with pytest.raises(TransactionEnded):
+                session.execute(text("ROLLBACK TO gone"))
+            ctx.send(Billed(step.number))
+        case "swallow a refusal by the database":
+            with pytest.raises(DBAPIError), session.begin_nested():
+                session.execute(text("SAVEPOINT own; ROLLBACK TO own; SELECT 1 / 0"))
+            ctx.send(Billed(step.number))
+        case "commit behind a comment in a comment":
+            session.connection().exec_driver_sql("/* a /* b */ c */ COMMIT")
+        case "roll back behind a comment":
+            session.connection().exec_driver_sql("-- a\rROLLBACK")
         case "send":
             ctx.send(Billed(step.number))
             return Billed(step.number + 500)
@@ -139,8 +153,9 @@ ACTIONS = [
     "commit the connection", "roll back the connection", "commit by text", "roll back by text", "leave a savepoint",
     "roll back a savepoint", "leave a savepoint of the connection", "leave a savepoint as text",
     "roll back a savepoint as text", "roll back to a savepoint of another", "release a savepoint of another",
-    "mutate", "mutate and return", "change the headers", "change the attempt", "send", "send and raise",
-    "send without a route", "panic", "exit", "interrupt", "end the generator", "cancel",
+    "swallow a refusal", "swallow a refusal by the database", "commit behind a comment in a comment",
+    "roll back behind a comment", "mutate", "mutate and return", "change the headers", "change the attempt",
+    "send", "send and raise", "send without a route", "panic", "exit", "interrupt", "end the generator", "cancel",
 ]  # fmt: skip
 
 

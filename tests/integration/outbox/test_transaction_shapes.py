@@ -10,7 +10,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import msgspec
 import pytest
@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from sqlalchemy import Connection, Engine, create_engine, event, text
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -103,6 +103,9 @@ class Shape(NamedTuple):
     binding: Binding
     outer_savepoint: bool
     listens: bool
+
+
+REFUSED: Final = ("SELECT 1 / 0", "ROLLBACK TO gone", "RELEASE gone", "RELEASE SAVEPOINT gone", "SAVEPOINT 1")
 
 
 class SqlText:
@@ -258,6 +261,19 @@ class Shapes(RuleBasedStateMachine):
     @rule(name=st.sampled_from("ab"))
     def begin_nested_as_sql_text(self, name: str) -> None:
         self._note(self.attempt(lambda: SqlText(self.session, name)))
+
+    @precondition(lambda self: self.has_savepoints and self.session.in_transaction())
+    @rule(statement=st.sampled_from(REFUSED), as_text=st.booleans())
+    def roll_back_a_refused_statement(self, statement: str, as_text: bool) -> None:
+        def refused() -> None:
+            savepoint = SqlText(self.session, "a") if as_text else self.session.begin_nested()
+            with pytest.raises(DBAPIError):
+                self.session.execute(text(statement))
+            savepoint.rollback()
+            if as_text:
+                savepoint.commit()
+
+        self.attempt(refused)
 
     def _note(self, savepoint: Any) -> None:
         if savepoint is not None:

@@ -85,7 +85,7 @@ ROWS = (
         "handling",
         "a message rolls back to a savepoint of its neighbour",
         "durable/agents/fence.py",
-        before="            elif name not in self._savepoints:",
+        before="            elif name not in begun:",
         after="            elif False:",
         killed_by=(f"{_GROUPS}::test_message_cannot_reach_a_savepoint_of_its_neighbour[async]",),
     ),

@@ -5,6 +5,11 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _SCOPE = "tests/integration/outbox/unit_of_work/test_scope.py"
+_SHAPES = "tests/unit/outbox/test_scope.py"
+_REFUSED = (
+    "tests/integration/outbox/unit_of_work/test_savepoints.py"
+    "::test_refused_statement_about_a_savepoint_takes_no_message_along"
+)
 _THREADS = (
     "tests/integration/asgi/test_middleware.py::TestRequests::test_threads_of_one_request_send_in_its_unit_of_work"
 )
@@ -181,21 +186,43 @@ ROWS = (
         "outbox",
         "a generator's unit of work takes the messages of its consumer",
         "durable/outbox/scope.py",
-        before="        while current is not None and not current.holds_here:\n            current = current.before\n",
-        after="",
+        before="            if suspended is not None and any(block.frame is not suspended for block in known):\n",
+        after="            if False:\n",
         killed_by=(
-            f"{_SCOPE}::test_consumer_of_a_generator_sends_in_its_own_unit_of_work",
-            f"{_SCOPE}::test_consumer_breaking_off_goes_on_in_its_own_unit_of_work",
-            f"{_SCOPE}::test_failing_consumer_of_a_generator_sends_nothing",
-            f"{_SCOPE}::test_consumer_of_a_sync_generator_sends_in_its_own_session",
+            f"{_SCOPE}::test_consumer_of_a_generator_names_its_unit_of_work",
+            f"{_SCOPE}::test_consumer_of_a_sync_generator_names_its_outbox",
         ),
+    ),
+    Mutant(
+        "outbox",
+        "the messages of a generator's consumer go to a unit of work beyond it",
+        "durable/outbox/scope.py",
+        before="        if any(block.is_of_generator for block in hidden):\n",
+        after="        if False:\n",
+        killed_by=(f"{_SHAPES}::test_block_of_a_manager_run_by_hand_is_its_own_or_nobodys[within another-here]",),
+    ),
+    Mutant(
+        "outbox",
+        "a generator that runs in a greenlet is not found",
+        "durable/outbox/scope.py",
+        before="        lets = lets.parent\n",
+        after="        lets = None\n",
+        killed_by=(f"{_SHAPES}::test_generator_finds_its_own_block[a_loop-in_a_listener-within another]",),
+    ),
+    Mutant(
+        "outbox",
+        "a step of a generator in a task of its own sends with its consumer's unit of work",
+        "durable/outbox/scope.py",
+        before="        return of_generator[-1] if of_generator else by_frame.get(frame)\n",
+        after="        return by_frame.get(frame)\n",
+        killed_by=(f"{_SHAPES}::test_generator_finds_its_own_block[a_task_a_step-here-within another]",),
     ),
     Mutant(
         "outbox",
         "a context manager's unit of work is not found by its user",
         "durable/outbox/scope.py",
-        before="(_is_between(frame) or _is_context_manager(frame))",
-        after="_is_between(frame)",
+        before='        if driver is frame or driver is None or driver.f_globals.get("__name__") != "contextlib":\n',
+        after="        if True:\n",
         killed_by=(
             f"{_SCOPE}::test_context_manager_holds_in_the_block_of_its_user",
             f"{_SCOPE}::test_sync_context_manager_holds_in_the_block_of_its_user",
@@ -203,14 +230,28 @@ ROWS = (
     ),
     Mutant(
         "outbox",
-        "a block that is left in another context raises ValueError",
+        "a unit of work that is left takes a later one along",
         "durable/outbox/scope.py",
-        before="            with suppress(ValueError):  # in another context: this one never had it\n"
-        "                self._current.reset(token)\n",
-        after="            self._current.reset(token)\n",
+        before="        if self._innermost.get() is block:  # otherwise it is left in another context, or before a later one\n",
+        after="        if True:\n",
+        killed_by=(f"{_SHAPES}::test_block_left_before_a_later_one_leaves_it_in_scope",),
+    ),
+    Mutant(
+        "outbox",
+        "units of work that are over stay in memory",
+        "durable/outbox/scope.py",
+        before="            each.before = self._open_block(each.before)  # or they would stay as long as this task\n",
+        after="            pass\n",
+        killed_by=(f"{_SHAPES}::test_generators_left_early_leave_nothing",),
+    ),
+    Mutant(
+        "outbox",
+        "a listener of the last flush has no unit of work",
+        "durable/agents/runner.py",
+        before="                await self._finish(place, outbox, fence)  # listeners of its flush may send, too\n",
+        after="            await self._finish(place, outbox, fence)\n",
         killed_by=(
-            f"{_SCOPE}::test_block_may_be_left_in_another_context",
-            f"{_SCOPE}::test_parts_of_a_sync_dependency_run_in_contexts_of_their_own",
+            "tests/integration/agents/test_handling.py::TestOneTransaction::test_listener_of_the_last_flush_sends_in_the_unit_of_work",
         ),
     ),
     Mutant(
@@ -244,7 +285,7 @@ ROWS = (
         "outbox",
         "SQL text ends a transaction with messages",
         "durable/outbox/transactions.py",
-        before="    if control.ends and",
+        before="    if followers and control_of(statement).ends and",
         after="    if False and",
         killed_by=(
             "tests/integration/outbox/unit_of_work/test_commits.py::TestCommits::test_end_as_sql_text_is_refused_after_a_send[asyncpg-COMMIT]",
@@ -254,8 +295,8 @@ ROWS = (
         "outbox",
         "a savepoint as SQL text is rolled back without its messages",
         "durable/outbox/transactions.py",
-        before="            outbox.savepoint_met_as_text(verb, name)\n",
-        after="            pass\n",
+        before="                outbox.savepoint_met_as_text(verb, name, innermost_savepoint(connection))\n",
+        after="                pass\n",
         killed_by=(
             "tests/integration/outbox/unit_of_work/test_savepoints.py::test_messages_follow_savepoints_as_sql_text[asyncpg]",
             "tests/integration/outbox/test_transaction_shapes.py::test_messages_stored_and_handed_over_are_those_of_the_committed_rows[engine]",
@@ -263,20 +304,38 @@ ROWS = (
     ),
     Mutant(
         "outbox",
-        "a task between two units of work sends with either",
-        "durable/outbox/scope.py",
-        before="            raise NoUnitOfWork(_AMBIGUOUS)\n",
-        after="            return True\n",
-        killed_by=(f"{_SCOPE}::test_task_of_a_consumer_is_told_to_name_its_unit_of_work",),
+        "text in quotes is read as a savepoint",
+        "durable/outbox/sql_text.py",
+        before='        elif kind != "space":\n',
+        after='        elif kind == "text":\n            at = found.start() + 1\n        elif kind != "space":\n',
+        killed_by=(
+            "tests/integration/outbox/unit_of_work/test_savepoints.py::test_text_like_a_savepoint_takes_no_message_along",
+        ),
     ),
     Mutant(
         "outbox",
-        "text in quotes is read as a savepoint",
+        "a comment ends at the first sign of its end",
         "durable/outbox/sql_text.py",
-        before="tuple(_savepoints(statements))",
-        after="tuple(_savepoints(sql.split(';')))",
+        before="        if not depth:\n",
+        after='        if found.group() == "*/":\n',
+        killed_by=("tests/integration/outbox/test_sql_text.py::test_text_is_read_as_by_postgres",),
+    ),
+    Mutant(
+        "outbox",
+        "a savepoint as SQL text that the database refuses is followed",
+        "durable/outbox/transactions.py",
+        before='@event.listens_for(Engine, "after_cursor_execute")\n',
+        after='@event.listens_for(Engine, "before_cursor_execute")\n',
+        killed_by=(f"{_REFUSED}[asyncpg-ROLLBACK TO gone]",),
+    ),
+    Mutant(
+        "outbox",
+        "a transaction of which the savepoints are lost is committed",
+        "durable/outbox/outbox.py",
+        before="        if self._pending.is_lost:\n",
+        after="        if False:\n",
         killed_by=(
-            "tests/integration/outbox/unit_of_work/test_savepoints.py::test_text_like_a_savepoint_takes_no_message_along",
+            "tests/integration/outbox/unit_of_work/test_savepoints.py::test_commit_is_refused_after_a_rollback_to_a_doubtful_savepoint",
         ),
     ),
     Mutant(

@@ -302,3 +302,67 @@ async def test_text_like_a_savepoint_takes_no_message_along(flavour: Flavour, ta
 
     await flavour.run(work)
     assert sent_numbers(tables) == [1]
+
+
+REFUSED = ["ROLLBACK TO gone", "RELEASE gone", "SAVEPOINT a; ROLLBACK TO gone", "SELECT 1 / 0; SAVEPOINT a"]
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+async def test_refused_statement_about_a_savepoint_takes_no_message_along(
+    flavour: Flavour, tables: Tables, refused: str
+) -> None:
+    def work(session: Session, outbox: Outbox) -> None:
+        def place(number: int) -> None:
+            insert(session, number)
+            outbox.send(Placed(number))
+
+        place(1)
+        session.execute(text("SAVEPOINT a"))
+        place(2)
+        with pytest.raises(DBAPIError), session.begin_nested():
+            session.execute(text(refused))
+        place(3)
+        session.execute(text("ROLLBACK TO a"))
+        place(4)
+        session.commit()
+
+    await flavour.run(work)
+    assert tables.rows("SELECT number FROM orders ORDER BY number") == sent_numbers(tables) == [1, 4]
+
+
+async def test_commit_is_refused_after_a_rollback_to_a_doubtful_savepoint(flavour: Flavour, tables: Tables) -> None:
+    """Of several statements in one text some may have been carried out; asyncpg takes one alone."""
+
+    def work(session: Session, outbox: Outbox) -> None:
+        insert(session, 1)
+        outbox.send(Placed(1))
+        session.execute(text("SAVEPOINT a"))
+        with pytest.raises(DBAPIError):
+            session.execute(text("SAVEPOINT b; SAVEPOINT a; SELECT 1 / 0"))
+        outbox.send(Placed(2))
+        session.execute(text("ROLLBACK TO a"))
+        with pytest.raises(WiringError, match="nobody can say which messages were sent within it"):
+            session.commit()
+        session.rollback()
+        insert(session, 3)
+        outbox.send(Placed(3))
+        session.commit()
+
+    await flavour.run(work)
+    assert tables.rows("SELECT number FROM orders") == sent_numbers(tables) == [3]
+
+
+async def test_savepoint_of_sqlalchemy_is_rolled_back_by_its_name(flavour: Flavour, tables: Tables) -> None:
+    def work(session: Session, outbox: Outbox) -> None:
+        insert(session, 1)
+        outbox.send(Placed(1))
+        nested = session.connection().begin_nested()
+        insert(session, 2)
+        outbox.send(Placed(2))
+        session.execute(text(f"ROLLBACK TO {nested._savepoint}"))
+        insert(session, 3)
+        outbox.send(Placed(3))
+        session.commit()
+
+    await flavour.run(work)
+    assert tables.rows("SELECT number FROM orders ORDER BY number") == sent_numbers(tables) == [1, 3]

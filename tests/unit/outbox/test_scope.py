@@ -1,0 +1,383 @@
+"""Whose unit of work it is: shapes in which a block is entered, and places from which a message is sent.
+
+The one that is found is the one that is meant, or NoUnitOfWork is raised: never another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from typing import Any, cast
+
+import pytest
+from sqlalchemy.util import greenlet_spawn
+
+from durable.errors import NoUnitOfWork, WiringError
+from durable.outbox.outbox import Outbox
+from durable.outbox.scope import Block, Scope
+
+NOBODY = "NoUnitOfWork"
+
+
+class Desk:
+    """Blocks by name, and which of them is found."""
+
+    def __init__(self) -> None:
+        self.scope = Scope()
+
+    def block(self, name: str) -> Block:
+        return self.scope.entered(lambda: cast(Outbox, name))
+
+    def found(self) -> str:
+        try:
+            return cast(str, self.scope.outbox)
+        except NoUnitOfWork:
+            return NOBODY
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+# ---------------------------------------------------------------- ways to enter a block of one's own
+
+Entering = Callable[[Desk], Any]
+"""Returns a sync context manager whose block is that of `own`."""
+
+
+def directly(desk: Desk) -> Any:
+    return desk.block("own")
+
+
+@contextmanager
+def _manager(desk: Desk) -> Iterator[None]:
+    with desk.block("own"):
+        yield
+
+
+def by_a_manager(desk: Desk) -> Any:
+    return _manager(desk)
+
+
+@contextmanager
+def by_a_manager_of_a_manager(desk: Desk) -> Iterator[None]:
+    with _manager(desk):
+        yield
+
+
+def _part(desk: Desk) -> Iterator[None]:
+    with desk.block("own"):
+        yield
+
+
+@contextmanager
+def by_a_delegating_manager(desk: Desk) -> Iterator[None]:
+    yield from _part(desk)
+
+
+@contextmanager
+def by_a_looping_manager(desk: Desk) -> Iterator[None]:
+    for _ in _part(desk):
+        yield
+
+
+@contextmanager
+def by_a_stack(desk: Desk) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(_manager(desk))
+        yield
+
+
+class _Held:
+    def __init__(self, desk: Desk) -> None:
+        self._block = desk.block("own")
+
+    def __enter__(self) -> None:
+        self._block.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._block.__exit__(None, None, None)
+
+
+def by_an_object(desk: Desk) -> Any:
+    return _Held(desk)
+
+
+MANAGERS = [
+    directly,
+    by_a_manager,
+    by_a_manager_of_a_manager,
+    by_a_delegating_manager,
+    by_a_looping_manager,
+    by_a_stack,
+    by_an_object,
+]
+
+
+class _Stepped:
+    """A context manager of an application that runs a generator by itself."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._steps = _part(desk)
+
+    def __enter__(self) -> None:
+        next(self._steps)
+
+    def __exit__(self, *_: object) -> None:
+        next(self._steps, None)
+
+
+# ---------------------------------------------------------------- places from which a message is sent
+
+
+async def here(desk: Desk) -> str:
+    return desk.found()
+
+
+async def in_a_task(desk: Desk) -> str:
+    return await asyncio.create_task(here(desk))
+
+
+async def in_a_thread(desk: Desk) -> str:
+    return await asyncio.to_thread(desk.found)
+
+
+async def in_a_listener(desk: Desk) -> str:
+    """As sessions call their listeners: in a greenlet."""
+    return cast(str, await greenlet_spawn(desk.found))
+
+
+async def in_a_block_within(desk: Desk) -> str:
+    with desk.block("inner"):
+        assert desk.found() == "inner"
+    return desk.found()
+
+
+PLACES = [here, in_a_task, in_a_thread, in_a_listener]
+Place = Callable[[Desk], Awaitable[str]]
+of_places = pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+of_outer = pytest.mark.parametrize("outer", ["", "outer"], ids=["alone", "within another"])
+
+
+def around(desk: Desk, outer: str) -> Any:
+    return desk.block(outer) if outer else ExitStack()
+
+
+@of_outer
+@pytest.mark.parametrize("place", [*PLACES, in_a_block_within], ids=lambda place: place.__name__)
+@pytest.mark.parametrize("enter", MANAGERS, ids=lambda enter: enter.__name__)
+async def test_block_of_a_context_manager_holds_for_its_user(
+    desk: Desk, enter: Entering, place: Place, outer: str
+) -> None:
+    with around(desk, outer):
+        with enter(desk):
+            assert await place(desk) == "own"
+        assert await place(desk) == (outer or NOBODY)
+
+
+@of_outer
+@of_places
+async def test_block_of_a_manager_run_by_hand_is_its_own_or_nobodys(desk: Desk, place: Place, outer: str) -> None:
+    with around(desk, outer):
+        with _Stepped(desk):
+            assert await place(desk) == (NOBODY if outer else "own")
+        assert await place(desk) == (outer or NOBODY)
+
+
+# ---------------------------------------------------------------- iterated generators
+
+
+async def rows(desk: Desk, place: Place, found: list[str]) -> AsyncIterator[int]:
+    with desk.block("own"):
+        for number in range(3):
+            found.append(await place(desk))
+            yield number
+        with desk.block("inner"):
+            found.append(await place(desk))
+
+
+async def a_loop(steps: AsyncIterator[int], consume: Callable[[], Awaitable[None]]) -> None:
+    async for _ in steps:
+        await consume()
+
+
+async def a_task_a_step(steps: AsyncIterator[int], consume: Callable[[], Awaitable[None]]) -> None:
+    while await asyncio.wait_for(asyncio.ensure_future(anext(steps, None)), 5) is not None:
+        await consume()
+
+
+@of_outer
+@pytest.mark.parametrize("place", [here, in_a_listener], ids=lambda place: place.__name__)
+@pytest.mark.parametrize("run", [a_loop, a_task_a_step], ids=lambda run: run.__name__)
+async def test_generator_finds_its_own_block(desk: Desk, place: Place, run: Any, outer: str) -> None:
+    found, consumed = list[str](), list[str]()
+
+    async def consume() -> None:
+        consumed.append(await place(desk))
+
+    with around(desk, outer):
+        await run(rows(desk, place, found), consume)
+        assert await place(desk) == (outer or NOBODY)
+    assert found == ["own", "own", "own", "inner"]
+    alone = "own" if run is a_loop else NOBODY  # what is entered in another task holds there
+    # Where nobody can tell, the consumer names the one it means; in tasks it knows but of the other one.
+    assert set(consumed) == {alone if not outer else NOBODY if run is a_loop else outer}
+
+
+@of_outer
+@pytest.mark.parametrize("place", [in_a_task, in_a_thread], ids=lambda place: place.__name__)
+async def test_task_of_a_generator_finds_its_block_or_none(desk: Desk, place: Place, outer: str) -> None:
+    found = list[str]()
+    with around(desk, outer):
+        async for _ in rows(desk, place, found):
+            assert await place(desk) == (NOBODY if outer else "own")
+    assert set(found) <= ({NOBODY} if outer else {"own", "inner"}) | {"inner"}
+
+
+async def test_block_of_a_consumer_is_its_own_when_entered_after_the_generators(desk: Desk) -> None:
+    found = list[str]()
+    steps = rows(desk, here, found)
+    await anext(steps)
+    with desk.block("consumer"):
+        assert desk.found() == "consumer"
+        async for _ in steps:
+            assert desk.found() == "consumer"
+        assert desk.found() == "consumer"
+    assert desk.found() == NOBODY
+    assert found == ["own", "own", "own", "inner"]
+
+
+async def test_generator_in_a_generator_finds_its_own_block(desk: Desk) -> None:
+    def pages() -> Iterator[str]:
+        with desk.block("pages"):
+            for _ in range(2):
+                yield desk.found()
+
+    def lines() -> Iterator[str]:
+        with desk.block("lines"):
+            for page in pages():
+                yield page
+                yield desk.found()  # the block of `pages` may be meant
+            yield desk.found()
+
+    with desk.block("outer"):
+        assert list(lines()) == ["pages", NOBODY, "pages", NOBODY, "lines"]
+        assert desk.found() == "outer"
+
+
+async def test_two_blocks_of_one_generator_are_one_for_its_consumer(desk: Desk) -> None:
+    """As a fixture of a test with two units of work."""
+
+    def fixture() -> Generator[None]:
+        with desk.block("first"), desk.block("second"):
+            yield
+
+    steps = fixture()
+    next(steps)
+    assert desk.found() == await in_a_task(desk) == "second"
+    steps.close()
+    assert desk.found() == NOBODY
+
+
+async def test_steps_in_threads_find_their_block(desk: Desk) -> None:
+    """As a web framework sends the body of a response."""
+
+    def body() -> Iterator[str]:
+        with desk.block("own"):
+            for _ in range(3):
+                yield desk.found()
+
+    steps = body()
+    assert [await asyncio.to_thread(next, steps, None) for _ in range(4)] == ["own", "own", "own", None]
+    assert not desk.scope._of_generators
+
+
+# ---------------------------------------------------------------- ends
+
+
+async def test_block_left_before_a_later_one_leaves_it_in_scope(desk: Desk) -> None:
+    with desk.block("outer"):
+        first, second = desk.block("first"), desk.block("second")
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert desk.found() == "second"
+        second.__exit__(None, None, None)
+        assert desk.found() == "outer"
+    assert desk.found() == NOBODY
+
+
+@pytest.mark.parametrize("starts", ["a task", "a thread", "a copied context"])
+async def test_block_is_over_for_everything_started_in_it(desk: Desk, starts: str) -> None:
+    let_go, go_on = threading.Event(), asyncio.Event()
+
+    def in_thread() -> str:
+        let_go.wait(20)
+        return desk.found()
+
+    async def in_task() -> str:
+        await go_on.wait()
+        return desk.found()
+
+    def begin() -> asyncio.Future[str]:
+        if starts == "a copied context":
+            return asyncio.get_running_loop().run_in_executor(None, contextvars.copy_context().run, in_thread)
+        return asyncio.ensure_future(asyncio.to_thread(in_thread) if starts == "a thread" else in_task())
+
+    with desk.block("outer"):
+        with desk.block("own"):
+            running = begin()
+            await asyncio.sleep(0)
+        let_go.set()
+        go_on.set()
+        assert await running == NOBODY
+        assert desk.found() == "outer"
+
+
+async def test_generators_left_early_leave_nothing(desk: Desk) -> None:
+    async def endless() -> AsyncIterator[int]:
+        with desk.block("own"):
+            while True:
+                yield 1
+
+    with desk.block("outer"):
+        for _ in range(20):
+            async for _ in endless():
+                break
+            gc.collect()
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+        assert desk.found() == "outer"
+        blocks = [each for each in gc.get_objects() if isinstance(each, Block)]
+        assert len(blocks) <= 3
+    assert not desk.scope._of_generators
+
+
+async def test_block_is_entered_once(desk: Desk) -> None:
+    block = desk.block("own")
+    with block:
+        pass
+    with pytest.raises(WiringError, match="entered before, and it is for one block; make another"):
+        block.__enter__()
+
+
+async def test_async_context_managers_and_stacks_hold_for_their_user(desk: Desk) -> None:
+    async def part() -> AsyncIterator[None]:
+        with desk.block("own"):
+            yield
+
+    @asynccontextmanager
+    async def manager() -> AsyncIterator[None]:
+        async for _ in part():
+            yield
+
+    with desk.block("outer"):
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(manager())
+            assert [desk.found(), await in_a_task(desk), await in_a_listener(desk)] == ["own"] * 3
+        assert desk.found() == "outer"
