@@ -234,7 +234,7 @@ ROWS = (
         "durable/outbox/scope.py",
         before="        if self._innermost.get() is block:  # otherwise it is left in another context, or before a later one\n",
         after="        if True:\n",
-        killed_by=(f"{_SHAPES}::test_block_left_before_a_later_one_leaves_it_in_scope",),
+        killed_by=(f"{_SHAPES}::test_later_block_stays_in_scope_when_an_earlier_one_is_left",),
     ),
     Mutant(
         "outbox",

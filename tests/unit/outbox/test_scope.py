@@ -300,7 +300,7 @@ async def test_steps_in_threads_find_their_block(desk: Desk) -> None:
 # ---------------------------------------------------------------- ends
 
 
-async def test_block_left_before_a_later_one_leaves_it_in_scope(desk: Desk) -> None:
+async def test_later_block_stays_in_scope_when_an_earlier_one_is_left(desk: Desk) -> None:
     with desk.block("outer"):
         first, second = desk.block("first"), desk.block("second")
         first.__enter__()
@@ -313,7 +313,7 @@ async def test_block_left_before_a_later_one_leaves_it_in_scope(desk: Desk) -> N
 
 
 @pytest.mark.parametrize("starts", ["a task", "a thread", "a copied context"])
-async def test_block_is_over_for_everything_started_in_it(desk: Desk, starts: str) -> None:
+async def test_block_is_over_for_everything_started_within(desk: Desk, starts: str) -> None:
     let_go, go_on = threading.Event(), asyncio.Event()
 
     def in_thread() -> str:
