@@ -92,7 +92,7 @@ class TestWorkers:
                 except asyncio.CancelledError:
                     cancelled.append(1)
 
-        shop.handles(handle)
+        shop.handles(handle, timeout=timedelta(minutes=5))
         running = asyncio.create_task(shop.agent.run())
         await shop.receive(1)
         await begun.wait()

@@ -382,18 +382,23 @@ class TestScheduledMessages:
     async def test_message_due_during_a_round_of_recovery_does_not_wait_for_the_next_poll(
         self, works: Works, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def claim_slowly(*work: Any) -> bool:
+        is_due = "SELECT count(*) FROM durable.incoming_envelopes WHERE execution_time < now()"
+
+        async def claim_until_it_is_due(*work: Any) -> bool:
             there_is_more = await claim_incoming(*work)
-            await asyncio.sleep(0.5)
+            if is_rescheduled:
+                await eventually(lambda: works.tables.one(is_due))
             return there_is_more
 
-        monkeypatch.setattr(agent, "claim_incoming", claim_slowly)
+        is_rescheduled = list[bool]()
+        monkeypatch.setattr(agent, "claim_incoming", claim_until_it_is_due)
         bus = works.node("", settings={"poll_interval": timedelta(minutes=5)})
         async with bus:
             async with bus.unit_of_work():
                 later = bus.send(Tick(1), delay=3_600)
             await asyncio.sleep(3)  # until the rounds of the start and of the commit are over
-            assert await bus.reschedule(later, delay=0.2)
+            is_rescheduled.append(True)
+            assert await bus.reschedule(later, delay=2)
             await eventually(lambda: works.numbers == [1])
 
     async def test_message_of_another_process_waits_for_no_other_work_of_a_round(
