@@ -183,7 +183,7 @@ class Runtime:
         )
 
     def metrics_app(self, monitor: Callable[[], Monitor], others: Collector | None = None) -> Starlette:
-        """Build the node's parts. Raises InvalidSetting when a package that they need is not installed."""
+        """Build the app of /metrics and /health. Raises InvalidSetting when a package of it is not installed."""
         try:
             from durable.observability.metrics.server import make_app
         except ImportError as error:
@@ -360,7 +360,7 @@ class Runtime:
         self._open_connections()
 
     def _open_connections(self) -> None:
-        """Connect to the directories of other services, and keep what connected peers announce."""
+        """Connect to the directories of other services."""
         for address in self.application.connected:
             self.connections.open(address)
 
@@ -386,10 +386,10 @@ class Runtime:
     async def stop(self) -> None:
         """Drain, release, leave, and close the connections, in bounded time."""
         try:
-            patience = asyncio.get_running_loop().time() + self.settings.drain_timeout.total_seconds()
+            deadline = asyncio.get_running_loop().time() + self.settings.drain_timeout.total_seconds()
             await self.connections.close_all(_CLOSING_SECONDS)  # first: callers elsewhere go elsewhere
             await self.life.stop()
-            await self.application.offers.drain(patience - asyncio.get_running_loop().time())
+            await self.application.offers.drain(deadline - asyncio.get_running_loop().time())
             if self._storing_task is not None and self._storing is not None:
                 self._storing.stop()
                 await asyncio.wait([self._storing_task], timeout=self.settings.drain_timeout.total_seconds())

@@ -33,6 +33,7 @@ from durable.storage.leases import Burials
 from durable.storage.sql.recovery import INCOMING, OUTGOING
 from durable.storage.trials import Looked
 from durable.tasks.crew import Crew, raise_if_cancelled
+from durable.tasks.waiting import is_set_within
 from durable.telemetry import log
 
 Story = Callable[[], Awaitable[None]]
@@ -114,11 +115,7 @@ class RecoveryAgent:
             self._woken.clear()
             self._due_at = []
             await self._run_round()
-            try:
-                async with asyncio.timeout(self._longest_wait()):
-                    await self._woken.wait()
-            except TimeoutError:
-                pass
+            await is_set_within(self._woken, self._longest_wait())
 
     async def _run_round(self) -> None:
         """Claim first: what another process has stored waits for nothing else."""

@@ -23,6 +23,7 @@ from durable.storage import registry as storage
 from durable.storage.database import Database
 from durable.storage.rows import storable
 from durable.tasks.crew import raise_if_cancelled
+from durable.tasks.waiting import is_set_within
 from durable.telemetry import log
 from durable.transports.frames import Listing, without_loads
 
@@ -64,11 +65,7 @@ class Announcing:
                 self._woken.clear()
                 await self._surviving()
                 await asyncio.sleep(_GATHERING)
-                try:
-                    async with asyncio.timeout(self._pause if self._wanted or self._changed else None):
-                        await self._woken.wait()
-                except TimeoutError:
-                    pass
+                await is_set_within(self._woken, self._pause if self._wanted or self._changed else None)
         finally:
             self._changed = dict.fromkeys([*self._changed, *self._wanted])
             self._wanted = {}

@@ -66,7 +66,7 @@ class RejoinPolicy:
     def __init__(self) -> None:
         self._failures = 0
 
-    def joined(self) -> None:
+    def ended_well(self) -> None:
         self._failures = 0
 
     def failed(self) -> None:
@@ -74,7 +74,7 @@ class RejoinPolicy:
 
     @property
     def has_failed_once(self) -> bool:
-        """Tell whether this is the first failure since a node has joined."""
+        """Tell whether this is the first failure since a node has ended well."""
         return self._failures == 1
 
     def pause(self) -> float:

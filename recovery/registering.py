@@ -28,6 +28,7 @@ from durable.settings import Settings
 from durable.storage import registry as storage
 from durable.storage.database import Database
 from durable.tasks.crew import raise_if_cancelled
+from durable.tasks.waiting import is_set_within
 from durable.telemetry import log
 from durable.transports.frames import Listing, without_loads
 
@@ -86,11 +87,7 @@ class Registering:
             self.woken.clear()
             await self._look()
             await asyncio.sleep(_GATHERING)
-            try:
-                async with asyncio.timeout(self._interval):
-                    await self.woken.wait()
-            except TimeoutError:
-                pass
+            await is_set_within(self.woken, self._interval)
 
     async def leave(self) -> None:
         """Remove what the node offers, before it stops to answer."""

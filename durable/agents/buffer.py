@@ -56,7 +56,7 @@ class Buffer(Generic[T]):
     def room_for_claim(self, batch_size: int) -> int:
         """Return the number of items that a claim may take now.
 
-        None, while items wait here and there is no room for a batch, or for half of a small buffer: a claim for each
+        0, while items wait here and there is no room for a batch, or for half of a small buffer: a claim for each
         item that is done would cost more than the items.
         """
         room = self.room

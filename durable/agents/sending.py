@@ -40,6 +40,7 @@ from durable.storage.rows import Letter
 from durable.storage.sql.recovery import OUTGOING
 from durable.tasks.crew import Crew, raise_if_cancelled
 from durable.tasks.forgiving import forgiving
+from durable.tasks.waiting import is_set_within
 from durable.telemetry import BatchSpans, Event, log
 from durable.transports.base import Sender, keeps_order
 
@@ -177,7 +178,7 @@ class SendingAgent:
                 raise_if_cancelled(error)
                 log.exception("destination %s cannot be opened; will retry", self.destination)
             self._changed.clear()
-            await self._wait(self._settings.ping_interval.total_seconds())
+            await is_set_within(self._changed, self._settings.ping_interval.total_seconds())
         return False
 
     async def _send_batches(self, batches: Crew) -> None:
@@ -189,7 +190,7 @@ class SendingAgent:
             elif self.circuit.latched:
                 await self._stay_latched()
             elif (pause := self._busy_until - asyncio.get_running_loop().time()) > 0:
-                await self._wait(pause)
+                await is_set_within(self._changed, pause)
             elif is_due(
                 self.buffer,
                 len(self._in_flight),
@@ -336,7 +337,7 @@ class SendingAgent:
         """Hold nothing, ping, and leave the latch when a ping is answered or another node has left it."""
         await self._release_waiting()
         interval = self._settings.ping_interval.total_seconds()
-        await self._wait(interval * random.uniform(0.8, 1.2))
+        await is_set_within(self._changed, interval * random.uniform(0.8, 1.2))
         if not self.circuit.latched or self._stopping:
             return
         try:
@@ -381,11 +382,3 @@ class SendingAgent:
         if self.claim_pending and self.buffer.room_for_claim(self._settings.batch_size):
             self.claim_pending = False
             self._on_capacity()
-
-    async def _wait(self, seconds: float) -> None:
-        """Wait until the state changes, or this time has passed."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
-        except TimeoutError:
-            pass

@@ -123,7 +123,7 @@ class Settling:
         await self._database.transaction_with_retry(inbox.take_back_attempt, self._node, lease)
 
     async def expire(self, lease: LeasedEnvelope) -> bool:
-        """Expire messages by the database's clock; False when that is behind this node's."""
+        """Expire a message by the database's clock; False when that is behind this node's."""
         expired = await self._database.transaction_with_retry(
             self._expire, self._node, lease, keep_body=self._keep_body
         )

@@ -21,6 +21,7 @@ from sqlalchemy import Connection
 from durable.storage import dead_letters
 from durable.storage.database import Database
 from durable.storage.dead_letters import LetterRange, Resolved, Selection, Survey
+from durable.tasks.waiting import is_set_within
 
 BATCH_SIZE: Final = 100
 _BATCHES_A_SECOND = 4  # at a rate, so that it is even and a stop is prompt
@@ -127,18 +128,9 @@ async def run_in_batches(
             taken=run.taken + taken,
         )
         tell(run)
-        await _wait(stopping, pace.pause(run.done, time.monotonic() - began) if run.done < run.total else 0.0)
+        await is_set_within(stopping, pace.pause(run.done, time.monotonic() - began) if run.done < run.total else 0.0)
     return replace(run, stopped=stopping.is_set() and run.done < run.total)
 
 
 def _tell_nobody(run: Run) -> None:
     """Show no progress."""
-
-
-async def _wait(stopping: asyncio.Event, seconds: float) -> None:
-    """Wait for this time, unless the run is to stop before."""
-    try:
-        async with asyncio.timeout(seconds):
-            await stopping.wait()
-    except TimeoutError:
-        pass

@@ -23,6 +23,7 @@ from durable.recovery.former import Memberships
 from durable.recovery.policy import RejoinPolicy
 from durable.settings import Settings
 from durable.tasks.crew import Stuck, end, raise_if_cancelled, wait
+from durable.tasks.waiting import is_set_within
 from durable.telemetry import log
 
 _REPORTED: Final = 0.5  # of its bound: a step that takes so long is told of before its node ends
@@ -132,7 +133,7 @@ class Life:
             self.node = self._make_node(self._memberships)
             try:
                 await self.node.run(self._stopping, started)
-                self._rejoin.joined()
+                self._rejoin.ended_well()
             except BaseException as error:
                 raise_if_cancelled(error)
                 if isinstance(error, StorageUnavailable):
@@ -146,7 +147,7 @@ class Life:
                 self.node = None
             if not self._stopping.is_set():
                 await self._empty_pools()
-                await self._pause(self._rejoin.pause())
+                await is_set_within(self._stopping, self._rejoin.pause())
 
     def _tell_end(self, living: asyncio.Task[None]) -> None:
         """Log the end of this task: none may wait for it, as in an application's lifespan."""
@@ -193,11 +194,3 @@ class Life:
     def _exits(self) -> bool:
         wish = self._settings.on_stuck
         return wish == "exit" if wish is not None else self.owns_process
-
-    async def _pause(self, seconds: float) -> None:
-        """Wait until the process is stopped, or this time has passed."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-        except TimeoutError:
-            pass

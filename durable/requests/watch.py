@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, NamedTuple
@@ -31,6 +30,7 @@ from durable.storage import answers
 from durable.storage import receipts as storage
 from durable.storage.database import Database
 from durable.storage.receipts import Standing
+from durable.tasks.waiting import is_set_within
 from durable.telemetry import log
 
 _SHORTEST: Final = 0.02  # seconds between two looks
@@ -185,9 +185,7 @@ class Watch:
         youngest = max(each.since for each in self._watched.values())
         age = asyncio.get_running_loop().time() - youngest
         await asyncio.sleep(_SHORTEST)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(min(self._longest_pause, age * _PART_OF_AGE)):
-                await self._new.wait()
+        await is_set_within(self._new, min(self._longest_pause, age * _PART_OF_AGE))
 
     async def _look(self) -> None:
         await self._look_for_answers([each for each in self._watched if each.wants_answer])

@@ -15,7 +15,7 @@ from durable.storage.sql import archive as statements
 _WORD: Final = (1 << 64) - 1
 
 Key: TypeAlias = tuple[Any, ...]
-"""The identity of a row: the values of archive_statements.KEYS, an id as its 16 bytes."""
+"""The identity of a row: the values of durable.storage.sql.archive.KEYS, an id as its 16 bytes."""
 
 
 class Block(NamedTuple):

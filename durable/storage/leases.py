@@ -1,6 +1,6 @@
 """Leases of work: released, unowned, due or expired.
 
-The same for both tables: `table` is `recovery_statements.OUTGOING` or `INCOMING`.
+The same for both tables: `table` is `OUTGOING` or `INCOMING` of durable.storage.sql.recovery.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Burials(NamedTuple):
         return {"buries_others": self.others, "excepted": list(self.excepted)}
 
     def of(self, table: Recovery) -> Burials:
-        """Return the statements of this table."""
+        """Return the burials that concern this table."""
         return self if table is INCOMING else Burials(self.others)
 
     def has(self, message_type: str) -> bool:

@@ -196,7 +196,7 @@ class _Run:
             self.beheaded.append(turn)
 
     def _head(self, turn: Turn) -> LeaseKey | None:
-        """Claim the first row of a key."""
+        """Read the key of the first row of a key."""
         row = self._conn.execute(self._table.heads.within(self._schema), self._params | _named([turn])).first()
         return None if row is None else (row[1], row[2], row[3])
 

@@ -17,7 +17,7 @@ import json
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
@@ -29,6 +29,7 @@ import httpx
 from durable.errors import ConnectionFailed, PeerTimeout, ProtocolViolation
 from durable.failpoints import failpoint, is_armed
 from durable.settings import Settings
+from durable.tasks.waiting import is_set_within
 from durable.transports.http import auth as http_auth
 from durable.transports.http.address import HttpAddress
 from durable.transports.peers import Credentials
@@ -165,9 +166,7 @@ class HttpClient:
         now = asyncio.get_running_loop().time()
         for limit in self._under_way:
             limit.reschedule(now)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSING_SECONDS):
-                await self._is_idle.wait()
+        await is_set_within(self._is_idle, _CLOSING_SECONDS)
         await asyncio.gather(*(pool.connections.aclose() for pool in pools), *self._closing)
 
     def close_if_idle(self) -> bool:

@@ -28,6 +28,7 @@ from durable.failpoints import failpoint
 from durable.outcomes import Duplicate, Outcome, Rejected, Stored
 from durable.settings import Settings
 from durable.tasks.crew import Stuck, end, in_time, raise_if_cancelled
+from durable.tasks.waiting import is_set_within
 from durable.telemetry import log
 from durable.transports.base import Receiver
 from durable.transports.gate import Gate
@@ -243,7 +244,7 @@ class RabbitListener:
             if len(kept) < len(batch):
                 pause = first
             if kept or not batch:
-                await self._wait(pause.total_seconds())
+                await is_set_within(self._stop, pause.total_seconds())
                 pause = min(longest, pause * 2)
 
     async def _store_or_keep(self, receiver: Receiver, batch: Sequence[Delivery]) -> Sequence[Delivery]:
@@ -328,11 +329,3 @@ class RabbitListener:
             await acknowledge(deliveries)
             self._counts["batches"] += 1
             self._counts["envelopes"] += len(deliveries)
-
-    async def _wait(self, seconds: float) -> None:
-        """Wait for this time, unless the listener is closed meanwhile."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stop.wait()
-        except TimeoutError:
-            pass

@@ -28,6 +28,7 @@ from durable.failpoints import failpoint
 from durable.outcomes import Outcome
 from durable.settings import Settings
 from durable.tasks.crew import raise_if_cancelled
+from durable.tasks.waiting import is_set_within
 from durable.telemetry import log
 from durable.transports import peers
 from durable.transports.base import Receiver, Services
@@ -283,9 +284,7 @@ class _Connection:
         while self._side.under_way or self._side.calls_under_way:
             self._answered.clear()
             await self._answered.wait()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LINGER_SECONDS):
-                await self._ended.wait()
+        await is_set_within(self._ended, LINGER_SECONDS)
         self._stream.abort()
 
     def grant_credit(self) -> None:

@@ -199,7 +199,7 @@ ROWS = (
         "durable/outbox/scope.py",
         before="        if any(block.is_of_generator for block in hidden):\n",
         after="        if False:\n",
-        killed_by=(f"{_SHAPES}::test_block_of_a_manager_run_by_hand_is_its_own_or_nobodys[within another-here]",),
+        killed_by=(f"{_SHAPES}::test_block_of_a_manager_run_by_hand_is_its_own_or_nobodys[here-within another]",),
     ),
     Mutant(
         "outbox",

@@ -77,7 +77,7 @@ def test_pause_before_joining_again_is_short_and_reset_by_success() -> None:
         policy.failed()
         assert 0 < policy.pause() <= 2
     assert len({policy.pause() for _ in range(20)}) > 1
-    policy.joined()
+    policy.ended_well()
     assert policy.pause() <= RejoinPolicy.SHORTEST
 
 
