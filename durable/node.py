@@ -35,7 +35,8 @@ from durable.storage import leases, nodes, placements
 from durable.storage.database import answer
 from durable.storage.outbox import Sent
 from durable.storage.sql.recovery import INCOMING, OUTGOING
-from durable.tasks.crew import BrokeOff, Crew, Stuck, contained, end, raise_if_cancelled, wait
+from durable.tasks.cancelling import raise_if_cancelled
+from durable.tasks.crew import BrokeOff, Crew, Stuck, contained, end, wait
 from durable.telemetry import Subject, log
 from durable.transports.base import Listener
 

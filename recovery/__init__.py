@@ -14,12 +14,19 @@ Alive
 Recovered
     `dormant_nodes`   finds them and hands their rows back to ANY_NODE, each row's epoch one higher and marked as
                       interrupted. One node at a time does this, by an advisory lock, in short transactions.
+    `former`          gives back the rows of the former nodes of this process
     `outgoing`        claims unowned envelopes for the destinations that are not latched, as far as there is room
     `incoming`        claims unowned messages for the handlers, as far as there is room
+    `shares`          claims of each tenant as much as its weight says
+    `ordered`         claims what comes in an order, a key at a time
     `scheduled`       makes due rows claimable, and finishes expired ones
     `recurring`       runs the schedules that the application declares, each occurrence once over all nodes
     `forgotten`       releases what this node owns and does not work on, after commits whose reply was lost
     `maintenance`     makes and drops partitions
+    `idle_addresses`  forgets the agents of addresses without work
+
+Of calls
+    `registering`, `announcing`, `offering` and `singleton_locks` keep in the database who offers which service.
 
 When
     `agent` runs these when it is woken: by NOTIFY from a commit that left rows unowned, by an agent that has room

@@ -32,7 +32,8 @@ from durable.storage.circuits import CircuitKind, OpenCircuit
 from durable.storage.leases import Burials
 from durable.storage.sql.recovery import INCOMING, OUTGOING
 from durable.storage.trials import Looked
-from durable.tasks.crew import Crew, raise_if_cancelled
+from durable.tasks.cancelling import raise_if_cancelled
+from durable.tasks.crew import Crew
 from durable.tasks.waiting import is_set_within
 from durable.telemetry import log
 

@@ -22,7 +22,7 @@ from durable.settings import Settings
 from durable.storage import registry as storage
 from durable.storage.database import Database
 from durable.storage.rows import storable
-from durable.tasks.crew import raise_if_cancelled
+from durable.tasks.cancelling import raise_if_cancelled
 from durable.tasks.waiting import is_set_within
 from durable.telemetry import log
 from durable.transports.frames import Listing, without_loads

@@ -55,8 +55,7 @@ async def _claim_batch(agent: HandlingAgent, message_type: str, context: AgentCo
         node=context.node,
     )
     context.counters.add(Event.CLAIMED, len(claimed))
-    agent.buffer.reserve_unchecked(claimed)
-    agent.accept(claimed)
+    agent.take(claimed)
     return len(claimed) == batch_size
 
 

@@ -260,8 +260,7 @@ class OrderedClaims:
             hand_over(claimed.leases, self._agent_for)
             return claimed
         for name, leases in _by_type(claimed.leases).items():
-            agents[name].buffer.reserve_unchecked(leases)
-            agents[name].accept(leases)
+            agents[name].take(leases)
         return claimed
 
     def _walk(self, lane: Lane) -> _Walk:
@@ -275,8 +274,7 @@ class OrderedClaims:
         """The agent of this lane, if it may take anything now."""
         if lane.destination is not None:
             sender = self._agent_for(lane.destination)
-            stopped = sender is None or sender.circuit.latched or sender.paused
-            return {} if sender is None or stopped else {lane.destination: sender}
+            return {lane.destination: sender} if sender is not None and sender.sends else {}
         assert lane.message_type is not None
         handler = self._handlers[lane.message_type]
         return {lane.message_type: handler} if handler.takes(lane.message_type) else {}

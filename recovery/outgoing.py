@@ -77,8 +77,7 @@ def hand_over(claimed: Sequence[LeasedEnvelope], agent_for: AgentFor) -> None:
         by_destination.setdefault(lease.endpoint, []).append(lease)
     for destination, leases in by_destination.items():
         if (agent := agent_for(destination)) is not None:
-            agent.buffer.reserve_unchecked(leases)
-            agent.accept(leases)
+            agent.take(leases)
 
 
 def rounds(settings: Settings) -> Iterator[int]:
@@ -93,7 +92,7 @@ def rounds(settings: Settings) -> Iterator[int]:
 
 
 def _room(agent: SendingAgent, batch_size: int) -> int:
-    if agent.circuit.latched or agent.paused:
+    if not agent.sends:
         return 0
     room = agent.buffer.room_for_claim(batch_size)
     agent.claim_pending |= not room

@@ -28,7 +28,8 @@ from durable.storage import schedules as storage
 from durable.storage.outbox import Sent
 from durable.storage.rows import storable
 from durable.storage.schedules import Declaration, Due, Row
-from durable.tasks.crew import BrokeOff, raise_if_cancelled
+from durable.tasks.cancelling import raise_if_cancelled
+from durable.tasks.crew import BrokeOff
 from durable.telemetry import Event, log
 
 _TRY_AGAIN_AFTER: Final = timedelta(minutes=1)

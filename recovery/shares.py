@@ -67,7 +67,7 @@ class Shares:
         return await self._take(agent, (True, message_type), agent.handler.weights, claim)
 
     async def _claim_to_send(self, agent: SendingAgent) -> bool:
-        if agent.circuit.latched or agent.paused or not self._room(agent):
+        if not agent.sends or not self._room(agent):
             return False
         return await self._take(agent, (False, agent.destination), agent.weights, ordering.claim_outgoing_shares)
 
@@ -88,8 +88,7 @@ class Shares:
         if isinstance(agent, SendingAgent):
             hand_over(claimed, self._agent_for)
         else:
-            agent.buffer.reserve_unchecked(claimed)
-            agent.accept(claimed)
+            agent.take(claimed)
         return bool(claimed or start)  # otherwise once round from the first tenant, and nothing was there
 
 

@@ -21,7 +21,7 @@ from typing import Any, Final, NoReturn
 
 from durable.errors import said
 from durable.settings import Settings
-from durable.tasks.crew import raise_if_cancelled
+from durable.tasks.cancelling import raise_if_cancelled
 from durable.telemetry import log
 from durable.transports.drops import Drops
 from durable.transports.visits import Visit, Visits

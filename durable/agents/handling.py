@@ -97,6 +97,11 @@ class HandlingAgent:
         self.buffer.put(claimed)
         self._changed.set()
 
+    def take(self, claimed: Sequence[LeasedEnvelope]) -> None:
+        """Handle these, which were claimed as far as there was room."""
+        self.buffer.reserve_unchecked(claimed)
+        self.accept(claimed)
+
     def observe_circuits(self, is_probing: Mapping[str, bool], generation: int) -> None:
         """Follow the open circuits as read from `circuits` when this one was at `generation`; older readings are
         ignored. Messages of a paused older version wait alone."""

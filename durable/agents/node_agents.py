@@ -21,7 +21,8 @@ from durable.failpoints import failpoint
 from durable.messages.routing import LOCAL
 from durable.outbox.sessions import Sessions
 from durable.storage.outbox import Sent
-from durable.tasks.crew import Crew, raise_if_cancelled
+from durable.tasks.cancelling import raise_if_cancelled
+from durable.tasks.crew import Crew
 from durable.telemetry import Subject, log
 
 Hint = Callable[[str | None, str], None]

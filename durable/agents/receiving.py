@@ -25,7 +25,7 @@ from durable.messages.scope import listener_of
 from durable.outcomes import BUSY, Duplicate, Failed, Outcome, Stored
 from durable.statistics import ReceivingStatistics
 from durable.storage.inbox import Unfit
-from durable.tasks.crew import raise_if_cancelled
+from durable.tasks.cancelling import raise_if_cancelled
 from durable.tasks.forgiving import forgiving
 from durable.telemetry import BatchSpans, Event, Subject, log
 

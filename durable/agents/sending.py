@@ -38,7 +38,8 @@ from durable.storage.circuits import CircuitKind
 from durable.storage.expiry import bury_outgoing
 from durable.storage.rows import Letter
 from durable.storage.sql.recovery import OUTGOING
-from durable.tasks.crew import Crew, raise_if_cancelled
+from durable.tasks.cancelling import raise_if_cancelled
+from durable.tasks.crew import Crew
 from durable.tasks.forgiving import forgiving
 from durable.tasks.waiting import is_set_within
 from durable.telemetry import BatchSpans, Event, log
@@ -95,9 +96,14 @@ class SendingAgent:
 
     # ------------------------------------------------------------------ what others tell it
 
+    @property
+    def sends(self) -> bool:
+        """False while its destination is latched or paused: then nothing is claimed for it."""
+        return not (self.circuit.latched or self.paused)
+
     def reserve(self, envelope: Envelope) -> bool:
         """Keep room for an envelope that is about to be committed. From any thread."""
-        return not (self.circuit.latched or self.paused or self._stopping) and self.buffer.reserve([envelope])
+        return self.sends and not self._stopping and self.buffer.reserve([envelope])
 
     def abandon(self, envelopes: Sequence[Envelope]) -> None:
         """Give back the room of envelopes whose transaction was rolled back; from any thread."""
@@ -108,6 +114,11 @@ class SendingAgent:
         self.accepted_count += len(claimed)
         self.buffer.put(claimed)
         self._changed.set()
+
+    def take(self, claimed: Sequence[LeasedEnvelope]) -> None:
+        """Send these, which were claimed as far as there was room."""
+        self.buffer.reserve_unchecked(claimed)
+        self.accept(claimed)
 
     def observe_circuit(self, latched: bool, generation: int) -> None:
         """Apply `circuits` as read when this agent was at `generation`; older news is ignored."""
@@ -183,7 +194,7 @@ class SendingAgent:
 
     async def _send_batches(self, batches: Crew) -> None:
         limits = self._settings
-        while not (self._stopping and (self.circuit.latched or self.paused or not len(self.buffer))):
+        while not (self._stopping and not (self.sends and len(self.buffer))):
             self._changed.clear()
             if self.paused:
                 await self._stay_paused()

@@ -18,7 +18,7 @@ from typing import Any
 
 from durable.bus import Bus
 from durable.errors import DurableError, said
-from durable.tasks.crew import raise_if_cancelled
+from durable.tasks.cancelling import raise_if_cancelled
 from durable.telemetry import log
 
 Message = MutableMapping[str, Any]

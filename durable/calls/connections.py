@@ -18,7 +18,8 @@ from durable.calls.hub import common_name
 from durable.calls.registry import Registry
 from durable.errors import InvalidSetting, TransportError
 from durable.settings import Settings
-from durable.tasks.crew import end, raise_if_cancelled
+from durable.tasks.cancelling import raise_if_cancelled
+from durable.tasks.crew import end
 from durable.telemetry import log
 from durable.transports.base import Spoke, Transport
 from durable.transports.frames import Listing

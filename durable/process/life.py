@@ -22,7 +22,8 @@ from durable.process.last_resort import EXIT_NO_MEMBER, EXIT_STUCK, Watchdog, en
 from durable.recovery.former import Memberships
 from durable.recovery.policy import RejoinPolicy
 from durable.settings import Settings
-from durable.tasks.crew import Stuck, end, raise_if_cancelled, wait
+from durable.tasks.cancelling import raise_if_cancelled
+from durable.tasks.crew import Stuck, end, wait
 from durable.tasks.waiting import is_set_within
 from durable.telemetry import log
 

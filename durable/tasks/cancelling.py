@@ -1,7 +1,11 @@
 """Cancellation of a task, asked of the task itself: its exception may be replaced on its way.
 
 A cancelled task closes its session; on a dead connection that raises an error of the driver instead of CancelledError.
-Code that catches errors and goes on asks here first, or it goes on for ever.
+Code that catches errors and goes on asks here first, or it goes on for ever:
+
+    raise_if_cancelled(error)    first in an `except`
+    end_if_cancelled()           in a loop, and where there is no error to name
+    run_to_completion(work)      around what must be done to its end
 """
 
 from __future__ import annotations
@@ -15,6 +19,14 @@ def end_if_cancelled() -> None:
     """Raise CancelledError when the current task was cancelled; outside of a task, do nothing."""
     if is_cancelled():
         raise asyncio.CancelledError
+
+
+def raise_if_cancelled(error: BaseException) -> None:
+    """Raise CancelledError when this task must end, and errors that must not be stopped. First in an `except`."""
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    if is_cancelled():
+        raise asyncio.CancelledError from error
 
 
 def is_cancelled() -> bool:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from durable.errors import DurableError, said
-from durable.tasks.cancelling import is_cancelled
+from durable.tasks.cancelling import raise_if_cancelled
 from durable.telemetry import log
 
 T = TypeVar("T")
@@ -37,14 +37,6 @@ class Stuck(DurableError):
     def __init__(self, message: str | None = None, tasks: Sequence[asyncio.Task[Any]] = ()) -> None:
         super().__init__(message)
         self.tasks = tasks
-
-
-def raise_if_cancelled(error: BaseException) -> None:
-    """Raise CancelledError when this task must end, and errors that must not be stopped. First in an `except`."""
-    if isinstance(error, KeyboardInterrupt):
-        raise error
-    if is_cancelled():
-        raise asyncio.CancelledError from error
 
 
 async def contained(work: Awaitable[T]) -> T:

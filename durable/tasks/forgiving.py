@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
-from durable.tasks.crew import raise_if_cancelled
+from durable.tasks.cancelling import raise_if_cancelled
 from durable.telemetry import log
 
 

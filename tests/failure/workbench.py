@@ -161,14 +161,12 @@ class Workbench:
     async def claim_incoming(self, agent: HandlingAgent, node: NodeId) -> int:
         """Give this agent of this node what is unowned; returns how much it was."""
         claimed = await self.database.transaction(inbox.claim, message_type=MESSAGE_TYPE, batch_size=100, node=node)
-        agent.buffer.reserve_unchecked(claimed)
-        agent.accept(claimed)
+        agent.take(claimed)
         return len(claimed)
 
     async def claim_outgoing(self, agent: SendingAgent, node: NodeId) -> int:
         claimed = await self.database.transaction(outbox.claim, {agent.destination: 100}, node=node)
-        agent.buffer.reserve_unchecked(claimed)
-        agent.accept(claimed)
+        agent.take(claimed)
         return len(claimed)
 
     async def declare_dead(self, node: NodeId) -> None:

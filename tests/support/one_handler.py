@@ -157,8 +157,7 @@ class Shop:
             claimed = await self.database.transaction(
                 inbox.claim, message_type="handling.placed", batch_size=100, node=NODE
             )
-            self.agent.buffer.reserve_unchecked(claimed)
-            self.agent.accept(claimed)
+            self.agent.take(claimed)
             return not (claimed or self.inbox())
 
         await eventually(is_empty, within=30, what="an empty inbox")

@@ -19,7 +19,7 @@ from pamqp import commands as spec
 from pamqp.frame import marshal
 
 from durable.errors import ConnectionFailed, PeerTimeout
-from durable.tasks.crew import raise_if_cancelled
+from durable.tasks.cancelling import raise_if_cancelled
 
 _FULL_QUEUE_PAUSE: Final = 0.001
 

@@ -27,7 +27,8 @@ from durable.errors import InvalidSetting, StorageUnavailable, TransportError
 from durable.failpoints import failpoint
 from durable.outcomes import Duplicate, Outcome, Rejected, Stored
 from durable.settings import Settings
-from durable.tasks.crew import Stuck, end, in_time, raise_if_cancelled
+from durable.tasks.cancelling import raise_if_cancelled
+from durable.tasks.crew import Stuck, end, in_time
 from durable.tasks.waiting import is_set_within
 from durable.telemetry import log
 from durable.transports.base import Receiver

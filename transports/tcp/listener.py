@@ -27,7 +27,7 @@ from durable.errors import ConnectionFailed, PeerTimeout, TransportError
 from durable.failpoints import failpoint
 from durable.outcomes import Outcome
 from durable.settings import Settings
-from durable.tasks.crew import raise_if_cancelled
+from durable.tasks.cancelling import raise_if_cancelled
 from durable.tasks.waiting import is_set_within
 from durable.telemetry import log
 from durable.transports import peers

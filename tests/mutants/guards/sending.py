@@ -134,8 +134,8 @@ ROWS = (
         "sending",
         "a latched destination gives room",
         "durable/agents/sending.py",
-        before="        return not (self.circuit.latched or self.paused or self._stopping) and self.buffer",
-        after="        return not (self.paused or self._stopping) and self.buffer",
+        before="        return self.sends and not self._stopping and self.buffer.reserve([envelope])",
+        after="        return not self._stopping and self.buffer.reserve([envelope])",
         killed_by=(
             "tests/integration/agents/test_sending.py::TestLatching::test_latch_of_another_node_is_obeyed_unless_read_before_the_local_change",
         ),

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from durable.tasks.cancelling import is_cancelled
-from durable.tasks.crew import BrokeOff, Crew, contained, end, raise_if_cancelled, wait
+from durable.tasks.cancelling import is_cancelled, raise_if_cancelled
+from durable.tasks.crew import BrokeOff, Crew, contained, end, wait
 
 
 class Panic(BaseException):
