@@ -21,5 +21,6 @@ def test_taken_port_is_refused_with_advice() -> None:
 
 
 def test_address_of_another_machine_is_refused_without_advice_to_share() -> None:
-    with pytest.raises(InvalidSetting, match="cannot listen here: Cannot assign requested address$"):
+    with pytest.raises(InvalidSetting, match="cannot listen here: ") as refused:
         TcpAddress("192.0.2.1", 2301).bind()
+    assert "another process" not in str(refused.value)
