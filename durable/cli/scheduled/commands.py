@@ -78,7 +78,8 @@ def list_scheduled(chosen: Chosen, limit: PageSize = 50) -> None:
         if chosen.has_messages:
             messages = delayed.page(conn, chosen.settings.db_schema, chosen.selection, limit=limit + 1)
     shown, more = messages[:limit], len(messages) > limit
-    rows = [{**row._asdict(), "state": views.state(row), "pause": pauses.get(row.name)} for row in recurring]
+    reasons = {name: pause._asdict() for name, pause in pauses.items()}
+    rows = [{**row._asdict(), "state": views.state(row), "pause": reasons.get(row.name)} for row in recurring]
     kinds = [{**row._asdict(), "kind": views.kind(row)} for row in shown]
     emit({"schedules": rows, "messages": kinds, "more": more}, *views.tables(recurring, shown, pauses, more=more))
     if not recurring and not shown:
