@@ -18,7 +18,7 @@ import sys
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple, ParamSpec, TypeVar, Unpack, get_args, get_origin
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, Unpack, get_args, get_origin
 
 from durable import kinds
 from durable.duration import Duration, duration, within_calendar
@@ -28,6 +28,9 @@ from durable.settings import suggestion
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound=type)
+
+_FROM_NOW: Final = {"delay"}
+"""Parameters and options that hold a time from now, which is not negative."""
 
 
 class Argument(NamedTuple):
@@ -75,6 +78,8 @@ def refuse_misfits(of: str, arguments: Iterable[Argument], error: type[DurableEr
     for name, value, hint in arguments:
         if not kinds.fits(value, hint):
             raise error(f"{of}: {name}={kinds.shown(value)}: give {kinds.told(hint)}")
+        if name in _FROM_NOW and _is_negative(value):
+            raise error(f"{of}: {name}={kinds.shown(value)} is negative; give 0 or more")
 
 
 def refuse_unknown(of: str, given: Iterable[str], known: Collection[str], what: str = "parameter") -> None:
@@ -94,6 +99,13 @@ def length_of_time(of: str, name: str, value: Duration) -> timedelta:
     if span > within_calendar(span):
         raise InvalidSetting(f"{of}: {name}={value!r} from now lies outside the calendar")
     return span
+
+
+def _is_negative(value: Any) -> bool:
+    try:
+        return value is not None and duration(value) < timedelta(0)
+    except ValueError:  # the function itself tells of it
+        return False
 
 
 def _after(check: Callable[[Sequence[Any], Mapping[str, Any]], None], function: Callable[P, R]) -> Callable[P, R]:

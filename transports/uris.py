@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from urllib.parse import SplitResult, urlsplit
 
 from durable.errors import InvalidSetting
@@ -30,3 +31,16 @@ def port_of(uri: str, parts: SplitResult, hint: str) -> int | None:
         return parts.port
     except ValueError as error:
         raise InvalidSetting(f"{uri}: not a valid address: {error}; {hint}") from None
+
+
+def cannot_listen(uri: str, error: OSError, *, shares_port: bool) -> InvalidSetting:
+    """Return the error for an address that cannot be bound, with advice where another process has it."""
+    fault = f"{uri}: cannot listen here: {error.strerror or error}"
+    if error.errno != errno.EADDRINUSE:
+        return InvalidSetting(fault)
+    if shares_port:
+        return InvalidSetting(f"{fault}; another process listens here without ?reuse_port=1; stop it, or add it there")
+    return InvalidSetting(
+        f"{fault}; another process listens here; stop it or choose another port; for several nodes on one machine, "
+        "add ?reuse_port=1 to the address of each"
+    )

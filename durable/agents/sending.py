@@ -363,7 +363,7 @@ class SendingAgent:
         await self._database.transaction_with_retry(circuits.close_circuit, CircuitKind.DESTINATION, self.destination)
         self.latch_generation += 1
         if self.circuit.ping_succeeded():
-            log.warning("unlatched %s", self.destination)
+            log.info("unlatched %s", self.destination)
             self._counters.add(Event.UNLATCHED)
         self._on_capacity()
 

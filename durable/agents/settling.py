@@ -153,7 +153,14 @@ class Settling:
             inbox.dead_letter, self._node, lease, letter, tried, keep_body=self._keep_body, parks=parks
         ):
             self._counters.add(Event.DEAD_LETTERED)
-            log.error("dead letter %s (%s): %s", lease.envelope.id, lease.envelope.message_type, letter.reason)
+            envelope = lease.envelope
+            log.error(
+                "dead letter %s (%s): %s; see: durable-agent dead-letters show %s",
+                envelope.id,
+                envelope.message_type,
+                letter.reason,
+                envelope.id,
+            )
 
 
 def pause_and_release(

@@ -226,6 +226,11 @@ class Transports:
             names = sorted({*self._by_scheme, *self._optional})
             known = ", ".join(f"{name}://" for name in names)
             told = printable(uri) or repr(uri)
+            if not separator:
+                raise InvalidSetting(
+                    f"{told}: no transport has this scheme, for it has none; give an address such as "
+                    f"tcp://127.0.0.1:2301, not the name of a service; known: {known}"
+                )
             raise InvalidSetting(f"{told}: no transport has this scheme{suggestion(scheme, names)}; known: {known}")
         transport.check(uri)
         return transport

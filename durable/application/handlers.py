@@ -96,6 +96,8 @@ class Handler:
         object.__setattr__(self, "takes_list", takes_list(self.function, self.cls, of=self.name))
         if self.takes_list and self.max_batch == "auto":
             raise InvalidSetting(f"{self.name}: one call for a list has no time for each; give max_batch a number")
+        if self.takes_list and self.max_batch == 1:
+            raise InvalidSetting(f"{self.name}: a list has one message with max_batch=1; give max_batch=, such as 100")
         if self.takes_list and self.inherit_deliver_by:
             raise InvalidSetting(f"{self.name}: a list of messages has no one deliver_by to inherit; take them singly")
         object.__setattr__(self, "_injected", resolve(self.function, self.cls, is_async=is_async, of=self.name))

@@ -26,7 +26,15 @@ from durable.version import __version__
 
 _URLS: Final = {"--database-url", "--lock-database-url", "--amqp-url"}  # they may hold no password
 
-app = typer.Typer(name=NAME, add_completion=False, pretty_exceptions_enable=False)
+_SPELLINGS: Final = {"database-url": "database", "db-schema": "schema"}
+"""Options by the names of their settings, which `run` shows, and by the short names of the other commands."""
+
+app = typer.Typer(
+    name=NAME,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"token_normalize_func": lambda token: _SPELLINGS.get(token, token)},
+)
 app.command()(run.typer_command())
 for command in (
     migrate.migrate,

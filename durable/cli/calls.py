@@ -63,18 +63,18 @@ def services(bus: Bus) -> None:
     seen = [*asyncio.run(_seen(bus)), *_sought(bus, known)]
     problems = [f"{each.service} at {each.address}: {each.problem}" for each in seen if each.problem is not None]
     table = Table.of(
-        "Services",
+        "services",
         seen,
         {
-            "SERVICE": "service",
-            "VERSION": "version",
-            "THE APPLICATION": "role",
-            "ADDRESS": "address",
-            "OFFERED": lambda each: each.offered or "no",
-            "METHODS": lambda each: len(each.methods),
-            "CALLS/S": lambda each: each.traffic and f"{each.traffic.calls / each.traffic.seconds:.1f}",
-            "P99": lambda each: each.traffic and _within(each.traffic),
-            "FAILED": lambda each: each.traffic and each.traffic.failed,
+            "service": "service",
+            "version": "version",
+            "the application": "role",
+            "address": "address",
+            "offered": lambda each: each.offered or "no",
+            "methods": lambda each: len(each.methods),
+            "calls/s": lambda each: each.traffic and f"{each.traffic.calls / each.traffic.seconds:.1f}",
+            "p99": lambda each: each.traffic and _within(each.traffic),
+            "failed": lambda each: each.traffic and each.traffic.failed,
         },
     )
     document = {"healthy": not problems, "problems": problems, "services": [msgspec.to_builtins(each) for each in seen]}

@@ -126,37 +126,37 @@ def _openapi(bus: Bus, description: Description) -> dict[str, Any]:
 
 
 def _tables(found: Description) -> list[Block]:
-    listeners = Table.of("Receives at", found.listeners, {"ADDRESS": "address", "NAME": "name"})
+    listeners = Table.of("receives at", found.listeners, {"address": "address", "name": "name"})
     services = Table.of(
-        "Services",
+        "services",
         [(service, method) for service in found.services for method in service.methods],
         {
-            "SERVICE": lambda row: row[0].name,
-            "VERSION": lambda row: row[0].version,
-            "THE APPLICATION": lambda row: f"{row[0].role} it",
-            "METHOD": lambda row: row[1].signature,
-            "DIGEST": lambda row: row[1].digest[:12],
+            "service": lambda row: row[0].name,
+            "version": lambda row: row[0].version,
+            "the application": lambda row: f"{row[0].role} it",
+            "method": lambda row: row[1].signature,
+            "digest": lambda row: row[1].digest[:12],
         },
     )
     messages = Table.of(
-        "Messages",
+        "messages",
         found.messages,
         {
-            "MESSAGE": "name",
-            "VERSION": "version",
-            "HANDLED BY": "handler",
-            "SENT TO": lambda each: ", ".join(each.destinations),
-            "ENCODING": "content_type",
+            "message": "name",
+            "version": "version",
+            "handled by": "handler",
+            "sent to": lambda each: ", ".join(each.destinations),
+            "encoding": "content_type",
         },
     )
     queues = Table.of(
-        "Queues",
+        "queues",
         found.queues,
         {
-            "QUEUE": "name",
-            "BROKER": "broker",
-            "DECLARED BY": lambda each: "this service" if each.declared else "others",
-            "BINDINGS": lambda each: ", ".join(each.bindings),
+            "queue": "name",
+            "broker": "broker",
+            "declared by": lambda each: "this service" if each.declared else "others",
+            "bindings": lambda each: ", ".join(each.bindings),
         },
     )
     tables = [table for table in (listeners, services, messages, queues) if table.rows]

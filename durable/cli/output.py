@@ -159,6 +159,16 @@ def age(duration: timedelta) -> str:
     return f"{seconds} s"
 
 
+def counted(count: int, noun: str) -> str:
+    """Write a count with its noun, such as "1 letter" or "no letter"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s" if count else f"no {noun}"
+
+
+def done_of(done: int, total: int, noun: str) -> str:
+    """Write how many of a total are done, such as "2 of 3 letters"."""
+    return f"{done:,} of {counted(total, noun)}" if total else counted(total, noun)
+
+
 def utc(moment: datetime) -> str:
     """Write a time to the second, in UTC."""
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"

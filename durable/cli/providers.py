@@ -60,17 +60,17 @@ class Registered:
         if not self.providers:
             return []
         columns: dict[str, Any] = {
-            "SERVICE": "service",
-            "APPLICATION": "application",
-            "NODE": "node",
-            "VERSION": "version",
-            "ADDRESS": lambda each: " ".join(each.addresses) or "none",
-            "SINCE": "since",
-            "LOAD": "load",
-            "SINGLETON": "singleton",
-            "LEASE": lambda each: f"{each.lease:.0f} s",
+            "service": "service",
+            "application": "application",
+            "node": "node",
+            "version": "version",
+            "address": lambda each: " ".join(each.addresses) or "none",
+            "since": "since",
+            "load": "load",
+            "singleton": "singleton",
+            "lease": lambda each: f"{each.lease:.0f} s",
         }
-        return [Table.of("Providers", self.providers, columns)]
+        return [Table.of("providers", self.providers, columns)]
 
 
 def registered(bus: Bus) -> Registered:

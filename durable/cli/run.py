@@ -16,7 +16,7 @@ from durable.cli.target import BusName, load_bus
 from durable.errors import WiringError
 from durable.settings import Settings
 
-_PANEL = "Settings (times are seconds, such as 30, or 500ms, 10s, 5m, 1h30m, 7d, PT30S)"
+_PANEL = "Settings (TIME: seconds, or 500ms, 10s, 5m, 1h30m, 7d, PT30S)"
 
 
 class Level(StrEnum):

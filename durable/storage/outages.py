@@ -18,10 +18,12 @@ from typing import Final
 from sqlalchemy.exc import DataError, DBAPIError, OperationalError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from durable.errors import InvalidMessage, StorageUnavailable, text_of
+from durable.errors import InvalidMessage, SchemaMismatch, StorageUnavailable, text_of
 
 _ASYNCPGS_STATES: Final = ("cannot switch to state", 'cannot switch to "idle" state')  # by number
 _BAD_DATA: Final = "22"  # SQLSTATE class: data exception
+_NO_TABLE: Final = "42P01"
+_NO_COLUMN: Final = "42703"
 LOST_STATEMENTS: Final = ("26000", "42P05")
 """A prepared statement is missing, or its name is taken: a pooler has put another server connection behind ours."""
 _OUTAGE: Final = (*LOST_STATEMENTS, "08", "25006", "25P03", "28", "3D", "53", "57P", "58")
@@ -113,6 +115,13 @@ def translated() -> Iterator[None]:
         if _is_bare(error):
             raise _unavailable(error) from error
         raise
+
+
+def mismatch(error: DBAPIError, schema: str) -> SchemaMismatch | None:
+    """Return the error for tables of durable that are missing, or of another version; None for any other fault."""
+    faults = {_NO_TABLE: "has no durable tables", _NO_COLUMN: "is at another version than this code"}
+    fault = faults.get(sqlstate(error))
+    return SchemaMismatch(f"schema {schema!r} {fault}; run: durable-agent migrate APP:BUS") if fault else None
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, Row, TextClause
+from sqlalchemy.exc import DBAPIError
 
 from durable.envelope import Envelope, LeasedEnvelope, LeaseKey, NodeId, is_generated
 from durable.messages.digest import message_digest
@@ -14,6 +15,7 @@ from durable.messages.ordering import FREE, QueueKeys
 from durable.storage.database import channel
 from durable.storage.isolation import batch, isolated, left_alone, quarantining, readable
 from durable.storage.leases import fence
+from durable.storage.outages import mismatch
 from durable.storage.rows import Letter, envelope_columns, queueing_columns
 from durable.storage.sql import outbox as statements
 from durable.storage.sql.recovery import OUTGOING
@@ -40,8 +42,18 @@ def store(conn: Connection, schema: str, sending: Sequence[Sent]) -> set[Key]:
     """Insert everything that this transaction sends, in one statement. It wakes no node: NOTIFY takes a lock of the
     whole server at commit, and makes PREPARE TRANSACTION impossible.
 
-    Returns the keys of what was not inserted, because it had been sent before. No two may have the same key.
+    Returns the keys of what was not inserted, because it had been sent before. No two may have the same key. Raises
+    SchemaMismatch when there are no tables of this version.
     """
+    try:
+        return _store(conn, schema, sending)
+    except DBAPIError as error:
+        if found := mismatch(error, schema):
+            raise found from None
+        raise
+
+
+def _store(conn: Connection, schema: str, sending: Sequence[Sent]) -> set[Key]:
     columns = (
         envelope_columns([sent.envelope for sent in sending])
         | {

@@ -19,7 +19,7 @@ from durable.errors import WiringError
 from durable.messages import validation as screening
 from durable.messages.registry import name_of
 from durable.messages.routing import LOCAL
-from durable.outbox.envelope_factory import EnvelopeFactory, SendOptions
+from durable.outbox.envelope_factory import EnvelopeFactory, SendOptions, check_options
 from durable.outcomes import STORED, Duplicate, Outcome
 from durable.storage.leases import Burials
 from durable.storage.rows import UNCOUNTED, Letter
@@ -177,6 +177,7 @@ class InMemoryBus:
         if isinstance(message, Envelope):
             envelope = message
         else:
+            check_options("deliver", options)
             application = self.bus.application
             envelope_factory = EnvelopeFactory(
                 source, application.routes, self.bus.settings, self.clock, ring=application.ring

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from durable.arguments import length_of_time
+from durable.duration import Duration
+
 
 class ManualClock:
     """A `durable.clock.Clock`. It starts at `start`, an aware datetime (default: now)."""
@@ -20,9 +23,12 @@ class ManualClock:
     def monotonic(self) -> float:
         return self._monotonic
 
-    def advance(self, by: timedelta | float) -> datetime:
-        """Let this much time pass (a timedelta or seconds, not negative); returns the time it is then."""
-        passed = by if isinstance(by, timedelta) else timedelta(seconds=by)
+    def advance(self, by: Duration) -> datetime:
+        """Let this much time pass (a timedelta, seconds, or text such as "8d"); returns the time it is then.
+
+        Raises InvalidSetting for another value, ValueError for a time that is negative.
+        """
+        passed = length_of_time("advance", "by", by)
         if passed < timedelta(0):
             raise ValueError("advance: time does not go back")
         self._now += passed

@@ -21,7 +21,7 @@ from durable.storage.circuits import CircuitKind
 from durable.testing.faults import Fault, Faults
 from durable.testing.mailbox import Mailbox
 from durable.testing.rows import Handled
-from durable.testing.sessions import MemoryOutbox
+from durable.testing.sessions import MemoryOutbox, own_flushes
 
 
 class MemoryAttempts(Attempts):
@@ -53,7 +53,8 @@ class MemoryAttempts(Attempts):
         await super().run(group)
 
     def _complete(self, tasks: Sequence[Task], session: Session, outbox: Outbox) -> None:
-        session.flush()
+        with own_flushes(session):
+            session.flush()
         if self._fault is not None:
             self._fault.happen()
         leases = [task.lease for task in tasks]

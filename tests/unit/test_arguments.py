@@ -280,6 +280,9 @@ CASES = [
 ]
 
 
+DELAYED = [call for call in CALLS if "delay" in parameters(call) and call.name != "every"]
+
+
 GIVEN_BY_DURABLE = {
     "Codec", "Envelope", "HandleNext", "Incoming", "Middleware", "Outgoing", "SendNext", "UnitOfWork", "Settings",
     "Delivery", "Receipt",
@@ -480,6 +483,13 @@ def test_misspelt_option_is_refused_by_bus_send_with_the_nearest_one() -> None:
         with pytest.raises(InvalidSetting, match="unknown option 'dealy'; did you mean 'delay'"):
             send(Placed(), dealy=60)  # type: ignore[call-arg]
     assert not outbox.pending
+
+
+@pytest.mark.parametrize("call", DELAYED, ids=lambda call: call.name)
+@pytest.mark.parametrize("delay", [-5, timedelta(seconds=-1), "-0.5"])
+def test_negative_delay_is_refused_with_advice(call: Call, delay: object) -> None:
+    with pytest.raises((InvalidSetting, InvalidMessage), match=r"delay=.*-.* is negative; give 0 or more"):
+        run(call, call.args | {"delay": delay})
 
 
 def test_class_instead_of_a_message_is_refused() -> None:

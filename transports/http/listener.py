@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from durable.errors import InvalidSetting
 from durable.settings import Settings
 from durable.transports.base import Receiver
 from durable.transports.http.address import HttpAddress
 from durable.transports.http.app import make_app
 from durable.transports.http.exchange import Door
 from durable.transports.http.server import BACKLOG, Server, Serving
+from durable.transports.uris import cannot_listen
 
 
 class MakeDoor(Protocol):
@@ -83,7 +83,7 @@ class HttpListener:
                 (host, port), family=family, backlog=BACKLOG, reuse_port=self._address.reuse_port
             )
         except OSError as error:
-            raise InvalidSetting(f"{self._address}: cannot listen here: {error.strerror or error}") from error
+            raise cannot_listen(str(self._address), error, shares_port=self._address.reuse_port) from error
         # asyncio sets it only where the socket names its protocol; without it each answer waits for a delayed ACK.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._uri = str(self._address.on_port(listening.getsockname()[1]))

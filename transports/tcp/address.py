@@ -21,7 +21,7 @@ from urllib.parse import SplitResult, unquote
 from durable.errors import InvalidSetting
 from durable.transports.hosts import is_host
 from durable.transports.tcp.unix import BACKLOG, LONGEST_PATH, READ_BYTES, Bound, Streams, UnixAddress
-from durable.transports.uris import port_of, split
+from durable.transports.uris import cannot_listen, port_of, split
 
 SCHEMES: Final = ("tcp", "unix")
 
@@ -61,7 +61,7 @@ class TcpAddress:
                 (self.host, self.port), family=family, backlog=BACKLOG, reuse_port=self.reuse_port
             )
         except OSError as error:
-            raise InvalidSetting(f"{self}: cannot listen here: {error.strerror or error}") from error
+            raise cannot_listen(str(self), error, shares_port=self.reuse_port) from error
         return Bound(listening, str(TcpAddress(self.host, listening.getsockname()[1], tls=self.tls)))
 
     def check_bindable(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from durable.cli.output import Block, Columns, Table, one_line, utc
+from durable.cli.output import Block, Columns, Table, counted, done_of, one_line, utc
 from durable.dead_letters import bodies as letter_bodies
 from durable.dead_letters.bulk import Run
 from durable.dead_letters.rehearsal import Rehearsed
@@ -149,7 +149,7 @@ def letter(row: Row, attempts: Sequence[Row], relatives: Sequence[Row]) -> list[
 
 def told(run: Run, verb: str) -> list[Block]:
     """Say how far a run came, and why letters were left."""
-    done = f"{verb} {run.done:,} of {run.total:,} letter{'s' if run.total != 1 else ''}"
+    done = f"{verb} {done_of(run.done, run.total, 'letter')}"
     lines: list[Block] = [f"stopped: {done}; run the same command again for the rest" if run.stopped else done]
     return lines + ([f"left: {left(run)}"] if run.waiting or run.taken or run.unfit else [])
 
@@ -173,7 +173,9 @@ def rehearsal(rows: Sequence[Row]) -> list[Block]:
         if any(row["outcome"] == outcome for row in rows)
     )
     failed = [row for row in rows if row["error"]]
-    blocks: list[Block] = [f"rehearsed {len(rows)} letters and rolled back: {counts or 'none selected'}"]
+    blocks: list[Block] = [
+        f"rehearsed {counted(len(rows), 'letter')} and rolled back: {counts}" if rows else "rehearsed no letter"
+    ]
     if failed:
         cells = [
             (row["letter_id"], row["message_type"], row["error"]["type"], _short(row["error"]["message"]))

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from durable.bus import Bus
 from durable.cli.doctor.checks import Check, fail, ok, warn
+from durable.cli.doctor.remedies import remedy
 from durable.cli.doctor.topology import topology_checks
 from durable.cli.output import age
 from durable.errors import DurableError, InvalidSetting, TransportError
@@ -103,5 +104,5 @@ async def _ping(bus: Bus, uri: str) -> Check:
         return fail("destination", str(error), "correct the address")
     except (TransportError, TimeoutError) as error:
         reason = str(error) or f"{uri}: no answer within {_PING_SECONDS:g} seconds"
-        return warn("destination", reason, "start the peer; until then messages wait in the outbox")
+        return warn("destination", reason, f"{remedy(error)}; until then messages wait in the outbox")
     return ok("destination", f"{uri} answers")

@@ -34,9 +34,9 @@ from durable.cli.scheduled.selection import (
 from durable.cli.target import connection
 from durable.dead_letters.bulk import Run
 from durable.errors import DurableError, InvalidSetting
-from durable.storage import actions, delayed
+from durable.storage import actions, circuits, delayed
 from durable.storage.actions import Action
-from durable.storage.circuits import CircuitKind
+from durable.storage.circuits import CircuitKind, OpenCircuit
 from durable.storage.dead_letters import LetterRange, Resolved
 from durable.storage.delayed import SIDES, Delayed, Selection, Side
 from durable.storage.schedules import Row
@@ -73,15 +73,23 @@ def list_scheduled(chosen: Chosen, limit: PageSize = 50) -> None:
     """List the recurring schedules, and the messages due next."""
     recurring = [row for row in find_schedules(chosen) if _is_selected(row, chosen.selection)]
     messages: list[Delayed] = []
-    if chosen.has_messages:
-        with connection(chosen.settings) as conn:
+    with connection(chosen.settings) as conn:
+        pauses = pauses_of(recurring, circuits.read(conn, chosen.settings.db_schema))
+        if chosen.has_messages:
             messages = delayed.page(conn, chosen.settings.db_schema, chosen.selection, limit=limit + 1)
     shown, more = messages[:limit], len(messages) > limit
-    rows = [{**row._asdict(), "state": views.state(row)} for row in recurring]
+    reasons = {name: pause._asdict() for name, pause in pauses.items()}
+    rows = [{**row._asdict(), "state": views.state(row), "pause": reasons.get(row.name)} for row in recurring]
     kinds = [{**row._asdict(), "kind": views.kind(row)} for row in shown]
-    emit({"schedules": rows, "messages": kinds, "more": more}, *views.tables(recurring, shown, more=more))
+    emit({"schedules": rows, "messages": kinds, "more": more}, *views.tables(recurring, shown, pauses, more=more))
     if not recurring and not shown:
         refuse_unmatched(chosen)
+
+
+def pauses_of(recurring: Sequence[Row], open_circuits: Sequence[OpenCircuit]) -> dict[str, OpenCircuit]:
+    """Return the pauses of these schedules, by name."""
+    names = {row.name for row in recurring if row.is_paused}
+    return {each.key: each for each in open_circuits if each.kind == CircuitKind.SCHEDULE and each.key in names}
 
 
 @app.command()

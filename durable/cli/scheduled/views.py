@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from durable.cli.output import Block, Columns, Table, age
+from durable.cli import output
+from durable.cli.output import Block, Columns, Table, age, done_of, utc
 from durable.dead_letters.bulk import Run
+from durable.storage.circuits import OpenCircuit
 from durable.storage.delayed import Delayed
 from durable.storage.schedules import Row
 
@@ -23,7 +25,7 @@ def kind(row: Delayed) -> str:
 
 
 def counted(verb: str, schedules: int) -> str:
-    return f"{verb} {schedules} schedule{'s' if schedules != 1 else ''}"
+    return f"{verb} {output.counted(schedules, 'schedule')}"
 
 
 def told(run: Run, verb: str, schedules: int) -> list[Block]:
@@ -32,7 +34,7 @@ def told(run: Run, verb: str, schedules: int) -> list[Block]:
     if schedules:
         lines.append(counted(verb, schedules))
     if run.total or not schedules:
-        done = f"{verb} {run.done:,} of {run.total:,} message{'s' if run.total != 1 else ''}"
+        done = f"{verb} {done_of(run.done, run.total, 'message')}"
         lines.append(f"stopped: {done}; run the same command again for the rest" if run.stopped else done)
     if run.waiting:
         lines.append(f"left: {run.waiting:,} (would expire before, or be too old for their receiver)")
@@ -41,10 +43,21 @@ def told(run: Run, verb: str, schedules: int) -> list[Block]:
     return lines
 
 
-def tables(recurring: Sequence[Row], messages: Sequence[Delayed], *, more: bool) -> list[Block]:
+def pause(row: Row, pauses: Mapping[str, OpenCircuit]) -> str | None:
+    """Write until when a schedule is paused, why, and by whom."""
+    paused = pauses.get(row.name)
+    if paused is None:
+        return None
+    return f"{utc(paused.until) if paused.until else 'resumed'}: {paused.reason} ({paused.actor})"
+
+
+def tables(
+    recurring: Sequence[Row], messages: Sequence[Delayed], pauses: Mapping[str, OpenCircuit], *, more: bool
+) -> list[Block]:
     blocks: list[Block] = []
     if recurring:
-        blocks.append(Table.of("recurring schedules", recurring, _SCHEDULES))
+        paused: Columns = {"paused until": lambda row: pause(row, pauses)} if pauses else {}
+        blocks.append(Table.of("recurring schedules", recurring, {**_SCHEDULES, **paused}))
     if messages:
         blocks.append(Table.of("delayed messages", messages, _MESSAGES))
     if more:

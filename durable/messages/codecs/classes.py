@@ -36,7 +36,9 @@ def refuse_uncodable(cls: type[Any]) -> None:
     """Raise TypeError for a class that is no kind of message, or has a field that cannot be encoded."""
     kind = msgspec.inspect.type_info(cls)
     if not isinstance(kind, _MESSAGES):
-        raise TypeError("it is no msgspec Struct, dataclass, attrs class or pydantic model")
+        raise TypeError(
+            "it is no msgspec Struct, dataclass, attrs class or pydantic model; put @message above @dataclass"
+        )
     _refuse_parts(kind, cls.__qualname__, ())
 
 

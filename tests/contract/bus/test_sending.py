@@ -139,6 +139,9 @@ class TestSending:
             pytest.param(OrderPlaced(1), {"deliver_by": datetime(2030, 1, 1)}, id="a naive deliver_by"),
             pytest.param(OrderPlaced(1), {"at": datetime(2030, 1, 1)}, id="a naive time"),
             pytest.param(OrderPlaced(1), {"at": datetime.now(UTC), "delay": 1}, id="at and delay"),
+            pytest.param(OrderPlaced(1), {"delay": -1}, id="a negative delay"),
+            pytest.param(OrderPlaced(1), {"delay": timedelta(seconds=-0.001)}, id="a negative timedelta"),
+            pytest.param(OrderPlaced(1), {"delay": "-5"}, id="a negative delay as text"),
             pytest.param(OrderPlaced(1), {"key": "x" * 1001}, id="a key over the limit"),
         ],
     )

@@ -157,6 +157,18 @@ class TestOneTransaction:
             event.remove(Effect, "after_insert", send)
         assert (shop.effects(), shop.sent(), shop.tables.count("dead_letters")) == ([1], [2], 0)
 
+    async def test_dead_letter_is_logged_with_the_command_to_see_more(
+        self, shop: Shop, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def handle(order: Placed) -> None:
+            raise LookupError("no such customer")
+
+        shop.handles(handle)
+        async with shop.open():
+            (lease,) = await shop.receive(1)
+            await shop.settled()
+        assert f"no such customer; see: durable-agent dead-letters show {lease.envelope.id}" in caplog.text
+
     async def test_a_failure_leaves_no_effect_and_no_message(self, shop: Shop) -> None:
         async def handle(order: Placed, session: AsyncSession, ctx: Context) -> None:
             await shop.write(session, order.number)

@@ -388,6 +388,21 @@ class TestLatching:
         assert office.counters[Event.UNLATCHED] == 1
         assert office.counters[Event.SENT] == 200
 
+    async def test_latch_is_logged_as_an_error_and_its_end_as_news(
+        self, office: Office, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO)
+        agent = office.agent()
+        peer = office.peers[BILLING]
+        peer.script = [down, down, down]
+        async with running(agent):
+            await office.commit(1)
+            await eventually(lambda: agent.circuit.latched)
+            peer.answers_pings = True
+            await eventually(lambda: office.counters[Event.UNLATCHED] == 1)
+        levels = {record.levelno for record in caplog.records if record.getMessage() == f"unlatched {BILLING}"}
+        assert levels == {logging.INFO}
+
     async def test_count_of_failures_restarts_after_a_latch(self, office: Office) -> None:
         agent = office.agent()
         peer = office.peers[BILLING]

@@ -89,6 +89,14 @@ def test_sql_printed_by_migrate_creates_the_same_schema(
 
     assert agent("migrate", "--status", "--database", database).code == 0
     assert agent("status", "--database", database).code == 0
+    assert agent("status", "--database-url", database, "--db-schema", "durable").code == 0
+    assert "did you mean '--schema'" in agent("status", "--schemma", "durable").err
+
+
+@pytest.mark.parametrize("options", [("--database", "--schema"), ("--database-url", "--db-schema")])
+def test_run_takes_both_spellings_of_the_database(agent: Agent, options: tuple[str, str]) -> None:
+    ended = agent("run", "nowhere:bus", options[0], "postgresql://127.0.0.1:1/x", options[1], "other")
+    assert "no module 'nowhere'" in ended.err
 
 
 @message("cli.granted")

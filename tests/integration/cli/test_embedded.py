@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -65,6 +67,65 @@ def test_folder_of_a_server_is_created_when_missing(tmp_path: Path) -> None:
         postgres(tmp_path / "file" / "data"),
     ):
         pass
+
+
+def test_second_block_joins_a_server_without_owning_the_process() -> None:
+    with tempfile.TemporaryDirectory(prefix="durable-pg-") as folder:
+        with postgres(folder) as first:
+            with postgres(folder) as second:
+                assert (first.owned, second.owned) == (True, False)
+                assert second.url("shop") == first.url("shop")
+            assert first.is_running
+            with psycopg.connect(first.url("shop")) as conn:
+                assert conn.execute("SELECT 1").fetchone() == (1,)
+        assert not first.is_running
+        with postgres(folder) as third:
+            assert third.owned
+
+
+def embedded(folder: str, *databases: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "durable.embedded", folder, *databases],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def urls_of(started: subprocess.Popen[str], count: int) -> list[str]:
+    assert started.stdout is not None
+    return [started.stdout.readline().strip().removeprefix("export DURABLE_DATABASE_URL=") for _ in range(count)]
+
+
+def test_second_command_joins_the_server_of_the_first() -> None:
+    with tempfile.TemporaryDirectory(prefix="durable-pg-") as folder, contextlib.ExitStack() as started:
+        first = started.enter_context(embedded(folder, "orders", "billing"))
+        started.callback(first.kill)
+        orders, billing = urls_of(first, 2)
+        assert "/orders?" in orders
+        assert "/billing?" in billing
+        second, third = (started.enter_context(embedded(folder, "billing")) for _ in range(2))
+        started.callback(second.kill)
+        started.callback(third.kill)
+        assert urls_of(second, 1) + urls_of(third, 1) == [billing, billing]
+        second.send_signal(signal.SIGINT)
+        assert f"the server of {folder} runs on" in second.communicate(timeout=30)[1]
+        with psycopg.connect(billing.strip("'")) as conn:
+            assert conn.execute("SELECT 1").fetchone() == (1,)
+        first.send_signal(signal.SIGINT)
+        assert first.communicate(timeout=30)[1] == f"the server of {folder} has ended\n"
+        assert f"error: the server of {folder} has ended" in third.communicate(timeout=30)[1]
+        assert (first.returncode, second.returncode, third.returncode) == (0, 0, 1)
+
+
+def test_killed_owner_takes_its_server_along() -> None:
+    with tempfile.TemporaryDirectory(prefix="durable-pg-") as folder, embedded(folder, "shop") as first:
+        (url,) = urls_of(first, 1)
+        with embedded(folder, "shop") as second:
+            assert urls_of(second, 1) == [url]
+            first.kill()
+            assert "has ended; start it again" in second.communicate(timeout=30)[1]
+            assert second.returncode == 1
 
 
 # ---------------------------------------------------------------- RabbitMQ

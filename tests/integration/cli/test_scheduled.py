@@ -154,6 +154,12 @@ class TestList:
         assert scheduled(agent, "pause", "halted", "--reason", "month end", "--by", "ada").out == "paused 1 schedule\n"
         states = {row["name"]: row["state"] for row in document(agent, "list")["schedules"]}
         assert states == {"gone": "orphaned", "halted": "paused"}
+        (_, halted) = document(agent, "list")["schedules"]
+        assert (halted["pause"]["reason"], halted["pause"]["until"]) == ("month end", None)
+        assert "resumed: month end (ada)" in scheduled(agent, "list").out
+        assert scheduled(agent, "pause", "halted", "--for", "1h", "--by", "ada").code == 0
+        assert "Z: paused by an operator (ada)" in scheduled(agent, "list").out
+        assert scheduled(agent, "pause", "halted", "--reason", "month end", "--by", "ada").code == 0
         assert tables.rows("SELECT kind, key, reason, actor FROM durable.circuits") == [
             ("schedule", "halted", "month end", "ada")
         ]

@@ -140,4 +140,4 @@ def test_embedded_server_tells_its_usage() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "durable.embedded"], capture_output=True, text=True, timeout=60, check=False
     )
-    assert (done.returncode, done.stderr) == (2, "usage: python -m durable.embedded FOLDER DATABASE\n")
+    assert (done.returncode, done.stderr) == (2, "usage: python -m durable.embedded FOLDER DATABASE...\n")

@@ -139,7 +139,7 @@ class TestReadOnly:
         handle.__annotations__["number"] = Annotated[str, Depends(provider)]
         handle.__annotations__["orders"] = list[Placed]
         with pytest.raises(InvalidSetting, match="a provider takes a Context"):
-            declared(handle)
+            declared(handle, max_batch=10)
 
 
 class TestCauses:
@@ -322,6 +322,12 @@ class TestDeclaring:
         async def handle(orders: list[Placed], ctx: Context) -> None: ...
 
         with pytest.raises(InvalidSetting, match="no one Context for a list"):
+            declared(handle, max_batch=10)
+
+    def test_list_of_messages_needs_a_batch_of_several(self) -> None:
+        async def handle(orders: list[Placed]) -> None: ...
+
+        with pytest.raises(InvalidSetting, match="a list has one message with max_batch=1; give max_batch=, such as"):
             declared(handle)
 
     @pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"max_batch": 0}])

@@ -229,6 +229,13 @@ def test_caller_at_an_empty_address_is_told_so() -> None:
         Bus("orders").caller(Inventory, at="")
 
 
+def test_name_of_a_service_is_refused_as_an_address_with_advice() -> None:
+    with pytest.raises(
+        InvalidSetting, match=r"^billing: .*give an address such as tcp://.*, not the name of a service"
+    ):
+        Bus("orders").caller(Inventory, at="billing")
+
+
 # ---------------------------------------------------------------- implementations
 
 

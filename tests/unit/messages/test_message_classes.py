@@ -102,7 +102,7 @@ class Row(NamedTuple):
 @pytest.mark.parametrize(
     ("cls", "told"),
     [
-        (Plain, "no msgspec Struct, dataclass, attrs class or pydantic model"),
+        (Plain, "no msgspec Struct, dataclass, attrs class or pydantic model; put @message above @dataclass"),
         (Keyed, "no msgspec Struct"),
         (Text, "no msgspec Struct"),
         (int, "no msgspec Struct"),

@@ -20,6 +20,7 @@ from durable import (
     CircuitBreaker,
     Context,
     InvalidMessage,
+    InvalidSetting,
     PauseListener,
     Retry,
     RetryAfter,
@@ -223,6 +224,12 @@ class TestTime:
         assert seen == [1, 2]
         assert [waiting.message for waiting in memory.scheduled] == [Placed(3)]
 
+    async def test_delivered_message_has_the_options_of_a_sent_one(self, memory: InMemoryBus) -> None:
+        with pytest.raises(InvalidMessage, match="deliver: delay=-1 is negative; give 0 or more"):
+            memory.deliver(Placed(1), delay=-1)
+        with pytest.raises(InvalidSetting, match="deliver: unknown option 'dealy'; did you mean 'delay'"):
+            memory.deliver(Placed(1), dealy=1)  # type: ignore[call-arg]
+
     async def test_late_message_expires_in_inbox_and_outbox(self, bus: Bus, memory: InMemoryBus) -> None:
         seen = handling(bus)
         await send(bus, Placed(1), deliver_by=10)
@@ -240,6 +247,12 @@ class TestTime:
         assert clock.advance(1.5) == clock.now() == start + timedelta(seconds=1.5)
         clock.advance(timedelta(days=1))
         assert clock.monotonic() == 86_401.5
+        assert clock.advance("8d") == start + timedelta(days=9, seconds=1.5)
+
+    def test_manual_clock_refuses_a_bad_time_with_advice(self) -> None:
+        for bad in ("soon", "", float("nan"), None):
+            with pytest.raises(InvalidSetting, match=r"advance: by: .* is no length of time; give seconds"):
+                ManualClock().advance(bad)  # type: ignore[arg-type]
 
     def test_a_clock_does_not_go_back_and_knows_its_zone(self) -> None:
         with pytest.raises(ValueError, match="does not go back"):
@@ -436,6 +449,38 @@ class TestSessions:
         session.add.assert_called_with(Placed(1))
         assert (session.commit.await_count, session.rollback.await_count) == (2, 0)
         assert memory.sent(Billed) == [Billed(1)]
+
+    async def test_flush_of_a_unit_of_work_reaches_a_mock(self, bus: Bus) -> None:
+        session, row = AsyncMock(spec=AsyncSession), Mock(id=None)
+        session.flush.side_effect = lambda: setattr(row, "id", 17)
+        session.new = {row}
+        bus.route(Placed, to=BILLING)
+        async with InMemoryBus(bus, session_factory=lambda: session) as memory:
+            async with bus.unit_of_work() as uow:
+                uow.session.add(row)
+                assert list(uow.session.new) == [row]
+                await uow.session.flush()
+                bus.send(Placed(row.id))
+            assert memory.sent(Placed) == [Placed(17)]
+        session.flush.assert_awaited_once_with()
+
+    @pytest.mark.parametrize("has_flush", [True, False], ids=["mock", "fake without flush"])
+    async def test_flush_of_a_sync_handler_reaches_a_stand_in(self, bus: Bus, has_flush: bool) -> None:
+        session = Mock() if has_flush else Mock(spec=["commit", "rollback", "close"])
+        bus.route(Billed, to=BILLING)
+
+        @bus.handles(Placed)
+        def handle(order: Placed, session: Session) -> Billed:
+            session.flush()
+            return Billed(order.number)
+
+        async with InMemoryBus(bus, sync_session_factory=lambda: session) as memory:
+            await send(bus, Placed(1))
+            await memory.drain()
+            memory.assert_no_dead_letters()
+            assert memory.sent(Billed) == [Billed(1)]
+        if has_flush:
+            session.flush.assert_called_once_with()
 
     async def test_mock_failing_to_commit_stores_no_message(self, bus: Bus) -> None:
         session = AsyncMock(spec=AsyncSession)

@@ -114,8 +114,11 @@ async def test_listeners_share_a_port_when_all_set_reuse_port(receiver: MemoryRe
             for _ in range(20):
                 await send(first.address)
             assert first.statistics()["batches"] + second.statistics()["batches"] == 20
-        with pytest.raises(InvalidSetting, match="cannot listen here"):
+        with pytest.raises(InvalidSetting, match=r"cannot listen here.*one machine, add \?reuse_port=1 to the address"):
             await transport().listener(first.address, "x").serve(receiver)
+    async with listening(receiver, HERE) as alone:
+        with pytest.raises(InvalidSetting, match=r"another process listens here without \?reuse_port=1"):
+            await transport().listener(f"{alone.address}?reuse_port=1", "x").serve(receiver)
 
 
 async def test_answers_do_not_wait_for_delayed_acknowledgements(
