@@ -452,15 +452,15 @@ class Bus:
 
     @checked
     def metrics_app(self, registry: Collector | None = None) -> ASGIApp:
-        """Return an ASGI app with /metrics for Prometheus and /health, to be mounted: `app.mount("/durable", ...)`.
+        """Return an ASGI app with /metrics for Prometheus and /health, to be mounted: `app.mount("/internal", ...)`.
 
-        `registry`: collector whose metrics are exposed too, such as prometheus_client.REGISTRY. The app asks for no
-        credentials. Where no application serves it, set metrics_port. Raises InvalidSetting when
-        `durable-bus[metrics]` is not installed.
+        It has /health/live and /health/ready for probes, too: see docs/telemetry.md. `registry`: collector whose
+        metrics are exposed as well, such as prometheus_client.REGISTRY. The app asks for no credentials. Where no
+        application serves it, set metrics_port. Raises InvalidSetting when `durable-bus[metrics]` is not installed.
         """
         if registry is not None and not hasattr(registry, "collect"):
             raise InvalidSetting(f"metrics_app: registry={registry!r}: give a Collector of prometheus_client")
-        return self.runtime.metrics_app(lambda: self.runtime.monitor, registry)
+        return self.runtime.metrics_app(lambda: self.runtime.monitor, lambda: self.runtime.receiver, registry)
 
     def statistics(self) -> Statistics:
         """Return the counters of this process since the bus was started. Call it in the bus's event loop."""
