@@ -452,15 +452,15 @@ class Bus:
 
     @checked
     def metrics_app(self, registry: Collector | None = None) -> ASGIApp:
-        """Return an ASGI app with /metrics for Prometheus and /health, to be mounted: `app.mount("/durable", ...)`.
+        """Return an ASGI app with /metrics for Prometheus and /health, to be mounted: `app.mount("/internal", ...)`.
 
-        `registry`: collector whose metrics are exposed too, such as prometheus_client.REGISTRY. The app asks for no
-        credentials. Where no application serves it, set metrics_port. Raises InvalidSetting when
-        `durable-bus[metrics]` is not installed.
+        It has /health/live and /health/ready for probes, too: see docs/telemetry.md. `registry`: collector whose
+        metrics are exposed as well, such as prometheus_client.REGISTRY. The app asks for no credentials. Where no
+        application serves it, set metrics_port. Raises InvalidSetting when `durable-bus[metrics]` is not installed.
         """
         if registry is not None and not hasattr(registry, "collect"):
             raise InvalidSetting(f"metrics_app: registry={registry!r}: give a Collector of prometheus_client")
-        return self.runtime.metrics_app(lambda: self.runtime.monitor, registry)
+        return self.runtime.metrics_app(lambda: self.runtime.monitor, lambda: self.runtime.receiver, registry)
 
     def statistics(self) -> Statistics:
         """Return the counters of this process since the bus was started. Call it in the bus's event loop."""
@@ -677,9 +677,10 @@ class Bus:
 
         The pause lasts for `for_` (`60`, "1m" or a timedelta), or until resume(). Messages wait meanwhile; senders to a
         paused listener see Busy; occurrences of a paused schedule are passed over. The pause is a row of `circuits`,
-        committed when this returns, and obeyed by the other nodes within a moment. `reason` is shown to operators. Call
-        it while the bus runs; elsewhere there is `durable-agent pause`. Raises InvalidSetting for a time that is not
-        above 0, or when not exactly one target is named.
+        committed by itself when this returns, also inside a unit of work or a handler, whose rollback does not end it;
+        the other nodes obey it within a moment. `reason` is shown to operators. Call it while the bus runs, as a node
+        or send-only; elsewhere there is `durable-agent pause`. Raises InvalidSetting for a time that is not above 0, or
+        when not exactly one target is named.
         """
         time = None if for_ is None else length_of_time("pause", "for_", for_)
         if time is not None and time <= timedelta(0):
@@ -692,7 +693,7 @@ class Bus:
     async def resume(self, cls: type | None = None, **named: Unpack[PauseTarget]) -> bool:
         """End a pause before its time, or close a circuit that failures have opened.
 
-        Names one target as pause() does. False when the target was neither paused nor stopped.
+        Names one target, and commits by itself, as pause() does. False when the target was neither paused nor stopped.
         """
         return await self._here.database.transaction(circuits.resume_each, self._circuits(cls, named))
 
@@ -717,8 +718,11 @@ class Bus:
     async def cancel(self, message: UUID, *, reason: str | None = None) -> bool:
         """Cancel a scheduled message before it is due; the history records it as cancelled.
 
-        False when the message is due already, or done. An event with several destinations is cancelled for those that
-        it has not left for. `reason` is kept in the history. Call it while the bus runs, as the methods below.
+        The change commits by itself and at once, also inside a unit of work or a handler: a rollback there does not
+        bring the message back. So call it after the commit. False when the message is due already, or done. An event
+        with several destinations is cancelled for those that it has not left for. `reason` is kept in the history. Call
+        it while the bus runs, as a node or send-only; elsewhere there is `durable-agent scheduled`. All this holds for
+        the methods below, too.
         """
         return await self._here.database.transaction(
             delayed.cancel_message,
@@ -730,15 +734,18 @@ class Bus:
 
     @checked
     async def run_now(self, message: UUID) -> bool:
-        """Make a scheduled message due at once. False when the message is due already, or done."""
+        """Make a scheduled message due at once. False when the message is due already, or done.
+
+        Commits by itself, as cancel() does.
+        """
         return await self._here.database.transaction(delayed.run_message_now, message)
 
     @checked
     async def reschedule(self, message: UUID, *, at: datetime | None = None, delay: Duration | None = None) -> bool:
         """Make a scheduled message due at another time: `at`, or `delay` from now. False when it is due already.
 
-        Raises InvalidMessage when the message would expire before that time, or be older then than the dedupe_window
-        of its receiver, and when not exactly one of both is given.
+        Commits by itself, as cancel() does. Raises InvalidMessage when the message would expire before that time, or be
+        older then than the dedupe_window of its receiver, and when not exactly one of both is given.
         """
         moment = due_time(at, delay, self.runtime.clock.now())
         changed = await self._here.database.transaction(
@@ -752,12 +759,18 @@ class Bus:
 
     @checked
     async def run_schedule(self, name: str) -> bool:
-        """Run a recurring schedule once, besides its occurrences. False when no node runs this schedule."""
+        """Run a recurring schedule once, besides its occurrences. False when no node runs this schedule.
+
+        Commits by itself, as cancel() does: the schedule runs although the handler that asked fails.
+        """
         return await self._here.database.transaction(schedules.ask, name, actor=self.service)
 
     @checked
     async def reschedule_next(self, name: str, *, at: datetime | None = None, delay: Duration | None = None) -> bool:
-        """Make the next occurrence of a schedule due at another time. False when there is no such schedule."""
+        """Make the next occurrence of a schedule due at another time. False when there is no such schedule.
+
+        Commits by itself, as cancel() does.
+        """
         moment = due_time(at, delay, self.runtime.clock.now())
         return await self._here.database.transaction(schedules.reschedule, name, at=moment, actor=self.service)
 

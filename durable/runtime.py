@@ -182,20 +182,22 @@ class Runtime:
             directory=self.hub,
         )
 
-    def metrics_app(self, monitor: Callable[[], Monitor], others: Collector | None = None) -> Starlette:
+    def metrics_app(
+        self, monitor: Callable[[], Monitor], receiver: Callable[[], Receiver | None], others: Collector | None = None
+    ) -> Starlette:
         """Build the app of /metrics and /health. Raises InvalidSetting when a package of it is not installed."""
         try:
             from durable.observability.metrics.server import make_app
         except ImportError as error:
             raise _not_installed("metrics_app()", "metrics", error) from error
-        return make_app(monitor, others)
+        return make_app(monitor, receiver, others)
 
     def _metrics_server(self) -> MetricsServer:
         try:
             from durable.observability.metrics.server import MetricsServer
         except ImportError as error:
             raise _not_installed("metrics_port", "metrics", error) from error
-        return MetricsServer(self.monitor, self.settings)
+        return MetricsServer(self.monitor, lambda: self.receiver, self.settings)
 
     def _rabbitmq(self) -> Transport:
         try:

@@ -13,7 +13,7 @@ _HEAD = """\
 # Command line
 
 `durable-agent COMMAND --help` shows the same. A command takes the bus of an application as `APP:BUS`, such as
-`shop:bus`: a module, and the name of the bus in it.
+`shop:bus`: a module, and the name of the bus in it. `durable` is the same command under a shorter name.
 """
 
 

@@ -1,15 +1,17 @@
-"""The page of all settings, reference/settings.md of the site, made from the class."""
+"""The page of all settings, reference/settings.md, made from the class: `python -m scripts.docs.settings_page`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import get_args
+from pathlib import Path
+from typing import Final, get_args
 
 from pydantic.fields import FieldInfo
 
 from durable.settings import Settings
 
+PAGE: Final = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 _HEAD = """\
 # Settings
 
@@ -76,3 +78,7 @@ def _span(value: timedelta) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render())

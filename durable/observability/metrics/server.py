@@ -2,6 +2,7 @@
 
     GET /metrics         the process and its service, with whatever else the application has registered
     GET /health          200 or 503, and a JSON document that says why
+    GET /health/ready    204, or 503: a message could be stored now, as /health/ready of the HTTP transport has it
     GET /health/live     204: the event loop answers; nothing else is asked
 
 They tell no secrets, and everybody who reaches them may read them: they are served on loopback unless metrics_host
@@ -10,6 +11,7 @@ says otherwise.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections import Counter
 from collections.abc import Callable
@@ -31,17 +33,21 @@ from durable.observability.metrics.prometheus import expose
 from durable.observability.monitor import Monitor
 from durable.settings import Settings
 from durable.telemetry import log
+from durable.transports.base import Receiver
 from durable.transports.http.server import BACKLOG, Server, Serving
 
 _LAST_ANSWERS: Final = 1.0  # seconds for requests under way when it closes
 
 
-def make_app(monitor: Callable[[], Monitor], others: Collector | None = None) -> Starlette:
-    """Build the application. `others` adds collectors to /metrics."""
+def make_app(
+    monitor: Callable[[], Monitor], receiver: Callable[[], Receiver | None], others: Collector | None = None
+) -> Starlette:
+    """Build the application. `receiver` returns None while nothing is stored here; `others` are further collectors."""
     return Starlette(
         routes=[
             Route("/metrics", partial(_metrics, monitor, others), methods=["GET"]),
             Route("/health", partial(_health, monitor), methods=["GET"]),
+            Route("/health/ready", partial(_is_ready, receiver, asyncio.Lock()), methods=["GET"]),
             Route("/health/live", _is_live, methods=["GET"]),
         ]
     )
@@ -70,6 +76,13 @@ async def _health(find: Callable[[], Monitor], request: Request) -> Response:
     return JSONResponse(document, 503 if reading.problems else 200)
 
 
+async def _is_ready(find: Callable[[], Receiver | None], looking: asyncio.Lock, request: Request) -> Response:
+    async with looking:  # one at a time: the connections to the database are for messages
+        receiver = find()
+        is_ready = receiver is not None and await receiver.ready()
+    return Response(status_code=204 if is_ready else 503)
+
+
 async def _is_live(request: Request) -> Response:
     return Response(status_code=204)
 
@@ -77,8 +90,8 @@ async def _is_live(request: Request) -> Response:
 class MetricsServer:
     """Serves the app on metrics_host and metrics_port."""
 
-    def __init__(self, monitor: Monitor, settings: Settings) -> None:
-        self._app = make_app(lambda: monitor, REGISTRY)
+    def __init__(self, monitor: Monitor, receiver: Callable[[], Receiver | None], settings: Settings) -> None:
+        self._app = make_app(lambda: monitor, receiver, REGISTRY)
         self._settings = settings
         self._serving: Serving | None = None
 

@@ -24,6 +24,8 @@ RUN_BY = {
     "lines": "tests/contract/test_transports_documented.py",
     "examples": "tests/integration/cli/test_examples.py",
     "pipeline": "tests/pipeline/test_examples_of_tools.py",
+    "testing": "tests/integration/docs/test_testing.py",
+    "deploy": "tests/integration/docs/test_deploy.py",
 }
 """The test that runs the files of each folder below docs/examples."""
 

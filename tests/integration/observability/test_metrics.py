@@ -259,6 +259,35 @@ async def test_process_without_its_database_answers_health_and_metrics(
         assert (await probe.scrape()).value("database_up") == 1
 
 
+async def test_readiness_says_whether_a_message_could_be_stored(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = make_bus("shop", database_url)
+    async with probed(bus) as probe:
+        assert (await probe.get("/health/ready")).status_code == 204
+
+        async def away() -> None:
+            raise StorageUnavailable("no database for now")
+
+        with monkeypatch.context() as lost:
+            lost.setattr(bus.runtime.database, "ping", away)
+            assert (await probe.get("/health/ready")).status_code == 503
+            assert (await probe.get("/health/live")).status_code == 204
+        assert (await probe.get("/health/ready")).status_code == 204
+
+
+@pytest.mark.parametrize("mode", ["full", "send-only"])
+async def test_mounted_readiness_follows_the_bus(database_url: str, mode: Any) -> None:
+    bus = Bus("web", database_url, mode=mode)
+    transport = httpx.ASGITransport(app=Starlette(routes=[Mount("/internal", app=bus.metrics_app())]))
+    async with httpx.AsyncClient(transport=transport, base_url="http://web") as client:
+        before = await client.get("/internal/health/ready")
+        async with bus:
+            running = await client.get("/internal/health/ready")
+        after = await client.get("/internal/health/ready")
+    assert (before.status_code, running.status_code, after.status_code) == (503, 204, 503)
+
+
 class Unjoinable(Node):
     """A node that never joins the others."""
 
@@ -278,6 +307,7 @@ async def test_process_without_its_node_is_unhealthy_until_joined_again(
         assert answer.status_code == 503
         assert "this process is no node now: see its log for why it cannot join the nodes" in answer.json()["problems"]
         assert (scrape.value("node_alive"), scrape.value("node_id")) == (0, 0)
+        assert (await probe.get("/health/ready")).status_code == 503
 
 
 async def test_counters_survive_a_node_and_the_loop_is_watched(database_url: str) -> None:
