@@ -10,7 +10,7 @@ from sqlalchemy import Connection, pool
 
 from durable.cli.doctor.checks import Check, attempted, fail, ok, warn
 from durable.cli.target import connection
-from durable.errors import StorageUnavailable
+from durable.errors import SchemaMismatch, StorageUnavailable
 from durable.settings import Settings
 from durable.storage import maintenance, migrator, nodes, status
 from durable.storage.database import configured_url, lock_engine_url
@@ -141,7 +141,11 @@ def rights(conn: Connection, schema: str) -> Check:
 
 
 def schema_version(conn: Connection, schema: str) -> Check:
-    migrator.check_version(conn, schema)
+    try:
+        migrator.check_version(conn, schema)
+    except SchemaMismatch as error:  # an older database is migrated, and a newer one needs newer code
+        detail, _, advice = str(error).partition("; ")
+        return fail("schema", detail, advice)
     return ok("schema", f"{schema} is at version {migrator.SCHEMA_VERSION}")
 
 
