@@ -25,6 +25,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from itertools import count
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
@@ -47,6 +48,7 @@ _AMBIGUOUS: Final = (
 _ENTERED: Final = (
     "unit of work: entered before, and it is for one block; make another by bus.unit_of_work() or bus.enlist()"
 )
+_numbers: Final = count(1)
 _GENERATORS: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
@@ -59,6 +61,8 @@ class Block:
         self.frame: FrameType | None = None
         """The function, coroutine or generator that it is a part of, while it is open."""
         self.is_of_generator = False
+        self.number = 0
+        """Of two, the one that was entered later has the higher one."""
         self.is_over = False
         self._scope = scope
         self._entered_by: ref[object] | None = None
@@ -66,7 +70,7 @@ class Block:
     def __enter__(self) -> None:
         if self._entered_by is not None:
             raise WiringError(_ENTERED)
-        self._entered_by = ref(_runner())
+        self._entered_by, self.number = ref(_runner()), next(_numbers)
         self.frame = _user()
         self.is_of_generator = self.frame is not None and _is_generator(self.frame)
         self._scope.enter(self)
@@ -127,9 +131,9 @@ class Scope:
                 raise NoUnitOfWork(_AMBIGUOUS)
             return innermost
         meant = running[0]
-        later = known[: known.index(meant)] if meant in known else known
         frames = {block.frame for block in running}
-        hidden = [block for block in later if block.frame not in frames and not block.is_inherited]
+        later = [block for block in known if block.number > meant.number and block.frame not in frames]
+        hidden = [block for block in later if not block.is_inherited]
         if any(block.is_of_generator for block in hidden):
             raise NoUnitOfWork(_AMBIGUOUS)
         return hidden[0] if hidden else meant

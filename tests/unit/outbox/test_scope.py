@@ -211,6 +211,33 @@ async def a_task_a_step(steps: AsyncIterator[int], consume: Callable[[], Awaitab
         await consume()
 
 
+async def a_first_step_in_a_task(steps: AsyncIterator[int], consume: Callable[[], Awaitable[None]]) -> None:
+    await asyncio.wait_for(asyncio.ensure_future(anext(steps)), 5)
+    async for _ in steps:
+        await consume()
+
+
+@pytest.mark.parametrize("run", [a_loop, a_task_a_step, a_first_step_in_a_task], ids=lambda run: run.__name__)
+async def test_generator_finds_its_own_block_within_that_of_a_task(desk: Desk, run: Any) -> None:
+    """As in a handler, whose block is entered by a function that has ended."""
+    found, consumed = list[str](), list[str]()
+
+    async def consume() -> None:
+        consumed.append(desk.found())
+
+    outer = desk.block("outer")
+    _enter(outer)
+    await run(rows(desk, here, found), consume)
+    assert desk.found() == "outer"
+    outer.__exit__(None, None, None)
+    assert found == ["own", "own", "own", "inner"]
+    assert set(consumed) == {NOBODY if run is a_loop else "outer"}
+
+
+def _enter(block: Block) -> None:
+    block.__enter__()
+
+
 @of_outer
 @pytest.mark.parametrize("place", [here, in_a_listener], ids=lambda place: place.__name__)
 @pytest.mark.parametrize("run", [a_loop, a_task_a_step], ids=lambda run: run.__name__)
