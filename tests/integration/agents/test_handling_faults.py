@@ -454,7 +454,7 @@ async def test_list_handler_sends_the_same_ids_in_each_attempt(shop: Shop) -> No
             raise LookupError
         return [Billed(100)]
 
-    shop.handles(handle, retry=Retry(immediate=1, delays=[]))
+    shop.handles(handle, retry=Retry(immediate=1, delays=[]), max_batch=100)
     async with shop.open():
         await shop.receive(1)
         await shop.settled()

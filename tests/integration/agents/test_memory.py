@@ -92,7 +92,7 @@ def in_groups(it: Counting) -> Callable[[], Awaitable[Any]]:
 
 
 def as_lists(it: Counting) -> Callable[[], Awaitable[Any]]:
-    @it.bus.handles(Passed)
+    @it.bus.handles(Passed, max_batch=100)
     async def handle(passed: list[Passed], session: AsyncSession) -> None:
         it.done += len(passed)
 
