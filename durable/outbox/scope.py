@@ -193,7 +193,7 @@ def _frames() -> Iterator[FrameType]:
 def _user() -> FrameType | None:
     """The function or generator whose block is entered now; of a context manager, that of its user."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    while True:
         while frame is not None and _is_between(frame):
             frame = frame.f_back
         driver = frame
@@ -202,7 +202,6 @@ def _user() -> FrameType | None:
         if driver is frame or driver is None or driver.f_globals.get("__name__") != "contextlib":
             return frame
         frame = driver
-    return None
 
 
 def _is_generator(frame: FrameType) -> bool:

@@ -86,7 +86,8 @@ def _ends(statement: Sequence[_Token]) -> bool:
             return False
         case ["commit" | "end" | "abort" | "rollback", *_] | ["prepare", "transaction", *_]:
             return True
-    return False
+        case _:
+            return False
 
 
 def _savepoint(statement: Sequence[_Token]) -> tuple[Verb, str] | None:

@@ -149,7 +149,7 @@ async def in_a_thread(desk: Desk) -> str:
 
 async def in_a_listener(desk: Desk) -> str:
     """As sessions call their listeners: in a greenlet."""
-    return cast(str, await greenlet_spawn(desk.found))
+    return await greenlet_spawn(desk.found)
 
 
 async def in_a_block_within(desk: Desk) -> str:
