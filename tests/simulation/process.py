@@ -111,9 +111,12 @@ class Process(Scheduled):
         """Stop in good order, and look at what is left."""
         self.is_stopping, self.is_ready = True, False
         node, outages = self.runtime.node_id, self.world.outages  # no node: what its former one had is left to others
+        member, is_calm = self.membership, not self.world.is_troubled
         await self.runtime.life.stop()
         await self.runtime._waker.stop()
-        if node and outages == self.world.outages and self.server.is_up and not self.world.is_troubled:
+        is_lost = member is not None and member.lost.is_set()  # while it stopped: its rows are left to others, too
+        is_calm = is_calm and not self.world.is_troubled and outages == self.world.outages and self.server.is_up
+        if node and is_calm and not is_lost:
             self.world.checks.left(self, node)
         self.world.gone(self)
 
