@@ -218,7 +218,7 @@ async def a_first_step_in_a_task(steps: AsyncIterator[int], consume: Callable[[]
 
 
 @pytest.mark.parametrize("run", [a_loop, a_task_a_step, a_first_step_in_a_task], ids=lambda run: run.__name__)
-async def test_generator_finds_its_own_block_within_that_of_a_task(desk: Desk, run: Any) -> None:
+async def test_generator_finds_its_own_block_within_a_handlers(desk: Desk, run: Any) -> None:
     """As in a handler, whose block is entered by a function that has ended."""
     found, consumed = list[str](), list[str]()
 
