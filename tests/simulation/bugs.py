@@ -14,6 +14,8 @@ from durable.agents.attempts import Attempts
 from durable.agents.latch import Latch
 from durable.agents.receiving import ReceivingAgent
 from durable.agents.sending import SendingAgent
+from durable.envelope import NodeId
+from durable.node import Node
 from durable.outbox.outbox import Outbox
 from durable.outcomes import STORED
 from durable.recovery.dormant_nodes import DormantNodes
@@ -118,6 +120,14 @@ def dead_nodes_are_not_swept(stack: ExitStack) -> None:
         return 0
 
     stack.enter_context(patch.object(DormantNodes, "sweep", sweep))
+
+
+@bug
+def a_stopping_node_keeps_its_rows(stack: ExitStack) -> None:
+    async def release(self: Node, node_id: NodeId) -> bool:
+        return True
+
+    stack.enter_context(patch.object(Node, "_release_everything", release))
 
 
 @bug
