@@ -121,7 +121,10 @@ def mismatch(error: DBAPIError, schema: str) -> SchemaMismatch | None:
     """Return the error for tables of durable that are missing, or of another version; None for any other fault."""
     faults = {_NO_TABLE: "has no durable tables", _NO_COLUMN: "is at another version than this code"}
     fault = faults.get(sqlstate(error))
-    return SchemaMismatch(f"schema {schema!r} {fault}; run: durable-agent migrate APP:BUS") if fault else None
+    if fault is None:
+        return None
+    reason = str(error.orig).partition("\n")[0]
+    return SchemaMismatch(f"schema {schema!r} {fault} ({reason}); run: durable-agent migrate APP:BUS")
 
 
 @contextmanager
