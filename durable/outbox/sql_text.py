@@ -11,6 +11,7 @@ import re
 import string
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Final, Literal, NamedTuple
 
 _MAY_CONTROL: Final = re.compile(r"commit|end|abort|rollback|prepare|savepoint|release", re.IGNORECASE)
@@ -70,7 +71,8 @@ def control_of(sql: str) -> Control:
 def _control_of(sql: str) -> Control:
     if _MAY_CONTROL.search(sql) is None:
         return Control(ends=False, savepoints=())
-    statements = list(_statements(sql))
+    # Its first words tell what one statement does, and a long one is not read to its end.
+    statements = list(_statements(sql)) if ";" in sql else [list(islice(_tokens(sql), _MOST_TOKENS))]
     savepoints = tuple(found for each in statements if (found := _savepoint(each)) is not None)
     return Control(any(map(_ends, statements)), savepoints, len(statements) == 1)
 
