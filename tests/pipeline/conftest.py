@@ -15,16 +15,18 @@ from tests.support.archiving import Archiver
 from tests.support.command import ROOT
 from tests.support.object_store import BUCKET, object_store
 from tests.support.quick_spark import java_options
+from tests.support.warm_workers import warm_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_jvms() -> Iterator[None]:
+def quick_jvms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """For every JVM that a test starts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_SUBMIT_OPTS", java_options())
+        patch.setenv("PYSPARK_PYTHON", str(warm_python(tmp_path_factory.mktemp("warm"))))
         yield
 
 
