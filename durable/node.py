@@ -237,8 +237,9 @@ class Node:
             if not started.done():
                 started.set_result(None)
             await stopping.wait()
-            recovering.cancel()
-            await end([registering], within=self._ending_seconds)  # what it has on its way is written before that
+            tasks.cancel(recovering)
+            tasks.cancel(registering)
+            await wait([registering], within=self._ending_seconds)  # what it has on its way is written before that
             await self._registering.leave()  # before its listeners close: callers go elsewhere
             closing = [tasks.create_task(_close(each), name=f"close {each.address}") for each in self.listeners]
             await self._drain("listeners", closing)
@@ -277,7 +278,7 @@ class Node:
         """Wait for these to end by themselves, for drain_timeout; then cancel the rest."""
         for task in await wait(tasks, within=self._settings.drain_timeout.total_seconds()):
             log.warning("task cancelled, which did not end within drain_timeout: %s (%s)", task.get_name(), what)
-            task.cancel()
+            self.agents.tasks.cancel(task)
 
     async def _release_everything(self, node_id: NodeId) -> bool:
         """Give rows in memory back to any node. False when that is left to the next membership."""

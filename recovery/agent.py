@@ -193,8 +193,8 @@ class RecoveryAgent:
     async def _look(self) -> None:
         """Read the agenda. An agent that has opened or closed its circuit meanwhile knows better."""
         senders = self._agents.senders
-        generations = {destination: agent.latch_generation for destination, agent in senders.items()}
-        handlers = {agent: agent.circuit.generation for agent in self._agents.by_type.values()}
+        generations = {destination: agent.generation.number for destination, agent in senders.items()}
+        handlers = {agent: agent.circuit.generation.number for agent in self._agents.by_type.values()}
         self._agenda = Agenda()
         self._agenda = await self._database.transaction(agenda.read, after=self._outgoing.after, count=DESTINATIONS)
         self._look_again_in(self._agenda.next_due_in)
@@ -219,7 +219,7 @@ class RecoveryAgent:
         for destination in latched - senders.keys():
             self._agents.agent_for(destination)  # somebody must ping it, also when its last sender has died
         for destination, agent in list(senders.items()):
-            generation = generations.get(destination, agent.latch_generation)
+            generation = generations.get(destination, agent.generation.number)
             agent.observe_circuit(destination in latched, generation)
             agent.observe_pause(destination in paused)
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Final, NamedTuple
 
@@ -375,10 +376,10 @@ class Delivery:
             held.hold(lease)
         counted_before = lease.attempts + (1 if is_suspect(lease) else 0)
         tried = self._tried(attempt - counted_before, failures)
-        await self.settling.settle(lease, decision, error, tried)
+        with self.circuit.generation.writing() if isinstance(decision, Pause) else nullcontext():
+            await self.settling.settle(lease, decision, error, tried)
         await self.circuit.failed(lease, error)
         if isinstance(decision, Pause):
-            self.circuit.generation += 1
             self._stop_here()
         return False
 

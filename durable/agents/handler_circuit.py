@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from durable.agents.context import AgentContext
+from durable.agents.latch import Generation
 from durable.application.circuit_breaker import CircuitBreaker, FailureWindow
 from durable.application.context import PauseRequest
 from durable.duration import duration
@@ -36,8 +37,7 @@ class HandlerCircuit:
         self.is_open = False
         self.probing = False
         """True if a single message is tried, to close the circuit again."""
-        self.generation = 0
-        """Changes when this node begins to open it, and when it has: what was read of `circuits` before is old news."""
+        self.generation = Generation()
         self._message_type = message_type
         self._breaker = breaker or _NEVER
         self._window = FailureWindow(breaker) if breaker is not None else None
@@ -81,7 +81,7 @@ class HandlerCircuit:
                 log.warning("counts of %s are not shared now: %s", self._message_type, said(error))
 
     async def _share(self, window: FailureWindow) -> None:
-        counts, generation = window.counts(self._clock.monotonic()), self.generation
+        counts, generation = window.counts(self._clock.monotonic()), self.generation.number
         if self.is_open or counts == self._told == (0, 0):
             return
         others = await self._database.transaction(
@@ -93,7 +93,7 @@ class HandlerCircuit:
             window=duration(self._breaker.window),
         )
         self._told = counts
-        if self.is_open or generation != self.generation:  # what was heard is from before that
+        if self.is_open or not self.generation.is_current(generation):
             return
         await self._open_if(window.heard(*others, self._clock.monotonic()))
 
@@ -126,12 +126,12 @@ class HandlerCircuit:
 
     async def pause(self, asked: Sequence[PauseRequest]) -> bool:
         """Pause the targets that the handler has named. True when one of them was the handler itself."""
-        for request in asked:
-            kind, key = request.of(self._message_type)
-            await self._database.transaction_with_retry(
-                circuits.pause_at_least, kind, key, reason=request.reason, actor=self._actor, duration=request.time
-            )
-        self.generation += 1
+        with self.generation.writing():
+            for request in asked:
+                kind, key = request.of(self._message_type)
+                await self._database.transaction_with_retry(
+                    circuits.pause_at_least, kind, key, reason=request.reason, actor=self._actor, duration=request.time
+                )
         return any(request.kind is CircuitKind.HANDLER for request in asked)
 
     async def _open_if(self, reason: str | None) -> None:
@@ -141,16 +141,15 @@ class HandlerCircuit:
 
     async def _open(self, reason: str) -> None:
         log.error("circuit of %s opened: %s", self._message_type, reason)
-        self.generation += 1
-        await self._database.transaction_with_retry(
-            circuits.open_circuit,
-            CircuitKind.HANDLER,
-            self._message_type,
-            reason=printable(reason)[:LONGEST_REASON],
-            actor=self._actor,
-            duration=duration(self._breaker.open_for),
-        )
-        self.generation += 1
+        with self.generation.writing():
+            await self._database.transaction_with_retry(
+                circuits.open_circuit,
+                CircuitKind.HANDLER,
+                self._message_type,
+                reason=printable(reason)[:LONGEST_REASON],
+                actor=self._actor,
+                duration=duration(self._breaker.open_for),
+            )
         self._counters.add(Event.CIRCUIT_OPENED)
 
     async def _put_off(self, error: BaseException) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from datetime import timedelta
 from itertools import chain
 from typing import Any
@@ -103,9 +104,9 @@ class HandlingAgent:
         self.accept(claimed)
 
     def observe_circuits(self, is_probing: Mapping[str, bool], generation: int) -> None:
-        """Follow the open circuits as read from `circuits` when this one was at `generation`; older readings are
-        ignored. Messages of a paused older version wait alone."""
-        if generation != self.circuit.generation:
+        """Follow the open circuits as read from this generation of its own on; older readings are ignored. Messages of
+        a paused older version wait alone."""
+        if not self.circuit.generation.is_current(generation):
             return
         own = self.handler.message_type
         self._delivery.paused_versions = is_probing.keys() - {own}
@@ -217,7 +218,7 @@ class HandlingAgent:
                 try:
                     await self._run_workers()
                 finally:
-                    sharing.cancel()
+                    tasks.cancel(sharing)
             await self._attempts.finish()
         finally:
             self._attempts.close()
@@ -237,7 +238,8 @@ class HandlingAgent:
                 if isinstance(error, KeyboardInterrupt):
                     raise
                 log.exception("a worker of %s failed and goes on", self.handler.message_type)
-                await asyncio.sleep(BREATH)
+                with suppress(asyncio.CancelledError):  # a handler may have left several of them behind
+                    await asyncio.sleep(BREATH)
 
     async def _work_once(self) -> None:
         if self._unwanted:
@@ -279,8 +281,10 @@ class HandlingAgent:
 
     async def _try(self, lease: LeasedEnvelope) -> None:
         self.circuit.begin_trial(lease)
-        await self.handle([lease])
-        await self.circuit.end_trial(lease)
+        try:
+            await self.handle([lease])
+        finally:
+            await self.circuit.end_trial(lease)
 
     async def _stay_paused(self) -> None:
         """Hold nothing, until something changes."""
@@ -313,10 +317,12 @@ class HandlingAgent:
         try:
             try:
                 held = await self._delivery.handle(taken, put_back)
-            except Exception:
+            except BaseException as error:
                 self._end_if_cancelled()
-                # Not the handler's failure, which the delivery settles, but ours. The rows stay owned, and are
-                # released as forgotten, so another attempt follows.
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                # Not the handler's failure, which the delivery settles, but ours, or a cancellation that the handler
+                # has left behind. The rows stay owned, and are released as forgotten, so another attempt follows.
                 ids = [str(lease.envelope.id) for lease in own.values()]
                 log.exception("internal error while handling %s; will retry", ids)
             await self._hand_back(self.buffer.withdraw(held))

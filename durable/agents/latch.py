@@ -15,6 +15,8 @@ outage. Failures are counted in a row, not in total: a success starts the count 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 
 
@@ -72,3 +74,35 @@ class Latch:
     def unlatch(self) -> None:
         self.state = State.CLOSED
         self.failures_in_a_row = 0
+
+
+class Generation:
+    """Generation of what a node has written of a circuit: a reading is old news when it began before, or meanwhile.
+
+    >>> generation = Generation()
+    >>> before = generation.number
+    >>> with generation.writing():
+    ...     meanwhile = generation.number
+    ...     is_current = generation.is_current(meanwhile)
+    >>> is_current, generation.is_current(before), generation.is_current(meanwhile)
+    (False, False, False)
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        """To be taken when a reading begins, and shown when it is applied."""
+        self._writers = 0
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Write within this block: nobody can tell whether a reading that begins in it sees that."""
+        self._writers += 1
+        try:
+            yield
+        finally:
+            self._writers -= 1
+            self.number += 1
+
+    def is_current(self, number: int) -> bool:
+        """Tell whether nothing was written since this number was taken, and nothing is being written."""
+        return number == self.number and not self._writers

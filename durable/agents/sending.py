@@ -25,7 +25,7 @@ from durable.agents.buffer import is_due
 from durable.agents.context import AgentContext
 from durable.agents.deletions import Deletions
 from durable.agents.fair_queue import FairQueue
-from durable.agents.latch import Latch
+from durable.agents.latch import Generation, Latch
 from durable.agents.pace import Pace
 from durable.envelope import Envelope, LeasedEnvelope, LeaseKey
 from durable.errors import ProtocolViolation, TransportError, said, text_of
@@ -72,7 +72,7 @@ class SendingAgent:
         self.claim_pending = False
         self.paused = False
         self.pace = Pace(f"sending to {destination}", settings.step_timeout.total_seconds())
-        self.latch_generation = 0
+        self.generation = Generation()
         self._sender = sender
         self._database = context.database
         self._node = context.node
@@ -121,8 +121,8 @@ class SendingAgent:
         self.accept(claimed)
 
     def observe_circuit(self, latched: bool, generation: int) -> None:
-        """Apply `circuits` as read when this agent was at `generation`; older news is ignored."""
-        if generation != self.latch_generation or latched == self.circuit.latched:
+        """Apply `circuits` as read from this generation on; older news is ignored."""
+        if not self.generation.is_current(generation) or latched == self.circuit.latched:
             return
         if latched:
             self.circuit.latch()
@@ -333,16 +333,15 @@ class SendingAgent:
     async def _latch(self, reason: str) -> None:
         log.error("latched %s: %s", self.destination, reason)
         self._counters.add(Event.LATCHED)
-        self.latch_generation += 1
-        async with self._failures:
-            await self._database.transaction_with_retry(
-                circuits.open_circuit,
-                CircuitKind.DESTINATION,
-                self.destination,
-                reason=reason,
-                actor=f"node {self._node}",
-            )
-        self.latch_generation += 1
+        with self.generation.writing():
+            async with self._failures:
+                await self._database.transaction_with_retry(
+                    circuits.open_circuit,
+                    CircuitKind.DESTINATION,
+                    self.destination,
+                    reason=reason,
+                    actor=f"node {self._node}",
+                )
 
     async def _stay_latched(self) -> None:
         """Hold nothing, ping, and leave the latch when a ping is answered or another node has left it."""
@@ -359,9 +358,10 @@ class SendingAgent:
             level = logging.DEBUG if isinstance(error, TransportError) else logging.ERROR
             log.log(level, "ping of %s failed: %s", self.destination, said(error))
             return
-        self.latch_generation += 1
-        await self._database.transaction_with_retry(circuits.close_circuit, CircuitKind.DESTINATION, self.destination)
-        self.latch_generation += 1
+        with self.generation.writing():
+            await self._database.transaction_with_retry(
+                circuits.close_circuit, CircuitKind.DESTINATION, self.destination
+            )
         if self.circuit.ping_succeeded():
             log.info("unlatched %s", self.destination)
             self._counters.add(Event.UNLATCHED)

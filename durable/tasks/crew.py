@@ -1,6 +1,7 @@
 """Tasks that live and end together, and tasks that must end.
 
     a task fails, whatever it raises -----> the others are cancelled, and the owner of the crew is told
+    a task is cancelled by an accident ---> the same: code of the application may have cancelled the task it ran in
     the owner is cancelled ---------------> every task is cancelled, and again when the owner is cancelled again
     a task does not end when cancelled ---> end() cancels it until its deadline, and returns it
 
@@ -51,7 +52,7 @@ async def contained(work: Awaitable[T]) -> T:
 
 
 class Crew:
-    """A group of tasks. Leaving the block waits for all of them.
+    """A group of tasks. Leaving the block waits for all of them. Only cancel() and the crew itself may cancel one.
 
     Raises the CancelledError of its owner, before anything else; or the error of the task that failed, several of them
     as an ExceptionGroup.
@@ -59,6 +60,8 @@ class Crew:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._asked: set[asyncio.Task[Any]] = set()
+        """Those that were cancelled on purpose."""
         self._failures: list[Exception] = []
         self._ended = asyncio.Event()
         self._owner: asyncio.Task[Any] | None = None
@@ -74,6 +77,12 @@ class Crew:
         task.add_done_callback(self._task_ended)
         task.add_done_callback(lambda _: work.close())  # of a task that was cancelled before it began
         return task
+
+    def cancel(self, task: asyncio.Task[Any]) -> None:
+        """Ask one of the tasks to end."""
+        if task in self._tasks:
+            self._asked.add(task)
+            task.cancel()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -104,7 +113,8 @@ class Crew:
     def _task_ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         self._ended.set()
-        error = None if task.cancelled() else task.exception()
+        error = task.exception() if not task.cancelled() else self._unless_asked(task)
+        self._asked.discard(task)
         if not isinstance(error, Exception):  # KeyboardInterrupt has left the event loop already
             return
         self._failures.append(error)
@@ -113,9 +123,12 @@ class Crew:
             self._breaks_off = True
             self._owner.cancel()
 
+    def _unless_asked(self, task: asyncio.Task[Any]) -> BrokeOff | None:
+        return None if task in self._asked else BrokeOff(f"{task.get_name()}: cancelled by an accident")
+
     def _cancel(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        for task in list(self._tasks):
+            self.cancel(task)
 
     def _tell_failures(self) -> None:
         for failure in self._failures:

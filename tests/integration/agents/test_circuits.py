@@ -189,12 +189,12 @@ async def test_reading_from_before_a_local_opening_does_not_close_the_circuit(da
         node = bus.runtime.node
         assert node is not None
         agent = node.agents.handlers["circuits.placed"]
-        generation = agent.circuit.generation
+        generation = agent.circuit.generation.number
         await place(bus, 1)
         await eventually(lambda: agent.circuit.is_open)
         agent.observe_circuits({}, generation)
         assert agent.circuit.is_open
-        agent.observe_circuits({}, agent.circuit.generation)
+        agent.observe_circuits({}, agent.circuit.generation.number)
         assert not agent.circuit.is_open
 
 

@@ -319,7 +319,7 @@ class TestConcurrency:
         async def handle(order: Placed) -> None: ...
 
         shop.handles(handle)
-        shop.agent.observe_circuits(dict.fromkeys(stopped, False), shop.agent.circuit.generation)
+        shop.agent.observe_circuits(dict.fromkeys(stopped, False), shop.agent.circuit.generation.number)
         assert [each for each in ("handling.placed", "handling.older") if shop.agent.takes(each)] == claimed
 
 

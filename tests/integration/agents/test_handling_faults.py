@@ -395,7 +395,7 @@ class TestStoppingAGroup:
             elif how == "context":
                 ctx.circuit.open()
             elif how == "version":
-                shop.agent.observe_circuits({"handling.older": False}, shop.agent.circuit.generation)
+                shop.agent.observe_circuits({"handling.older": False}, shop.agent.circuit.generation.number)
             elif how == "stop":
                 shop.agent.stop()
 

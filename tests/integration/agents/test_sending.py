@@ -365,7 +365,7 @@ class TestLatching:
         peer = office.peers[BILLING]
         if not is_expected:
             peer.ping_error = RuntimeError("a fault")
-        agent.observe_circuit(True, agent.latch_generation)
+        agent.observe_circuit(True, agent.generation.number)
         async with running(agent):
             await eventually(lambda: peer.pings >= 2)
         errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
@@ -421,7 +421,7 @@ class TestLatching:
         async with running(agent):
             await office.commit(1)
             await eventually(office.is_empty)
-            generation = agent.latch_generation
+            generation = agent.generation.number
             agent.observe_circuit(True, generation)
             assert agent.circuit.latched
             assert not agent.reserve(envelope())
@@ -436,7 +436,7 @@ class TestLatching:
         async with running(agent):
             agent.observe_pause(True)
             assert not agent.reserve(envelope())
-            agent.observe_circuit(True, agent.latch_generation)  # latched as well, as some node has seen it
+            agent.observe_circuit(True, agent.generation.number)  # latched as well, as some node has seen it
             office.store_backlog(3)
             claimed = await office.database.transaction(outbox.claim, {BILLING: 3}, node=NODE)
             agent.buffer.reserve_unchecked(claimed)  # claimed before the pause was heard of
@@ -444,7 +444,7 @@ class TestLatching:
             await eventually(lambda: agent.buffer.used_count == 0)
             await asyncio.sleep(0.1)  # several pings of one that is latched
             assert (peer.pings, peer.batches) == (0, [])
-            agent.observe_circuit(False, agent.latch_generation)
+            agent.observe_circuit(False, agent.generation.number)
             agent.observe_pause(False)
             await office.claim()
             await eventually(office.is_empty)
@@ -457,7 +457,7 @@ class TestLatching:
             peer.hold()
             await office.commit(100)
             await eventually(lambda: peer.under_way == 1)
-            agent.observe_circuit(True, agent.latch_generation)
+            agent.observe_circuit(True, agent.generation.number)
             peer.release()
             await eventually(lambda: agent.buffer.used_count == 0)
             assert office.tables.rows("SELECT DISTINCT owner_id FROM durable.outgoing_envelopes") == [0]

@@ -43,7 +43,7 @@ async def test_round_of_claims_ends_when_a_paused_version_alone_waits(shop: Shop
     shop.handles(handle)
     await shop.database.transaction(inbox.store, [Arrival("shop", envelope(1), ANY_NODE)])
     context = AgentContext(shop.database, NODE, shop.settings, SystemClock(), shop.counters)
-    shop.agent.observe_circuits({"handling.older": False}, shop.agent.circuit.generation)
+    shop.agent.observe_circuits({"handling.older": False}, shop.agent.circuit.generation.number)
     await shop.tables.change("UPDATE durable.incoming_envelopes SET message_type = 'handling.older'")
     assert not await claim_incoming(context, {"handling.older": shop.agent}, ["handling.older"])
     assert shop.counters[Event.CLAIMED] == 0
@@ -81,7 +81,7 @@ async def test_trial_is_the_only_one_for_as_long_as_its_handler_may_take(shop: S
     await shop.database.transaction(
         circuits.open_circuit, CircuitKind.HANDLER, "handling.placed", reason="down", actor="it", duration=timedelta(0)
     )
-    shop.agent.observe_circuits({"handling.placed": True}, shop.agent.circuit.generation)
+    shop.agent.observe_circuits({"handling.placed": True}, shop.agent.circuit.generation.number)
     context = AgentContext(shop.database, NODE, shop.settings, SystemClock(), shop.counters)
     await claim_trials(context, {"handling.placed": shop.agent}, {})
     assert shop.agent.statistics().waiting == 1

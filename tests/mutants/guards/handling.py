@@ -323,6 +323,45 @@ ROWS = (
     ),
     Mutant(
         "handling",
+        "a second cancellation that a handler has left behind ends its worker",
+        "durable/agents/handling.py",
+        before="                with suppress(asyncio.CancelledError):  # a handler may have left several of them behind\n    ",
+        after="",
+        killed_by=(
+            "tests/integration/agents/test_stray_cancellations.py::test_cancellations_left_behind_by_a_handler_cost_no_message_no_order_and_no_node",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a cancellation that a handler has left behind frees the key of a message on its way back",
+        "durable/agents/handling.py",
+        before="""\
+            except BaseException as error:
+                self._end_if_cancelled()
+                if isinstance(error, KeyboardInterrupt):
+""",
+        after="""\
+            except Exception as error:
+                self._end_if_cancelled()
+                if isinstance(error, KeyboardInterrupt):
+""",
+        killed_by=(
+            "tests/integration/agents/test_stray_cancellations.py::test_cancellations_left_behind_by_a_handler_cost_no_message_no_order_and_no_node",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a task that was cancelled by an accident has ended well",
+        "durable/tasks/crew.py",
+        before="        error = task.exception() if not task.cancelled() else self._unless_asked(task)\n",
+        after="        error = task.exception() if not task.cancelled() else None\n",
+        killed_by=(
+            "tests/unit/tasks/test_crew.py::test_task_cancelled_by_an_accident_breaks_its_crew_off",
+            "tests/integration/agents/test_stray_cancellations.py::test_cancellations_left_behind_by_a_transport_cost_no_message",
+        ),
+    ),
+    Mutant(
+        "handling",
         "a second cancellation reaches no handler",
         "durable/agents/handling.py",
         before="""\
@@ -356,14 +395,21 @@ ROWS = (
     Mutant(
         "handling",
         "a reading from before an opening closes the circuit",
-        "durable/agents/handler_circuit.py",
-        before="""\
-        log.error("circuit of %s opened: %s", self._message_type, reason)
-        self.generation += 1
-""",
-        after='        log.error("circuit of %s opened: %s", self._message_type, reason)\n',
+        "durable/agents/latch.py",
+        before="            self._writers -= 1\n            self.number += 1\n",
+        after="            self._writers -= 1\n",
         killed_by=(
-            "tests/unit/agents/test_handler_circuit.py::test_reading_from_before_an_opening_is_old_news_during_its_write",
+            "tests/unit/agents/test_handler_circuit.py::test_reading_from_before_or_during_the_write_of_an_opening_is_old_news",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a reading from within the write of an opening closes the circuit",
+        "durable/agents/latch.py",
+        before="        return number == self.number and not self._writers",
+        after="        return number == self.number",
+        killed_by=(
+            "tests/unit/agents/test_handler_circuit.py::test_reading_from_before_or_during_the_write_of_an_opening_is_old_news",
         ),
     ),
     Mutant(

@@ -124,7 +124,7 @@ ROWS = (
         "sending",
         "older news of the latch is believed",
         "durable/agents/sending.py",
-        before="        if generation != self.latch_generation or latched == self.circuit.latched:",
+        before="        if not self.generation.is_current(generation) or latched == self.circuit.latched:",
         after="        if latched == self.circuit.latched:",
         killed_by=(
             "tests/integration/agents/test_sending.py::TestLatching::test_latch_of_another_node_is_obeyed_unless_read_before_the_local_change",

@@ -27,16 +27,19 @@ class SlowDatabase:
         await self.commits.wait()
 
 
-async def test_reading_from_before_an_opening_is_old_news_during_its_write() -> None:
+async def test_reading_from_before_or_during_the_write_of_an_opening_is_old_news() -> None:
     database = SlowDatabase()
     context = AgentContext(cast(Database, database), NodeId(1), load_settings(), SystemClock(), Counters())
     circuit = HandlerCircuit("orders.placed", CircuitBreaker(failure_rate=0.1, at_least=1), context)
-    read_at = circuit.generation
+    before = circuit.generation.number
     opening = asyncio.create_task(circuit.failed(LeasedEnvelope(envelope(1), 0, "shop", 0, 0), ValueError("x")))
     await asyncio.sleep(0)
     assert circuit.is_open
-    assert circuit.generation != read_at
-    read_at = circuit.generation
+    meanwhile = circuit.generation.number
+    assert not circuit.generation.is_current(before)
+    assert not circuit.generation.is_current(meanwhile)  # it may have been read before the COMMIT
     database.commits.set()
     await opening
-    assert circuit.generation != read_at
+    assert not circuit.generation.is_current(before)
+    assert not circuit.generation.is_current(meanwhile)
+    assert circuit.generation.is_current(circuit.generation.number)

@@ -83,6 +83,31 @@ async def test_crew_passes_on_each_cancellation() -> None:
     assert task.cancelled()
 
 
+async def test_task_cancelled_by_an_accident_breaks_its_crew_off() -> None:
+    others = list[asyncio.Task[None]]()
+
+    async def owner() -> None:
+        async with Crew() as crew:
+            lonely = crew.create_task(for_ever(), name="lonely")
+            others.append(crew.create_task(for_ever(), name="other"))
+            await asyncio.sleep(0)
+            lonely.cancel()
+            await for_ever()
+
+    with pytest.raises(BrokeOff, match="lonely: cancelled by an accident"):
+        await owner()
+    assert others[0].cancelled()
+
+
+async def test_task_ended_by_its_crew_is_no_accident() -> None:
+    async with Crew() as crew:
+        task = crew.create_task(for_ever(), name="ended")
+        await asyncio.sleep(0)
+        crew.cancel(task)
+        await asyncio.wait([task])
+    assert task.cancelled()
+
+
 async def test_error_does_not_replace_the_cancellation_of_a_crew() -> None:
     async def cleaning_up() -> None:
         try:
