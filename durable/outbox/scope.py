@@ -10,7 +10,9 @@ that calls, until the block ends:
 
 Between two values of a generator with a block of its own nobody can tell whether its consumer means that, as the user
 of a context manager does, or the one from before. So where there are both, bus.send() raises NoUnitOfWork, and the
-consumer names the one that it means; so do tasks that are started meanwhile.
+consumer names the one that it means; so do tasks that are started meanwhile. A generator whose first step was a task
+of its own, as `wait_for(anext(rows))` makes one, may have other steps anywhere: what inherits the block around it may
+have been started by one of these, and is refused, too.
 
 A block may be left in another context than it was entered in, and before one that was entered later: a generator that
 is not run to its end is closed by a task of the event loop, and web frameworks run the parts of a dependency in
@@ -23,9 +25,10 @@ import asyncio
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from itertools import count
+from itertools import chain
+from opcode import opmap
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
@@ -43,13 +46,17 @@ _LEFT: Final = (
 )
 _AMBIGUOUS: Final = (
     "a generator has a unit of work open within another one, and either may be meant here: send with the unit of work "
-    "itself, by its send(), or by ctx.send() in a handler"
+    "itself, by its send(), or by ctx.send() in a handler; and close a generator that is not run to its end, by "
+    "`async with contextlib.aclosing(...)`"
 )
 _ENTERED: Final = (
     "unit of work: entered before, and it is for one block; make another by bus.unit_of_work() or bus.enlist()"
 )
-_numbers: Final = count(1)
 _GENERATORS: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+_YIELD_FROM: Final = opmap["SEND"]
+_STEPS: Final = ("__next__", "__anext__")
+_ENTERING: Final = ("__enter__", "__aenter__")
+_STACKED: Final = ("enter_context", "enter_async_context")
 
 
 class Block:
@@ -58,11 +65,11 @@ class Block:
     def __init__(self, scope: Scope, outbox: Callable[[], Outbox]) -> None:
         self.outbox = outbox
         self.before: Block | None = None
-        self.frame: FrameType | None = None
-        """The function, coroutine or generator that it is a part of, while it is open."""
-        self.is_of_generator = False
-        self.number = 0
-        """Of two, the one that was entered later has the higher one."""
+        """The one that was in scope here before."""
+        self.within: Block | None = None
+        """The one of the generator that has entered it, which may have been entered elsewhere."""
+        self.generators: Sequence[FrameType] = ()
+        """The iterated generators between whose values it may stay open, from the inside out, while it is open."""
         self.is_over = False
         self._scope = scope
         self._entered_by: ref[object] | None = None
@@ -70,9 +77,8 @@ class Block:
     def __enter__(self) -> None:
         if self._entered_by is not None:
             raise WiringError(_ENTERED)
-        self._entered_by, self.number = ref(_runner()), next(_numbers)
-        self.frame = _user()
-        self.is_of_generator = self.frame is not None and _is_generator(self.frame)
+        self._entered_by = ref(_runner())
+        self.generators = _iterated_generators() if _may_stay_open() else ()
         self._scope.enter(self)
 
     def __exit__(
@@ -80,12 +86,19 @@ class Block:
     ) -> None:
         self.is_over = True
         self._scope.leave(self)
-        self.frame = None
+        self.generators, self.within = (), None
+        self.outbox = _nothing  # tasks that go on know this block for as long as they run
 
     @property
     def is_inherited(self) -> bool:
         """Tell whether it was entered by another task or thread than the present one."""
         return self._entered_by is None or self._entered_by() is not _runner()
+
+    @property
+    def outlives_its_task(self) -> bool:
+        """Tell whether the task that has entered it is done, and it goes on."""
+        entered_by = None if self._entered_by is None else self._entered_by()
+        return entered_by is None or (isinstance(entered_by, asyncio.Future) and entered_by.done())
 
 
 class Scope:
@@ -98,7 +111,9 @@ class Scope:
     def __init__(self) -> None:
         self._innermost: ContextVar[Block | None] = ContextVar("durable.outbox.scope", default=None)
         self._of_generators: dict[FrameType, list[Block]] = {}
-        """The open blocks of iterated generators, wherever they run."""
+        """The open blocks of iterated generators, wherever they run, from the outside in."""
+        self._left = Block(self, _nothing)
+        self._left.is_over = True
 
     def entered(self, outbox: Callable[[], Outbox]) -> Block:
         """The block in which this outbox is in scope."""
@@ -119,44 +134,49 @@ class Scope:
     def _among_generators(self, innermost: Block | None) -> Block | None:
         """Return the block that the running code is a part of; raises NoUnitOfWork where nobody can tell.
 
-        What is known of the context tells which blocks were entered, and in which order; the frames tell which of them
-        are running. A block without a frame here is inherited, or held by an object, or that of a suspended generator.
+        The context tells which blocks were entered here, the frames which generators run and which are suspended.
         """
-        known = [block for block in _chain(innermost) if not block.is_over]
-        by_frame = {block.frame: block for block in reversed(known)}
-        running = [found for frame in _frames() if (found := self._block_of(frame, by_frame)) is not None]
-        if not running:
-            suspended = innermost.frame if innermost is not None and innermost.is_of_generator else None
-            if suspended is not None and any(block.frame is not suspended for block in known):
-                raise NoUnitOfWork(_AMBIGUOUS)
-            return innermost
-        meant = running[0]
-        frames = {block.frame for block in running}
-        later = [block for block in known if block.number > meant.number and block.frame not in frames]
-        hidden = [block for block in later if not block.is_inherited]
-        if any(block.is_of_generator for block in hidden):
+        meant, running = innermost, self._running()
+        of_running = self._of_generators[running[0]] if running else []
+        if running and (innermost is None or innermost.within is not of_running[-1]):
+            meant = of_running[-1]
+        suspended = {block.generators[0] for block in (innermost, meant) if block is not None and block.generators}
+        suspended.difference_update(running)
+        known = [block for block in (*_chain(innermost), *of_running) if not block.is_over]
+        if suspended and any(not block.generators or block.generators[0] not in suspended for block in known):
             raise NoUnitOfWork(_AMBIGUOUS)
-        return hidden[0] if hidden else meant
+        if not running and meant is not None and meant.is_inherited and self._surrounds_a_straying_generator(meant):
+            raise NoUnitOfWork(_AMBIGUOUS)
+        return meant
 
-    def _block_of(self, frame: FrameType, by_frame: Mapping[FrameType | None, Block]) -> Block | None:
-        of_generator = self._of_generators.get(frame)
-        return of_generator[-1] if of_generator else by_frame.get(frame)
+    def _running(self) -> Sequence[FrameType]:
+        """The generators with open blocks that run here, from the inside out."""
+        return [frame for frame in _calls() if frame in self._of_generators]
+
+    def _surrounds_a_straying_generator(self, block: Block) -> bool:
+        of_generators = chain.from_iterable(list(self._of_generators.values()))
+        return any(each.outlives_its_task and block in _chain(each.before) for each in of_generators)
 
     def enter(self, block: Block) -> None:
         block.before = self._open_block(self._innermost.get())
-        for each in _chain(block):
-            each.before = self._open_block(each.before)  # or they would stay as long as this task
+        each: Block | None = block
+        while each is not None:
+            before = self._open_block(each.before)  # or they would stay as long as this task
+            each.before = self._left if before is not None and before.is_over else before
+            each = each.before
         self._innermost.set(block)
-        if block.frame is not None and block.is_of_generator:
-            self._of_generators.setdefault(block.frame, []).append(block)
+        if self._of_generators and (running := self._running()):
+            block.within = self._of_generators[running[0]][-1]
+        for generator in block.generators:
+            self._of_generators.setdefault(generator, []).append(block)
 
     def leave(self, block: Block) -> None:
         if self._innermost.get() is block:  # otherwise it is left in another context, or before a later one
             self._innermost.set(self._open_block(block.before))
-        if block.frame is not None and block.is_of_generator:
-            self._of_generators[block.frame].remove(block)
-            if not self._of_generators[block.frame]:
-                del self._of_generators[block.frame]
+        for generator in block.generators:
+            self._of_generators[generator].remove(block)
+            if not self._of_generators[generator]:
+                del self._of_generators[generator]
 
     def _open_block(self, block: Block | None) -> Block | None:
         """The innermost one that is not over, of those that were entered here; or the one that was inherited."""
@@ -165,10 +185,15 @@ class Scope:
         return block
 
 
+def _nothing() -> Outbox:
+    raise NoUnitOfWork(_LEFT)
+
+
 def _chain(block: Block | None) -> Iterator[Block]:
     """Yield this block and those around it, from the inside out."""
     while block is not None:
         yield block
+        yield from _chain(block.within)
         block = block.before
 
 
@@ -178,37 +203,66 @@ def _runner() -> object:
     return threading.current_thread() if task is None else task
 
 
-def _frames() -> Iterator[FrameType]:
-    """Yield what is being called here, from the inside out; sessions call listeners in a greenlet of their own."""
+def _calls() -> Iterator[FrameType]:
+    """Yield what this task or thread is calling, from the inside out.
+
+    Behind the first step of a task is the event loop, and what has started that. Sessions call listeners in a greenlet
+    of their own.
+    """
+    first = _first_call(_runner())
     frame: FrameType | None = sys._getframe(1)
     lets: Any = greenlet.getcurrent()
     while lets is not None:
-        while frame is not None:
-            yield frame
+        while frame is not None and frame.f_globals.get("__name__") != asyncio.events.__name__:
+            if frame.f_globals is not globals():
+                yield frame
+            if frame is first:
+                return
             frame = frame.f_back
         lets = lets.parent
         frame = lets.gr_frame if lets is not None else None
 
 
-def _user() -> FrameType | None:
-    """The function or generator whose block is entered now; of a context manager, that of its user."""
-    frame: FrameType | None = sys._getframe(1)
-    while True:
-        while frame is not None and _is_between(frame):
-            frame = frame.f_back
-        driver = frame
-        while driver is not None and _is_generator(driver):  # a part of another goes on when that goes on
-            driver = driver.f_back
-        if driver is frame or driver is None or driver.f_globals.get("__name__") != "contextlib":
-            return frame
-        frame = driver
+def _first_call(runner: object) -> FrameType | None:
+    if not isinstance(runner, asyncio.Task):
+        return None
+    work: Any = runner.get_coro()
+    return getattr(work, "cr_frame", None) or getattr(work, "gi_frame", None)
+
+
+def _may_stay_open() -> bool:
+    """Tell whether the block that is entered now may stay open between two values of a generator.
+
+    The user of a block is the first call that neither is durable's or contextlib's nor enters a context manager of the
+    application. When that is no generator, the block ends before its caller goes on; that of an ExitStack, with that.
+    """
+    for frame in _calls():
+        name, module = frame.f_code.co_name, frame.f_globals.get("__name__", "")
+        if module == "contextlib" and name in _STACKED:
+            return True
+        is_manager = name in _ENTERING or (_is_generator(frame) and _is_of_manager(frame))
+        if not (is_manager or module == "contextlib" or module.startswith("durable.")):
+            return _is_generator(frame)
+    return False
+
+
+def _iterated_generators() -> Sequence[FrameType]:
+    """The generators among the calls here, from the inside out, without those of context managers."""
+    return [frame for frame in _calls() if _is_generator(frame) and not _is_of_manager(frame)]
 
 
 def _is_generator(frame: FrameType) -> bool:
-    return bool(frame.f_code.co_flags & _GENERATORS)
+    """Tell whether it yields values one by one: an iterator of the application does so by its method, and is alike."""
+    return bool(frame.f_code.co_flags & _GENERATORS) or frame.f_code.co_name in _STEPS
 
 
-def _is_between(frame: FrameType) -> bool:
-    """Tell whether this is code of durable or contextlib, between the block and what enters it."""
-    name = frame.f_globals.get("__name__", "")
-    return bool(name == "contextlib" or name.startswith("durable."))
+def _is_of_manager(generator: FrameType) -> bool:
+    """Tell whether contextlib makes a context manager of it, whose user goes on within its block."""
+    driver = generator.f_back
+    while (
+        driver is not None
+        and driver.f_code.co_flags & inspect.CO_GENERATOR
+        and driver.f_code.co_code[driver.f_lasti] == _YIELD_FROM
+    ):
+        driver = driver.f_back
+    return driver is not None and driver.f_globals.get("__name__") == "contextlib"
