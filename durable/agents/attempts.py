@@ -330,7 +330,7 @@ class Attempts:
         met = inbox.finish_handled(session.connection(), self._schema, self._node, owned, keep_body=self._keep_body)
         if met != len(owned):
             raise LeaseLost
-        outbox.commit_allowed = True
+        outbox.allow_last_commit()
         failpoint("C16")
 
 

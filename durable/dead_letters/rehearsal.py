@@ -130,7 +130,7 @@ async def handle(bus: Bus, letter: DeadLetter, *, actor: str, reason: str | None
         action = Action(actor=actor, verb="handle", target=f"dead letters: letter {number}", reason=reason)
         actions.record(conn, settings.db_schema, action)
         sends.extend(outbox.pending)
-        outbox.commit_allowed = True
+        outbox.allow_last_commit()
 
     try:
         await attempt(bus, handler_of(bus, letter), whole(letter), resolve, unhurried=True)

@@ -93,6 +93,7 @@ class Outbox:
         self._pending = Pending()
         self._connection: Connection | None = None
         self._is_closed = False
+        self._closes_with_commit = False
         self._is_ending = False
         self._is_rolled_back = False
         self._is_committing = False
@@ -172,13 +173,17 @@ class Outbox:
             if message is not None:
                 self._envelope_factory.send(self._sending(message, "cascade", None, {}))
 
+    def allow_last_commit(self) -> None:
+        """Allow the COMMIT after which the session is closed: a listener that hears of its end can send nothing."""
+        self.commit_allowed = self._closes_with_commit = True
+
     def close(self) -> None:
         """Refuse messages from now on: the session will not commit again."""
         self._is_closed = True
 
     def reopen(self) -> None:
         """Take messages again, of the next unit of work in the same session."""
-        self._is_closed = False
+        self._is_closed = self._closes_with_commit = False
         self.commit_allowed = True
 
     def _sending(self, message: object, kind: Kind, to: str | None, options: SendOptions) -> Sending:
@@ -326,6 +331,7 @@ class Outbox:
     def session_committed(self) -> None:
         """Finish after the commit of the session's transaction, which may have joined one that goes on."""
         self._is_committing = True
+        self._is_closed |= self._closes_with_commit
         if self._connection is None:
             self._commit_without_connection()
         elif not self._connection.in_transaction():

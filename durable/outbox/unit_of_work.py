@@ -76,6 +76,7 @@ class UnitOfWork:
             if not commit:
                 await self.session.rollback()
             elif self.session.in_transaction():
+                self.outbox.allow_last_commit()
                 await self.session.commit()
         finally:
             self.outbox.close()  # before other tasks run: nobody commits what they send now

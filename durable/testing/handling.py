@@ -63,7 +63,7 @@ class MemoryAttempts(Attempts):
         assert isinstance(outbox, MemoryOutbox)
         handled = [Handled(task.message, task.lease.envelope, task.attempt) for task in tasks]
         outbox.when_committed = lambda: self._finish(handled, leases)
-        outbox.commit_allowed = True
+        outbox.allow_last_commit()
 
     def _finish(self, handled: Sequence[Handled], leases: Sequence[LeasedEnvelope]) -> None:
         if self.handler.keeps_answers:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, SessionTransaction, mapped_column
 
-from durable import Context, Reject, Release, Retry
+from durable import Context, NoUnitOfWork, Reject, Release, Retry
 from durable.agents.settling import Settling
 from durable.agents.stuck_threads import StuckThreads
 from durable.embedded import Embedded
@@ -156,6 +156,27 @@ class TestOneTransaction:
         finally:
             event.remove(Effect, "after_insert", send)
         assert (shop.effects(), shop.sent(), shop.tables.count("dead_letters")) == ([1], [2], 0)
+
+    @pytest.mark.parametrize("moment", ["after_commit", "after_transaction_end"])
+    async def test_listener_of_the_end_cannot_send(self, shop: Shop, moment: str) -> None:
+        refused = list[str]()
+
+        async def handle(order: Placed, session: AsyncSession, ctx: Context) -> None:
+            def send(ended: Session, transaction: SessionTransaction | None = None) -> None:
+                if transaction is None or transaction.parent is None:
+                    for by in (shop.sessions.scope.outbox.send, ctx.send):
+                        with pytest.raises(NoUnitOfWork):
+                            by(Billed(2))
+                        refused.append(moment)
+
+            event.listen(session.sync_session, moment, send, once=True)
+
+        shop.handles(handle)
+        async with shop.open():
+            await shop.receive(1)
+            await shop.settled()
+        assert refused == [moment, moment]
+        assert (shop.sent(), shop.tables.count("dead_letters")) == ([], 0)
 
     async def test_dead_letter_is_logged_with_the_command_to_see_more(
         self, shop: Shop, caplog: pytest.LogCaptureFixture

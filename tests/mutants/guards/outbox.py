@@ -115,7 +115,17 @@ ROWS = (
         before="        if self._is_closed or self._is_committing or",
         after="        if self._is_committing or",
         killed_by=(
-            "tests/integration/outbox/unit_of_work/test_senders.py::TestOtherTasks::test_messages_sent_while_the_unit_of_work_commits_are_stored_or_refused[commits]",
+            "tests/integration/outbox/unit_of_work/test_senders.py::TestOtherTasks::test_listener_of_the_end_of_a_unit_of_work_cannot_send[after_transaction_end]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a handler's unit of work takes messages after its COMMIT",
+        "durable/outbox/outbox.py",
+        before="        self._is_closed |= self._closes_with_commit\n",
+        after="",
+        killed_by=(
+            "tests/integration/agents/test_handling.py::TestOneTransaction::test_listener_of_the_end_cannot_send[after_transaction_end]",
         ),
     ),
     Mutant(

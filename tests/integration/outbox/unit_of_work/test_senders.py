@@ -10,8 +10,8 @@ from contextlib import suppress
 from uuid import UUID
 
 import pytest
-from sqlalchemy import create_engine, text
-from sqlalchemy.orm import Session
+from sqlalchemy import create_engine, event, text
+from sqlalchemy.orm import Session, SessionTransaction
 
 from durable import Bus, NoUnitOfWork
 from tests.integration.outbox.unit_of_work.sessions import BILLING, Flavour, Placed, sent_numbers
@@ -55,6 +55,24 @@ class TestOtherTasks:
         stored = tables.rows("SELECT id FROM durable.outgoing_envelopes")
         assert len(accepted) > 40
         assert set(accepted) == set(stored)
+
+    @pytest.mark.parametrize("moment", ["after_commit", "after_transaction_end"])
+    async def test_listener_of_the_end_of_a_unit_of_work_cannot_send(
+        self, bus: Bus, tables: Tables, moment: str
+    ) -> None:
+        refused = list[str]()
+
+        def send(ended: Session, transaction: SessionTransaction | None = None) -> None:
+            for by in (bus.send, uow.send):
+                with pytest.raises(NoUnitOfWork):
+                    by(Placed(2))
+                refused.append(moment)
+
+        async with bus, bus.unit_of_work() as uow:
+            uow.send(Placed(1))
+            event.listen(uow.session.sync_session, moment, send, once=True)
+        assert refused == [moment, moment]
+        assert tables.count("outgoing_envelopes") == 1
 
     async def test_task_outliving_a_unit_of_work_cannot_send(self, bus: Bus, tables: Tables) -> None:
         over = asyncio.Event()
