@@ -800,9 +800,12 @@ class Bus:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        life = self.runtime.life
         try:
             await run_to_completion(self.runtime.stop())
         finally:
+            if not life.owns_process:
+                life.end_watch()
             self.runtime = self._make_runtime()
 
     async def serve(self) -> None:

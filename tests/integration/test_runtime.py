@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 from durable import Bus, Retry, message
+from durable.bus import Mode
 from durable.cli.doctor.database import database_checks
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE
@@ -75,6 +77,31 @@ async def test_bus_ended_from_outside_is_reported(bus: Bus, caplog: pytest.LogCa
     assert any("is no node now" in problem for problem in (await bus.runtime.monitor.read()).problems)
     with pytest.raises((asyncio.CancelledError, DurableError)):
         await bus.runtime.life.ended()
+
+
+def watchdogs() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "durable watchdog"]
+
+
+@pytest.mark.parametrize("mode", ["full", "send-only"])
+async def test_application_goes_on_after_a_stop_in_time(tables: Tables, mode: Mode) -> None:
+    """With on_stuck="exit", a bus that has stopped must not end the process some seconds later."""
+    async with Bus("shop", tables.url, on_stuck="exit", mode=mode):
+        pass
+    await eventually(lambda: watchdogs() == [], what="the end of the watchdog")
+
+
+async def test_process_of_the_bus_is_watched_to_its_end(tables: Tables) -> None:
+    bus = Bus("shop", tables.url)
+    life = bus.runtime.life
+    life.owns_process = True
+    async with bus:
+        pass
+    (watchdog,) = watchdogs()
+    watchdog.join(0.5)
+    assert watchdog.is_alive()
+    life.end_watch()
+    await eventually(lambda: watchdogs() == [], what="the end of the watchdog")
 
 
 async def test_stopped_node_owns_nothing_and_is_unregistered(tables: Tables) -> None:

@@ -296,6 +296,28 @@ ROWS = (
     ),
     Mutant(
         "recovery",
+        "the watchdog of a bus that has stopped ends the application",
+        "durable/bus.py",
+        before="""\
+            if not life.owns_process:
+                life.end_watch()
+""",
+        after="",
+        killed_by=(
+            "tests/integration/test_runtime.py::test_application_goes_on_after_a_stop_in_time[full]",
+            "tests/integration/test_runtime.py::test_application_goes_on_after_a_stop_in_time[send-only]",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "nothing watches the end of a process of the bus's own",
+        "durable/bus.py",
+        before="            if not life.owns_process:\n",
+        after="            if life:\n",
+        killed_by=("tests/integration/test_runtime.py::test_process_of_the_bus_is_watched_to_its_end",),
+    ),
+    Mutant(
+        "recovery",
         "a schedule that was asked for by hand is forgotten when it fails",
         "durable/storage/sql/schedules.py",
         before="    asked_at = CASE WHEN {_ASKED} THEN now() + CAST(:delay AS interval) ELSE asked_at END, error = CAST(:error AS text)\n",
