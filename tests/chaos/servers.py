@@ -7,15 +7,16 @@ as another role: not through the proxies, and also when the nodes have used up a
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from durable.embedded.postgres import _ending_with_this_process
 from durable.storage import migrator
 from tests.chaos.ledger import FULL, FULL_TABLES, ROLE, TABLES
 from tests.support.clusters import Cluster, Clusters, clusters
@@ -151,6 +152,20 @@ class Server:
     def _guard(self, cluster: Cluster) -> None:
         """End it when this process is killed."""
         self._guards.enter_context(_ending_with_this_process(cluster.data))
+
+
+@contextmanager
+def _ending_with_this_process(data: Path) -> Iterator[None]:
+    """Even if it is killed: then a shell sees the end of a pipe that only this process holds, and ends the server."""
+    script = 'cat; kill -QUIT "$(head -n 1 "$0/postmaster.pid")"'
+    with subprocess.Popen(
+        ["/bin/sh", "-c", script, str(data)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C at the terminal is meant for this process
+    ):
+        yield
 
 
 @contextmanager

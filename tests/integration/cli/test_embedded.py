@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import psycopg
 import pytest
 
 from durable.embedded import Broker, postgres, rabbitmq
+from durable.embedded.ownership import Keeper
+from durable.embedded.postgres import START_SECONDS
 from durable.embedded.rabbitmq import accepts_amqp, find_scripts
 from durable.errors import InvalidSetting, WiringError
 from tests.failure.waiting import eventually
@@ -126,6 +129,88 @@ def test_killed_owner_takes_its_server_along() -> None:
             first.kill()
             assert "has ended; start it again" in second.communicate(timeout=30)[1]
             assert second.returncode == 1
+
+
+def test_successor_of_a_killed_owner_has_a_server_of_its_own() -> None:
+    """However soon after the kill it starts: the server of the last owner is about to end."""
+    with tempfile.TemporaryDirectory(prefix="durable-pg-") as folder:
+        for delay in (0.0, 0.005, 0.02, 0.06, 0.3):
+            with embedded(folder, "shop") as first:
+                urls_of(first, 1)
+                first.kill()
+            time.sleep(delay)
+            began = time.monotonic()
+            with postgres(folder) as successor:
+                assert time.monotonic() - began < START_SECONDS
+                assert successor.owned
+                time.sleep(0.3)
+                with psycopg.connect(successor.url("shop")) as conn:
+                    assert conn.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_successor_ends_a_server_without_an_owner() -> None:
+    """Such as one whose owner was killed together with the shell that was to end it."""
+    with tempfile.TemporaryDirectory(prefix="durable-pg-") as folder:
+        with embedded(folder, "shop") as first:
+            urls_of(first, 1)
+            (shell,) = psutil.Process(first.pid).children()
+            shell.kill()
+            first.kill()
+        left = int((Path(folder) / "data" / "postmaster.pid").read_text().split()[0])
+        assert psutil.pid_exists(left)
+        with postgres(folder) as successor:
+            assert successor.owned
+            assert successor.server.get_pid() != left
+
+
+def test_shell_of_a_killed_owner_ends_no_other_server(tmp_path: Path) -> None:
+    """It ends the server that it was told of, whatever the file of the data says by then."""
+    with subprocess.Popen(["sleep", "60"]) as told, subprocess.Popen(["sleep", "60"]) as other:
+        (tmp_path / "postmaster.pid").write_text(f"{other.pid}\n")
+        keeper = Keeper()
+        keeper.keep(other.pid)
+        keeper.keep(told.pid)
+        with keeper._shell:  # the end of the pipe, as after a kill
+            pass
+        assert told.wait(30) == -signal.SIGQUIT
+        assert other.poll() is None
+        other.kill()
+
+
+def test_owner_killed_after_a_restart_takes_its_server_along() -> None:
+    program = """if True:
+        import sys, time
+        from durable.embedded import postgres
+        with postgres(sys.argv[1]) as server:
+            server.restart()
+            print(server.server.get_pid(), flush=True)
+            time.sleep(60)
+    """
+    with tempfile.TemporaryDirectory(prefix="durable-pg-") as folder:
+        command = [sys.executable, "-W", "ignore", "-c", program, folder]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+            assert owner.stdout is not None
+            server = psutil.Process(int(owner.stdout.readline()))
+            owner.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            server.wait(30)
+
+
+def test_joined_server_is_restarted_by_its_owner_alone() -> None:
+    with tempfile.TemporaryDirectory(prefix="durable-pg-") as folder, postgres(folder) as first:
+        with postgres(folder) as second, pytest.raises(InvalidSetting, match="restart"):
+            second.restart()
+        first.restart()
+        assert first.is_running
+
+
+def test_server_without_a_start_raises_invalid_setting() -> None:
+    with tempfile.TemporaryDirectory(prefix="durable-pg-") as folder:
+        with postgres(folder):
+            pass
+        (Path(folder) / "data" / "postgresql.conf").write_text("this is no setting")
+        with pytest.raises(InvalidSetting, match=r"its server does not start: CalledProcessError"), postgres(folder):
+            pass
 
 
 # ---------------------------------------------------------------- RabbitMQ

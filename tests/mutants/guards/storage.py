@@ -75,4 +75,23 @@ ROWS = (
         after=") AND false AS is_needed FROM picked",
         killed_by=("tests/integration/storage/test_schema.py::test_old_id_of_a_waiting_message_is_kept[pg18]",),
     ),
+    Mutant(
+        "storage",
+        "a new owner of an embedded server takes over the last one, which is about to end",
+        "durable/embedded/postgres.py",
+        before="                end_left_behind(server.pgdata, within=START_SECONDS)\n",
+        after="",
+        killed_by=(
+            "tests/integration/cli/test_embedded.py::test_successor_ends_a_server_without_an_owner",
+            "tests/integration/cli/test_embedded.py::test_successor_of_a_killed_owner_has_a_server_of_its_own",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "an embedded server that was restarted does not end with its killed owner",
+        "durable/embedded/postgres.py",
+        before="        self._keeper.keep(self.server.get_pid())\n",
+        after="",
+        killed_by=("tests/integration/cli/test_embedded.py::test_owner_killed_after_a_restart_takes_its_server_along",),
+    ),
 )
