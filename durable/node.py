@@ -233,14 +233,12 @@ class Node:
                 agents.agent_for(destination)
             recovering = tasks.create_task(recovery.run(), name="recovery")
             await self._registering.join(node_id)
-            registering = tasks.create_task(self._registering.run(), name="registry")
+            registering = tasks.create_task(self._registering.run(stopping), name="registry")
             if not started.done():
                 started.set_result(None)
             await stopping.wait()
             tasks.cancel(recovering)
-            tasks.cancel(registering)
-            await wait([registering], within=self._ending_seconds)  # what it has on its way is written before that
-            await self._registering.leave()  # before its listeners close: callers go elsewhere
+            await self._end_registering(registering)  # before its listeners close: callers go elsewhere
             closing = [tasks.create_task(_close(each), name=f"close {each.address}") for each in self.listeners]
             await self._drain("listeners", closing)
             receiving.stop()
@@ -250,6 +248,13 @@ class Node:
             for sender in agents.senders.values():
                 sender.stop()
             await self._drain("senders", list(agents.sending))
+
+    async def _end_registering(self, registering: asyncio.Task[None]) -> None:
+        """Take back the offers, once those that are on their way are written."""
+        self._registering.woken.set()
+        await wait([registering], within=self._ending_seconds)
+        await end([registering], within=self._ending_seconds)
+        await self._registering.leave()
 
     async def _tell_of_other_services(self) -> None:
         found = await self._database.transaction(nodes.services)

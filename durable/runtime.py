@@ -358,7 +358,7 @@ class Runtime:
         )
         self._storing = self._make_storing()
         self._storing_task = asyncio.create_task(self._store(), name=f"durable {self.application.service}")
-        self._reading_task = asyncio.create_task(self._registering.run(), name="registry")
+        self._reading_task = asyncio.create_task(self._registering.run(asyncio.Event()), name="registry")
         self._open_connections()
 
     def _open_connections(self) -> None:

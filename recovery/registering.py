@@ -81,9 +81,12 @@ class Registering:
         self._registry.tell()  # the process has another node id
         await self._look()
 
-    async def run(self) -> None:
-        """Work until cancelled. Without join() before, nothing is written."""
-        while True:
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Work until `stopping` is set, and `woken` after it: what is on its way is written before this returns.
+
+        Without join() before, nothing is written.
+        """
+        while not stopping.is_set():
             self.woken.clear()
             await self._look()
             await asyncio.sleep(_GATHERING)

@@ -27,6 +27,7 @@ from durable.storage import registry
 from durable.storage.database import Database, lock_engine_url
 from durable.testing import eventually
 from durable.transports.frames import Listing, Offer, Signature
+from durable.transports.tcp.transport import TcpListener
 from tests.failure.workbench import QUICK
 from tests.support.calling import Inventory, Reservation, Stock
 from tests.support.providing import Named, Who
@@ -453,6 +454,36 @@ def test_lock_of_a_singleton_is_given_up_only_when_its_calls_have_ended(database
             locks.leave(conn)
             assert rows(database_url, "SELECT holder FROM durable.services") == [(holder,)]
     engine.dispose()
+
+
+async def test_offers_on_their_way_are_taken_back_before_the_listeners_close(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written, but not yet known to be written, when the node stops."""
+    is_written, found = asyncio.Event(), list[Any]()
+    write, close = offering.write, TcpListener.close
+
+    async def slowly(*given: Any, **named: Any) -> int:
+        count = await write(*given, **named)
+        if is_offered:
+            is_written.set()
+            await asyncio.sleep(0.3)
+        return count
+
+    async def look(self: TcpListener) -> None:
+        found.append(rows(database_url, "SELECT service FROM durable.offers"))
+        await close(self)
+
+    is_offered = False
+    bus = Bus("shop", database_url, **SOON)
+    bus.listen(TCP)
+    monkeypatch.setattr(offering, "write", slowly)
+    monkeypatch.setattr(TcpListener, "close", look)
+    async with bus:
+        is_offered = True
+        bus.offer(Who, Named("one"))
+        await is_written.wait()
+    assert found[0] == []
 
 
 async def test_singleton_is_given_up_when_its_node_stops(database_url: str) -> None:

@@ -374,6 +374,14 @@ ROWS = (
     ),
     Mutant(
         "calls",
+        "offers that are on their way when a node stops stay in the registry",
+        "durable/node.py",
+        before="        await wait([registering], within=self._ending_seconds)\n",
+        after="",
+        killed_by=(f"{_PROVIDERS}::test_offers_on_their_way_are_taken_back_before_the_listeners_close",),
+    ),
+    Mutant(
+        "calls",
         "methods that are counted have no limit",
         "durable/calls/telemetry.py",
         before="            if len(self._tallies) >= _MOST_METHODS and service != _OTHER:\n",
