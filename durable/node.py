@@ -15,6 +15,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from sqlalchemy.exc import DBAPIError
+
 from durable.agents.context import AgentContext
 from durable.agents.doors import Doors, Relay
 from durable.agents.node_agents import NodeAgents
@@ -22,7 +24,7 @@ from durable.agents.pace import Standing
 from durable.agents.receiving import ReceivingAgent
 from durable.application.application import Application
 from durable.envelope import ANY_NODE, NodeId
-from durable.errors import StorageUnavailable
+from durable.errors import StorageUnavailable, said
 from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.recovery.agent import RecoveryAgent
 from durable.recovery.former import Memberships
@@ -99,7 +101,16 @@ class Node:
         )
         await self._answers()
         node_id = await membership.join()
-        log.info("node %d of %s joined", node_id, application.service)
+        try:
+            await self._live(membership, stopping, started)
+        finally:
+            singletons.close()
+            await membership.leave()
+        log.info("node %d of %s left", node_id, application.service)
+
+    async def _live(self, membership: Membership, stopping: asyncio.Event, started: asyncio.Future[None]) -> None:
+        node_id = membership.node
+        log.info("node %d of %s joined", node_id, self._application.service)
         working = asyncio.create_task(contained(self._work(node_id, stopping, started)), name=f"node {node_id}")
         watches = [
             asyncio.create_task(membership.tick(), name="show that the loop is alive"),
@@ -112,7 +123,6 @@ class Node:
         finally:
             self.agents.node_id = ANY_NODE  # from here on rows are left to any node
             await self._end(membership, working, watches, stopping)
-        log.info("node %d of %s left", node_id, application.service)
 
     async def _answers(self) -> None:
         """Raise StorageUnavailable when `database_url` does not work, whatever the connection of the lock does.
@@ -131,7 +141,7 @@ class Node:
         watches: Sequence[asyncio.Task[Any]],
         stopping: asyncio.Event,
     ) -> None:
-        """See that nothing of this membership goes on, give its rows back, and leave.
+        """See that nothing of this membership goes on, and give its rows back.
 
         Raises what has ended the agents, if it was not asked for, and Stuck for what cannot be ended.
         """
@@ -157,7 +167,6 @@ class Node:
             and await self._release_everything(node_id)
         ):
             self._memberships.released(node_id)
-        await membership.leave()
         if left:
             raise Stuck(", ".join(task.get_name() for task in left), left)
         for error in errors:
@@ -291,9 +300,9 @@ class Node:
             async with asyncio.timeout(self._ending_seconds):
                 for table in (OUTGOING, INCOMING):
                     await self._database.transaction(leases.release_all, table, node_id)
-        except (StorageUnavailable, TimeoutError) as error:
+        except (StorageUnavailable, TimeoutError, DBAPIError) as error:
             raise_if_cancelled(error)
-            log.warning("node %d leaves its rows to the others: %s", node_id, str(error) or "the database is too slow")
+            log.warning("node %d leaves its rows to the others: %s", node_id, said(error))
             return False
         return True
 

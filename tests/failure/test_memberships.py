@@ -21,18 +21,19 @@ import msgspec
 import psycopg
 import pytest
 from sqlalchemy import make_url, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable import Bus, Incoming, Middleware, Retry, message
 from durable.application.middleware import HandleNext
 from durable.embedded import Embedded
-from durable.envelope import ANY_NODE, Envelope
+from durable.envelope import ANY_NODE, Envelope, NodeId
 from durable.errors import StorageUnavailable, WiringError
 from durable.node import Node
 from durable.outcomes import STORED, Outcome
 from durable.process.last_resort import EXIT_NO_MEMBER, EXIT_STUCK
+from durable.recovery.registering import Registering
 from durable.storage import migrator
 from durable.transports.memory import MemoryTransport
 from tests.failure.waiting import eventually
@@ -302,6 +303,43 @@ async def test_cancelled_start_leaves_no_node(database_url: str, monkeypatch: py
     await asyncio.wait([starting])
     assert starting.cancelled()
     assert is_ending.is_set()
+    assert_left(database_url)
+
+
+async def test_cancelled_start_leaves_no_node_when_its_rows_cannot_be_released(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise TimeoutError
+
+    async def stand(self: Registering, node: NodeId) -> None:
+        starting.cancel()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("durable.node.leases.release_all", refuse)
+    monkeypatch.setattr(Registering, "join", stand)
+    starting = asyncio.create_task(Bus("cancelled", database_url, **QUICK).__aenter__())
+    await asyncio.wait([starting])
+    assert starting.cancelled()
+    assert_left(database_url)
+
+
+async def test_node_leaves_when_the_database_refuses_to_release_its_rows(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where a right is missing."""
+
+    def refuse(*_: object) -> None:
+        raise ProgrammingError("UPDATE", {}, Exception("permission denied"))
+
+    async with Bus("shop", database_url, **QUICK):
+        monkeypatch.setattr("durable.node.leases.release_all", refuse)
+    assert_left(database_url)
+    assert "leaves its rows to the others: ProgrammingError" in caplog.text
+    assert "the node failed" not in caplog.text
+
+
+def assert_left(database_url: str) -> None:
     with psycopg.connect(database_url) as conn:
         assert conn.execute("SELECT count(*) FROM durable.nodes").fetchone() == (0,)
     assert "durable node" not in {thread.name for thread in threading.enumerate()}
