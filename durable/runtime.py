@@ -49,7 +49,7 @@ from durable.statistics import Statistics
 from durable.storage import migrator
 from durable.storage.database import Database
 from durable.storage.outbox import Sent
-from durable.tasks.crew import contained, end, in_time
+from durable.tasks.crew import cancel_once, contained, end, in_time, in_turn
 from durable.telemetry import Counters, Subject, log
 from durable.transports.base import Receiver, Transport
 from durable.transports.frames import MAX_ADDRESSES, Listing
@@ -387,33 +387,44 @@ class Runtime:
 
     async def stop(self) -> None:
         """Drain, release, leave, and close the connections, in bounded time."""
-        try:
-            deadline = asyncio.get_running_loop().time() + self.settings.drain_timeout.total_seconds()
-            await self.connections.close_all(_CLOSING_SECONDS)  # first: callers elsewhere go elsewhere
-            await self.life.stop()
-            await self.application.offers.drain(deadline - asyncio.get_running_loop().time())
-            if self._storing_task is not None and self._storing is not None:
-                self._storing.stop()
-                await asyncio.wait([self._storing_task], timeout=self.settings.drain_timeout.total_seconds())
-                await end([self._storing_task], within=_CLOSING_SECONDS)
-            tasks = [each for each in (self._reading_task, self._announcing_task) if each is not None]
-            await end(tasks, within=_CLOSING_SECONDS)
-        finally:
-            await in_time(self._doors.close(), _CLOSING_SECONDS + self.settings.drain_timeout.total_seconds())
-            await in_time(self.links.close(), _CLOSING_SECONDS)
-            await in_time(self.application.offers.stop(_CLOSING_SECONDS), _CLOSING_SECONDS + 1)
-            await in_time(self.watch.stop(), _CLOSING_SECONDS)
-            await self._stop_watching()
-            await in_time(self._waker.stop(), _CLOSING_SECONDS)
-            if self._database is not None:
-                await in_time(self._database.close(), _CLOSING_SECONDS)
-            await in_time(self.sessions.close(), _CLOSING_SECONDS)
+        drain_seconds = self.settings.drain_timeout.total_seconds()
+        deadline = asyncio.get_running_loop().time() + drain_seconds
+        await in_turn(
+            self.connections.close_all(_CLOSING_SECONDS),  # first: callers elsewhere go elsewhere
+            self.life.stop(),
+            self._drain_offers(deadline),
+            self._stop_storing(drain_seconds),
+            self._stop_telling(),
+            in_time(self._doors.close(), _CLOSING_SECONDS + drain_seconds),
+            in_time(self.links.close(), _CLOSING_SECONDS),
+            in_time(self.application.offers.stop(_CLOSING_SECONDS), _CLOSING_SECONDS + 1),
+            in_time(self.watch.stop(), _CLOSING_SECONDS),
+            self._stop_watching(),
+            in_time(self._waker.stop(), _CLOSING_SECONDS),
+            self._empty_pools(),
+        )
+
+    async def _drain_offers(self, deadline: float) -> None:
+        await self.application.offers.drain(deadline - asyncio.get_running_loop().time())
+
+    async def _stop_storing(self, drain_seconds: float) -> None:
+        if self._storing_task is not None and self._storing is not None:
+            self._storing.stop()
+            await asyncio.wait([self._storing_task], timeout=drain_seconds)
+            await end([self._storing_task], within=_CLOSING_SECONDS)
+
+    async def _stop_telling(self) -> None:
+        """Remove what was announced here."""
+        tasks = [each for each in (self._reading_task, self._announcing_task) if each is not None]
+        await cancel_once(tasks, within=_CLOSING_SECONDS)
 
     async def _empty_pools(self) -> None:
-        """Drop pooled connections: the fault that broke the membership may have broken them too."""
+        """Drop pooled connections. After a fault that broke the membership they may be broken too."""
+        await in_turn(self._close_database(), in_time(self.sessions.close(), _CLOSING_SECONDS))
+
+    async def _close_database(self) -> None:
         if self._database is not None:
             await in_time(self._database.close(), _CLOSING_SECONDS)
-        await in_time(self.sessions.close(), _CLOSING_SECONDS)
 
     def _watch_offers(self) -> None:
         """Let changes of what is offered here, and held, reach the registry; the latter come from another thread."""
@@ -440,13 +451,15 @@ class Runtime:
             await self._metrics.open()
 
     async def _stop_watching(self) -> None:
-        if self._metrics is not None:
-            await self._metrics.close()
-        if self._watching is not None:
-            await end([self._watching], within=_CLOSING_SECONDS)
         if self._end_watching is not None:
             self._end_watching()
             self._end_watching = self.registry.ask = None
+        watching = [self._watching] if self._watching is not None else []
+        await in_turn(self._close_metrics(), end(watching, within=_CLOSING_SECONDS))
+
+    async def _close_metrics(self) -> None:
+        if self._metrics is not None:
+            await self._metrics.close()
 
     def _make_node(self, memberships: Memberships) -> Node:
         context, transports = self._context, self.transports()

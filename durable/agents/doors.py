@@ -12,6 +12,7 @@ from typing import Final
 from durable.envelope import Envelope
 from durable.errors import StorageUnavailable
 from durable.outcomes import BUSY, Outcome
+from durable.tasks.crew import in_turn
 from durable.transports.base import Listener, Receiver
 
 _CALLED: Final = ("tcp://", "unix://")
@@ -63,6 +64,5 @@ class Doors:
 
     async def close(self) -> None:
         """Close those that no node has taken over."""
-        while self._kept:
-            _, (listener, _) = self._kept.popitem()
-            await listener.close()
+        kept, self._kept = self._kept, {}
+        await in_turn(*(listener.close() for listener, _ in kept.values()))

@@ -19,7 +19,7 @@ from durable.calls.registry import Registry
 from durable.errors import InvalidSetting, TransportError
 from durable.settings import Settings
 from durable.tasks.cancelling import raise_if_cancelled
-from durable.tasks.crew import end
+from durable.tasks.crew import cancel_once
 from durable.telemetry import log
 from durable.transports.base import Spoke, Transport
 from durable.transports.frames import Listing
@@ -68,7 +68,7 @@ class Connections:
     async def close(self, *addresses: str, within: float) -> None:
         """Disconnect from these, and forget what they have told."""
         tasks = [task for address in addresses if (task := self._tasks.pop(address, None)) is not None]
-        await end(tasks, within=within)
+        await cancel_once(tasks, within=within)  # they say goodbye
         for address in addresses:
             self._registry.forget(address)
 

@@ -36,6 +36,7 @@ from durable.storage.actions import Action
 from durable.storage.dead_letters import DeadLetter
 from durable.storage.sql import dead_letters as letter_statements
 from durable.tasks.cancelling import end_if_cancelled
+from durable.tasks.crew import in_turn
 
 Outcome = Literal["succeeds", "fails", "is sent"]
 Finish = Callable[[Session, Outbox], None]
@@ -135,8 +136,7 @@ async def handle(bus: Bus, letter: DeadLetter, *, actor: str, reason: str | None
     try:
         await attempt(bus, handler_of(bus, letter), whole(letter), resolve, unhurried=True)
     finally:
-        await bus.runtime.database.close()
-        await bus.runtime.sessions.close()
+        await in_turn(bus.runtime.database.close(), bus.runtime.sessions.close())
     return sends
 
 

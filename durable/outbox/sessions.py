@@ -104,7 +104,7 @@ class Sessions:
 
     async def close(self) -> None:
         """Close the engines that were made here; those that were given belong to the application."""
-        if self._made is not None:
-            await self._made.dispose()
         if self._made_sync is not None:
             self._made_sync.dispose()
+        if self._made is not None:
+            await self._made.dispose()

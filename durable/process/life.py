@@ -23,7 +23,7 @@ from durable.recovery.former import Memberships
 from durable.recovery.policy import RejoinPolicy
 from durable.settings import Settings
 from durable.tasks.cancelling import raise_if_cancelled
-from durable.tasks.crew import Stuck, end, wait
+from durable.tasks.crew import Stuck, cancel_once, end, wait
 from durable.tasks.waiting import is_set_within
 from durable.telemetry import log
 
@@ -77,9 +77,7 @@ class Life:
             await started
             self._living.add_done_callback(self._tell_end)  # before that, its end is what start() raises
         except BaseException:
-            self._living.cancel()  # once: what the node does to leave is not cut off by another cancellation
-            await wait([self._living], within=self.stop_seconds)
-            await end([self._living], within=1)
+            await cancel_once([self._living], within=self.stop_seconds)  # the node leaves
             self._living = None
             raise
 

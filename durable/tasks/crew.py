@@ -4,6 +4,7 @@
     a task is cancelled by an accident ---> the same: code of the application may have cancelled the task it ran in
     the owner is cancelled ---------------> every task is cancelled, and again when the owner is cancelled again
     a task does not end when cancelled ---> end() cancels it until its deadline, and returns it
+    a task has work to do before it ends -> cancel_once() leaves it in peace until its deadline; then end()
 
 An `asyncio.TaskGroup` passes a second cancellation on to nobody, takes a task that was cancelled by an accident for one
 that has ended well, and lets errors of its tasks replace the cancellation of their owner.
@@ -23,6 +24,7 @@ from durable.telemetry import log
 T = TypeVar("T")
 
 _ROUND: Final = 0.5  # seconds; a task that goes on is cancelled again in each
+_OVERTIME: Final = 1.0  # seconds in which end() cuts off what a task does before it ends
 
 
 class BrokeOff(DurableError):
@@ -140,6 +142,15 @@ async def end(tasks: Iterable[asyncio.Task[Any]], *, within: float) -> Sequence[
     return await _rounds(tasks, within, asyncio.Task.cancel)
 
 
+async def cancel_once(tasks: Iterable[asyncio.Task[Any]], *, within: float) -> Sequence[asyncio.Task[Any]]:
+    """Cancel these, and let them do for so many seconds what they do before they end; return those that never end."""
+    cancelled = list(tasks)
+    for task in cancelled:
+        task.cancel()
+    await wait(cancelled, within=within)
+    return await end(cancelled, within=_OVERTIME)
+
+
 async def wait(tasks: Iterable[asyncio.Task[Any]], *, within: float) -> Sequence[asyncio.Task[Any]]:
     """Wait for these; return those that have not ended while the process ran for so many seconds."""
     return await _rounds(tasks, within)
@@ -159,6 +170,18 @@ async def _rounds(
         _, pending = await asyncio.wait(pending, timeout=longest)
         seconds -= longest
     return sorted(pending, key=lambda task: task.get_name())
+
+
+async def in_turn(*steps: Coroutine[Any, Any, object]) -> None:
+    """Take each of these steps, whatever becomes of those before; then raise the first error, or the cancellation."""
+    errors: list[BaseException] = []
+    for step in steps:
+        try:
+            await step
+        except BaseException as error:
+            errors.append(error)
+    if errors:
+        raise next((each for each in errors if isinstance(each, asyncio.CancelledError)), errors[0])
 
 
 async def in_time(closing: Awaitable[object], seconds: float) -> None:

@@ -20,7 +20,7 @@ import logging
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from durable.envelope import Envelope
 from durable.errors import InvalidSetting, StorageUnavailable, TransportError
@@ -28,7 +28,7 @@ from durable.failpoints import failpoint
 from durable.outcomes import Duplicate, Outcome, Rejected, Stored
 from durable.settings import Settings
 from durable.tasks.cancelling import raise_if_cancelled
-from durable.tasks.crew import Stuck, end, in_time
+from durable.tasks.crew import Stuck, end, in_time, in_turn
 from durable.tasks.waiting import is_set_within
 from durable.telemetry import log
 from durable.transports.base import Receiver
@@ -125,11 +125,12 @@ class RabbitListener:
                 await in_time(self._consumers.cancel(), CLOSING_SECONDS)
             await asyncio.wait({self._storing}, timeout=self._settings.drain_timeout.total_seconds())
         finally:
-            left = await end([self._keeping, self._storing], within=CLOSING_SECONDS)
+            left: Sequence[asyncio.Task[Any]] = [self._keeping, self._storing]
             try:
-                await self._leave(self._consumers, is_certain=not left)
+                left = await end(left, within=CLOSING_SECONDS)
             finally:
-                await self._broker.consuming.__aexit__()
+                leaving = self._leave(self._consumers, is_certain=not left)
+                await in_turn(leaving, self._broker.consuming.__aexit__())
         if left:
             raise Stuck(f"{self.address}: {left[0].get_name()} did not end when cancelled", left)
 

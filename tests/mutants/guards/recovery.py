@@ -274,14 +274,47 @@ ROWS = (
     ),
     Mutant(
         "recovery",
-        "a start that is cancelled cuts off the end of its node",
-        "durable/process/life.py",
+        "a task that is cancelled is cut off in what it does before it ends",
+        "durable/tasks/crew.py",
+        before="    await wait(cancelled, within=within)\n    return await end(cancelled, within=_OVERTIME)\n",
+        after="    return await end(cancelled, within=within)\n",
+        killed_by=(
+            "tests/failure/test_memberships.py::test_cancelled_start_leaves_no_node",
+            "tests/unit/calls/test_connections.py::test_connection_has_the_time_to_say_goodbye",
+            "tests/unit/process/test_stopping.py::test_announcements_are_removed_to_the_last_one",
+            "tests/unit/tasks/test_crew.py::test_cancelled_task_does_its_last_work_undisturbed",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "a node whose rows cannot be released keeps its membership",
+        "durable/node.py",
         before="""\
-            await wait([self._living], within=self.stop_seconds)
-            await end([self._living], within=1)
+        try:
+            await self._live(membership, stopping, started)
+        finally:
+            singletons.close()
+            await membership.leave()
 """,
-        after="            await end([self._living], within=self.stop_seconds)\n",
-        killed_by=("tests/failure/test_memberships.py::test_cancelled_start_leaves_no_node",),
+        after="""\
+        await self._live(membership, stopping, started)
+        singletons.close()
+        await membership.leave()
+""",
+        killed_by=(
+            "tests/failure/test_memberships.py::test_cancelled_start_leaves_no_node_when_its_rows_cannot_be_released",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "a step of a stop that fails leaves the others out",
+        "durable/tasks/crew.py",
+        before="            errors.append(error)\n",
+        after="            raise error\n",
+        killed_by=(
+            "tests/unit/process/test_stopping.py::test_stop_closes_everything_when_it_is_cancelled[close_all]",
+            "tests/unit/tasks/test_crew.py::test_each_step_is_taken_when_their_owner_is_cancelled",
+        ),
     ),
     Mutant(
         "recovery",

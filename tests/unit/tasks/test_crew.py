@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from durable.tasks import crew
 from durable.tasks.cancelling import is_cancelled, raise_if_cancelled
-from durable.tasks.crew import BrokeOff, Crew, contained, end, wait
+from durable.tasks.crew import BrokeOff, Crew, cancel_once, contained, end, in_turn, wait
 
 
 class Panic(BaseException):
@@ -31,9 +32,9 @@ async def test_crew_raises_broke_off_for_a_base_exception(error: BaseException) 
     others: list[asyncio.Task[None]] = []
 
     async def owner() -> None:
-        async with Crew() as crew:
-            others.append(crew.create_task(for_ever(), name="other"))
-            crew.create_task(raising(error), name="raising")
+        async with Crew() as tasks:
+            others.append(tasks.create_task(for_ever(), name="other"))
+            tasks.create_task(raising(error), name="raising")
             await for_ever()
 
     with pytest.raises(BrokeOff, match=type(error).__name__) as raised:
@@ -45,9 +46,9 @@ async def test_crew_raises_broke_off_for_a_base_exception(error: BaseException) 
 
 async def test_crew_raises_several_errors_as_a_group() -> None:
     async def owner() -> None:
-        async with Crew() as crew:
+        async with Crew() as tasks:
             for number in range(2):
-                crew.create_task(raising(ValueError(str(number))), name="raising")
+                tasks.create_task(raising(ValueError(str(number))), name="raising")
             await for_ever()
 
     with pytest.raises(ExceptionGroup) as raised:
@@ -73,8 +74,8 @@ async def test_crew_passes_on_each_cancellation() -> None:
             inner.create_task(stubborn(), name="stubborn")
 
     async def owner() -> None:
-        async with Crew() as crew:
-            crew.create_task(nested(), name="nested")
+        async with Crew() as tasks:
+            tasks.create_task(nested(), name="nested")
 
     task = asyncio.create_task(owner())
     await asyncio.sleep(0.01)
@@ -116,8 +117,8 @@ async def test_error_does_not_replace_the_cancellation_of_a_crew() -> None:
             raise ConnectionResetError
 
     async def owner() -> None:
-        async with Crew() as crew:
-            crew.create_task(cleaning_up(), name="cleaning up")
+        async with Crew() as tasks:
+            tasks.create_task(cleaning_up(), name="cleaning up")
             await for_ever()
 
     task = asyncio.create_task(owner())
@@ -142,6 +143,68 @@ async def test_end_returns_the_tasks_still_running() -> None:
     assert await end([task], within=0.05) == [task]
     free.set()
     await task
+
+
+async def test_cancelled_task_does_its_last_work_undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "_ROUND", 0.01)
+    done = list[int]()
+
+    async def leaving() -> None:
+        try:
+            await for_ever()
+        finally:
+            for number in range(10):
+                await asyncio.sleep(0.01)
+                done.append(number)
+
+    task = asyncio.create_task(leaving())
+    await asyncio.sleep(0)
+    assert await cancel_once([task], within=20) == []
+    assert len(done) == 10
+
+
+async def test_last_work_without_an_end_is_cut_off() -> None:
+    async def hanging() -> None:
+        try:
+            await for_ever()
+        finally:
+            await for_ever()
+
+    task = asyncio.create_task(hanging())
+    await asyncio.sleep(0)
+    assert await cancel_once([task], within=0.01) == []
+    assert task.cancelled()
+
+
+async def test_each_step_is_taken_after_a_failure() -> None:
+    taken = list[int]()
+
+    async def step(number: int) -> None:
+        taken.append(number)
+        if number:
+            raise ValueError(str(number))
+
+    with pytest.raises(ValueError, match="1"):
+        await in_turn(step(0), step(1), step(2), step(0))
+    assert taken == [0, 1, 2, 0]
+
+
+async def test_each_step_is_taken_when_their_owner_is_cancelled() -> None:
+    taken = list[str]()
+
+    async def failing() -> None:
+        taken.append("failing")
+        raise OSError
+
+    async def last() -> None:
+        taken.append("last")
+
+    task = asyncio.create_task(in_turn(failing(), for_ever(), last()))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert taken == ["failing", "last"]
 
 
 @pytest.mark.parametrize("ending", [end, wait])
@@ -208,8 +271,8 @@ async def test_cancelled_task_ends_despite_another_error(swallow: bool) -> None:
 
 async def test_task_cancelled_before_its_beginning_leaves_no_warning(recwarn: pytest.WarningsRecorder) -> None:
     async def break_off() -> None:
-        async with Crew() as crew:
-            crew.create_task(for_ever(), name="never begun")
+        async with Crew() as tasks:
+            tasks.create_task(for_ever(), name="never begun")
             raise LookupError
 
     with pytest.raises(LookupError):
