@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn
 
 from durable.errors import ConnectionFailed, InvalidMessage
 from durable.settings import Settings
+from durable.tasks.crew import in_turn
 from durable.telemetry import log
 from durable.transports.announcements import announced, learned
 from durable.transports.base import Spoke
@@ -113,9 +114,11 @@ class _Connection:
             unwatch()
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._stream.post(encode(self._side.goodbye()))
-            await self._stream.close()
+            await in_turn(_ended(tasks), self._leave())
+
+    async def _leave(self) -> None:
+        self._stream.post(encode(self._side.goodbye()))
+        await self._stream.close()
 
     def _tell_of_change(self) -> None:
         """Called in any thread."""
@@ -212,6 +215,10 @@ class _Connection:
                 await asyncio.sleep(self._quiet_seconds - quiet)
                 continue
             await self._stream.say(self._side.ping())
+
+
+async def _ended(tasks: Sequence[asyncio.Task[NoReturn]]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _check(address: str) -> None:

@@ -92,6 +92,36 @@ async def test_spoke_leaves_no_watcher_after_a_failed_announcement(
     assert not watchers
 
 
+async def test_spoke_closes_its_connection_when_cancelled_twice(hub: Process) -> None:
+    class Offers:
+        name, lease = "shop", 1.0
+
+        def watch(self, told: Callable[[], None]) -> Callable[[], None]:
+            return lambda: None
+
+        def listings(self) -> list[object]:
+            return []
+
+        def learn(self, listings: object) -> None:
+            is_connected.set()
+
+    is_connected = asyncio.Event()
+    stream = await stream_to(hub)
+    settings = load_settings()
+    side = ConnectingSide("shop", 1, settings.max_frame_bytes, None, most_bytes=settings.buffer_bytes)
+    connection = _Connection(stream, side, settings, cast(Spoke, Offers()), hub.address)
+    await connection.greet()
+    running = asyncio.create_task(connection.run(), name="spoke")
+    async with asyncio.timeout(20):
+        await is_connected.wait()
+    running.cancel()
+    await asyncio.sleep(0)  # its tasks are about to end
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
+    assert stream._writer.is_closing()
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [
