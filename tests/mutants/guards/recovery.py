@@ -312,7 +312,7 @@ ROWS = (
         before="            errors.append(error)\n",
         after="            raise error\n",
         killed_by=(
-            "tests/unit/process/test_stopping.py::test_stop_closes_everything_when_it_is_cancelled[close_all]",
+            "tests/unit/process/test_stopping.py::test_cancelled_stop_closes_everything[close_all]",
             "tests/unit/tasks/test_crew.py::test_each_step_is_taken_when_their_owner_is_cancelled",
         ),
     ),

@@ -35,9 +35,7 @@ async def test_announcements_are_removed_to_the_last_one(runtime: Runtime, monke
 
 
 @pytest.mark.parametrize("step", ["close_all", "life", "metrics"])
-async def test_stop_closes_everything_when_it_is_cancelled(
-    runtime: Runtime, step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_cancelled_stop_closes_everything(runtime: Runtime, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In any of its steps, whose waiting is cut off then."""
     stands, closed = asyncio.Event(), list[str]()
 
