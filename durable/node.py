@@ -262,7 +262,8 @@ class Node:
         """Take back the offers, once those that are on their way are written."""
         self._registering.woken.set()
         await wait([registering], within=self._ending_seconds)
-        await end([registering], within=self._ending_seconds)
+        self.agents.tasks.cancel(registering)
+        await wait([registering], within=self._ending_seconds)
         await self._registering.leave()
 
     async def _tell_of_other_services(self) -> None:
