@@ -42,6 +42,8 @@ class Announcing:
         self._written: dict[str, Sequence[Listing]] = {}
         """What the rows say, but for how busy they are."""
         self._changed: dict[str, None] = {}
+        self._is_told = True
+        """Do the other nodes know of all that was written?"""
         self._renewed_at = 0.0
         self._rows: dict[str, int] = {}
         self._woken = asyncio.Event()
@@ -65,11 +67,15 @@ class Announcing:
                 self._woken.clear()
                 await self._surviving()
                 await asyncio.sleep(_GATHERING)
-                await is_set_within(self._woken, self._pause if self._wanted or self._changed else None)
+                await is_set_within(self._woken, self._pause if self._has_more_to_do else None)
         finally:
             self._changed = dict.fromkeys([*self._changed, *self._wanted])
             self._wanted = {}
             await self._surviving()
+
+    @property
+    def _has_more_to_do(self) -> bool:
+        return bool(self._wanted or self._changed or not self._is_told)
 
     def _change(self, source: str) -> None:
         self._changed[source] = None
@@ -85,12 +91,13 @@ class Announcing:
             self._troubles.overcome("announcements")
 
     async def _look(self) -> None:
-        changed = bool(self._changed)
-        while self._changed:
-            source = next(iter(self._changed))
+        """Write the changes from before this look: however often a peer announces, the look comes to its end."""
+        for source in list(self._changed):
             await self._write(source)
-        if changed:
+            self._is_told = False
+        if not self._is_told:
             await self._database().transaction(storage.tell)
+            self._is_told = True
         if time.monotonic() - self._renewed_at >= self._pause:
             await self._renew()
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import timedelta
 
 import pytest
 
 from durable.embedded import Embedded
+from durable.errors import StorageUnavailable
+from durable.recovery import offering
 from durable.recovery.announcing import Announcing
 from durable.settings import load_settings
 from durable.storage.database import Database
 from durable.testing import eventually
+from durable.transports.frames import Listing
 from tests.support.hubs import listing
 from tests.support.tables import Tables, shared_tables
 
@@ -60,3 +63,42 @@ async def test_load_is_told_with_the_lease_and_without_a_notification(
     announcing.put("busy", [listing("busy", load=5)])
     await eventually(lambda: tables.one(load) == 5)
     assert len(told) == 1
+
+
+async def test_round_ends_although_a_peer_announces_something_else_during_each_write(
+    announcing: Announcing, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = offering.write
+
+    async def meanwhile(database: Database, source: str, listings: Sequence[Listing], *, lease: timedelta) -> int:
+        if source == "restless":
+            announcing.put(source, [listing("restless", node=listings[0].node + 1)])
+        return await write(database, source, listings, lease=lease)
+
+    monkeypatch.setattr("durable.recovery.announcing.offering.write", meanwhile)
+    told = list[object]()
+    monkeypatch.setattr("durable.recovery.announcing.storage.tell", lambda *given: told.append(given))
+    announcing.put("restless", [listing("restless")])
+    announcing.put("other", [listing("other")])
+    leased = "SELECT min(leased_until) FROM durable.offers WHERE source = 'other'"
+    await eventually(lambda: tables.one(leased) is not None and told)
+    since = tables.one(leased)
+    await eventually(lambda: tables.one(leased) > since)
+
+
+async def test_nodes_are_told_of_a_drop_although_the_first_notification_failed(
+    announcing: Announcing, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = "SELECT count(*) = 0 FROM durable.offers WHERE source = 'short'"
+    announcing.put("short", [listing("short")])
+    await eventually(lambda: not tables.one(gone))
+    told = list[bool]()
+
+    def tell(*_: object) -> None:
+        told.append(tables.one(gone))
+        if len(told) == 1:
+            raise StorageUnavailable("the connection was cut")
+
+    monkeypatch.setattr("durable.recovery.announcing.storage.tell", tell)
+    announcing.drop("short")
+    await eventually(lambda: told == [True, True])

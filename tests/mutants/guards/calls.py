@@ -663,6 +663,34 @@ ROWS = (
     ),
     Mutant(
         "calls",
+        "a look at announcements ends when peers have nothing more to say",
+        "recovery/announcing.py",
+        before="        for source in list(self._changed):\n            await self._write(source)\n",
+        after="        while self._changed:\n            await self._write(next(iter(self._changed)))\n",
+        killed_by=(
+            "tests/integration/recovery/test_announcing.py"
+            "::test_round_ends_although_a_peer_announces_something_else_during_each_write",
+        ),
+    ),
+    Mutant(
+        "calls",
+        "a notification of announcements that failed is forgotten",
+        "recovery/announcing.py",
+        before="""\
+            await self._database().transaction(storage.tell)
+            self._is_told = True
+""",
+        after="""\
+            self._is_told = True
+            await self._database().transaction(storage.tell)
+""",
+        killed_by=(
+            "tests/integration/recovery/test_announcing.py"
+            "::test_nodes_are_told_of_a_drop_although_the_first_notification_failed",
+        ),
+    ),
+    Mutant(
+        "calls",
         "a fault of a connection ends the task of whoever called first",
         "transports/tcp/dialer.py",
         before="        except Exception as error:  # a fault of ours must not end whoever has opened the first connection\n",
