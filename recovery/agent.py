@@ -7,7 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from itertools import chain
-from typing import Final
+from typing import Final, TypeVar
 
 from durable.agents.context import AgentContext
 from durable.agents.handling import HandlingAgent
@@ -37,6 +37,7 @@ from durable.tasks.crew import Crew
 from durable.tasks.waiting import is_set_within
 from durable.telemetry import log
 
+T = TypeVar("T")
 Story = Callable[[], Awaitable[None]]
 
 _MAINTENANCE_SECONDS: Final = 3_600.0  # it may have much to drop, a step at a time
@@ -183,12 +184,14 @@ class RecoveryAgent:
     async def _claim_ordered_when_hinted(self) -> None:
         while True:
             await self._ordered.hinted.wait()
-            await self._surviving("claim ordered work", self._ordered.claim_hinted)
+            rest = await self._surviving("claim ordered work", self._ordered.claim_hinted)
+            await asyncio.sleep(rest or 0)
 
     async def _look_for_ordered_when_asked(self) -> None:
         while True:
             await self._ordered.asked.wait()
-            await self._surviving("look for ordered work", self._ordered.poll)
+            rest = await self._surviving("look for ordered work", self._ordered.poll)
+            await asyncio.sleep(rest or 0)
 
     async def _look(self) -> None:
         """Read the agenda. An agent that has opened or closed its circuit meanwhile knows better."""
@@ -253,15 +256,20 @@ class RecoveryAgent:
             await self._surviving(name, story, bound)
             await asyncio.sleep(seconds * random.uniform(0.9, 1.1))
 
-    async def _surviving(self, name: str, story: Story, bound: float | None = None) -> None:
-        """Run a story, which takes at most `bound` seconds; recovery outlives any failure of it."""
+    async def _surviving(self, name: str, story: Callable[[], Awaitable[T]], bound: float | None = None) -> T | None:
+        """Run a story, which takes at most `bound` seconds; recovery outlives any failure of it.
+
+        Returns its result; None when it failed. A rest is no part of it, or it would count as standing.
+        """
         try:
             with self.pace.step(name, bound):
-                await story()
+                result = await story()
             self._troubles.overcome(name)
+            return result
         except BaseException as error:
             raise_if_cancelled(error)
             self._troubles.meet(name, error)
+            return None
 
 
 def _held_by(agents: Mapping[str, SendingAgent] | Mapping[str, HandlingAgent]) -> Callable[[], set[LeaseKey]]:

@@ -110,8 +110,11 @@ class OrderedClaims:
         if there_is_some or self._walks:
             self.asked.set()
 
-    async def claim_hinted(self) -> None:
-        """Claim batch by batch of the hinted keys; what is left after a while is for the next time."""
+    async def claim_hinted(self) -> float:
+        """Claim batch by batch of the hinted keys; what is left after a while is for the next time.
+
+        Returns the seconds to rest before that.
+        """
         self.hinted.clear()
         hints, self._hints = self._hints, {}
         began, batches, contested = time.monotonic(), _batches(hints, self._batch_size), False
@@ -123,11 +126,13 @@ class OrderedClaims:
                 break
         for turn in chain.from_iterable(batches):
             self.hint(turn.destination, turn.key)
-        if contested:
-            await asyncio.sleep(_CONTESTED_SECONDS)
+        return _CONTESTED_SECONDS if contested else 0.0
 
-    async def poll(self) -> None:
-        """Once round the keys of every lane that has room, or as far as there is room, page by page in turn."""
+    async def poll(self) -> float:
+        """Once round the keys of every lane that has room, or as far as there is room, page by page in turn.
+
+        Returns the seconds to rest before the next look.
+        """
         self.asked.clear()
         began, before = time.monotonic(), self._after
         lanes = await self._next_lanes()
@@ -147,8 +152,7 @@ class OrderedClaims:
                 break
         if not self._after:
             self._end_round()
-        if not claimed:
-            await asyncio.sleep(_REST * (time.monotonic() - began))
+        return 0.0 if claimed else _REST * (time.monotonic() - began)
 
     async def _next_lanes(self) -> Sequence[Lane]:
         """Read the message types, and the next destinations."""

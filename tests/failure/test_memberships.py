@@ -33,8 +33,10 @@ from durable.errors import StorageUnavailable, WiringError
 from durable.node import Node
 from durable.outcomes import STORED, Outcome
 from durable.process.last_resort import EXIT_NO_MEMBER, EXIT_STUCK
+from durable.recovery.ordered import OrderedClaims
 from durable.recovery.registering import Registering
 from durable.storage import migrator
+from durable.storage.ordering import Lane
 from durable.transports.memory import MemoryTransport
 from tests.failure.waiting import eventually
 from tests.failure.workbench import QUICK
@@ -281,6 +283,33 @@ async def test_standing_claims_of_recovery_are_reported(database_url: str, monke
         before = bus.runtime.life.node
         monkeypatch.undo()
         await eventually(lambda: bus.runtime.life.node not in (None, before))
+
+
+async def test_node_outlasts_the_rest_after_a_slow_look_for_ordered_work(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, next_lanes = list[float](), OrderedClaims._next_lanes
+
+    async def slowly(self: OrderedClaims) -> Sequence[Lane]:
+        looks.append(time.monotonic())
+        await asyncio.sleep(0.7)
+        return await next_lanes(self)
+
+    bus = Bus("resting", database_url, **QUICK, step_timeout=2)
+    bus.handles(Done)(_stand)
+    async with bus:
+        await bus.pause(Done)
+        async with bus.unit_of_work():
+            bus.send(Done(1), key="k")
+        node = bus.runtime.life.node
+        monkeypatch.setattr(OrderedClaims, "_next_lanes", slowly)
+        await eventually(lambda: len(looks) == 3)
+        assert looks[2] - looks[1] > 2
+        assert bus.runtime.life.node is node
+
+
+async def _stand(message: Done) -> None:
+    await asyncio.Event().wait()
 
 
 async def test_cancelled_start_leaves_no_node(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,9 +151,9 @@ async def test_keys_hinted_at_many_addresses_are_all_claimed_however_short_a_ste
 
     claim_hinted = ordered.OrderedClaims.claim_hinted
 
-    async def stepped(self: ordered.OrderedClaims) -> None:
+    async def stepped(self: ordered.OrderedClaims) -> float:
         steps.append(0)
-        await claim_hinted(self)
+        return await claim_hinted(self)
 
     monkeypatch.setattr(ordered.OrderedClaims, "_claim_hinted", claimed)
     monkeypatch.setattr(ordered.OrderedClaims, "claim_hinted", stepped)
@@ -166,8 +166,9 @@ async def test_keys_hinted_at_many_addresses_are_all_claimed_however_short_a_ste
     assert len(steps) >= 12
 
 
-async def _nothing(self: ordered.OrderedClaims) -> None:
+async def _nothing(self: ordered.OrderedClaims) -> float:
     self.asked.clear()
+    return 0.0
 
 
 @KEYS

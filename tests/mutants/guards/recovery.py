@@ -287,6 +287,16 @@ ROWS = (
     ),
     Mutant(
         "recovery",
+        "the rest after a slow look counts as standing",
+        "recovery/ordered.py",
+        before="        return 0.0 if claimed else _REST * (time.monotonic() - began)\n",
+        after="        await asyncio.sleep(0 if claimed else _REST * (time.monotonic() - began))\n        return 0.0\n",
+        killed_by=(
+            "tests/failure/test_memberships.py::test_node_outlasts_the_rest_after_a_slow_look_for_ordered_work",
+        ),
+    ),
+    Mutant(
+        "recovery",
         "a node whose rows cannot be released keeps its membership",
         "durable/node.py",
         before="""\

@@ -42,8 +42,8 @@ KNOWN: Final[tuple[Known, ...]] = (
     ),
     Known(
         "recovery/ordered.py",
-        "await asyncio.sleep(_REST * (time.monotonic() - began))",
-        "await asyncio.sleep(_REST * (time.monotonic() / began))",
+        "return 0.0 if claimed else _REST * (time.monotonic() - began)",
+        "return 0.0 if claimed else _REST * (time.monotonic() / began)",
         "the length of a rest between two looks that find nothing; a new message is claimed by its hint",
     ),
     Known(
