@@ -70,8 +70,7 @@ class Settling:
                 is_own = await write(inbox.retry_later, self._node, lease, tried, delay=delay)
                 failpoint("C19")
                 self._counters.add(Event.RETRIED if is_own else Event.LEASE_LOST)
-                if is_own:
-                    self.on_delayed(delay)
+                self.on_delayed(delay)  # also without the lease: a lost reply of COMMIT looks like that
             case HandBack():
                 await self.hand_back([lease])
             case ToTheEnd(headers=changes):

@@ -22,6 +22,8 @@ from durable.application.middleware import HandleNext, MiddlewareStack
 from durable.clock import SystemClock
 from durable.embedded import Embedded
 from durable.envelope import LeasedEnvelope
+from durable.errors import StorageUnavailable
+from durable.storage import inbox
 from durable.telemetry import Event
 from durable.testing import eventually
 from tests.support.one_handler import Billed, Placed, Shop, envelope, shop_tables
@@ -298,6 +300,30 @@ def panicking() -> int:
 def panicking_at_its_end() -> Iterator[int]:
     yield 1
     raise SystemExit(5)
+
+
+async def test_retry_is_claimed_when_due_although_the_reply_of_its_commit_was_lost(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transaction, has_lost = shop.database.transaction, False
+
+    async def without_reply(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        nonlocal has_lost
+        result = await transaction(work, *args, **kwargs)
+        if work is inbox.retry_later and not has_lost:
+            has_lost = True
+            raise StorageUnavailable("the reply of COMMIT is lost")
+        return result
+
+    async def handle(order: Placed) -> None:
+        raise LookupError
+
+    monkeypatch.setattr(shop.database, "transaction", without_reply)
+    shop.handles(handle, retry=Retry(immediate=0, delays=[0.05]))
+    async with shop.open():
+        await shop.receive(1)
+        await eventually(lambda: shop.asked_for_work == 1)
+    assert has_lost
 
 
 class PanickingMiddleware(Middleware):

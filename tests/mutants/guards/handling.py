@@ -305,6 +305,17 @@ ROWS = (
     ),
     Mutant(
         "handling",
+        "a retry waits for the next poll when the reply of its commit was lost",
+        "durable/agents/settling.py",
+        before="                self.on_delayed(delay)  # also without the lease: a lost reply of COMMIT looks like that\n",
+        after="                if is_own:\n                    self.on_delayed(delay)\n",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py"
+            "::test_retry_is_claimed_when_due_although_the_reply_of_its_commit_was_lost",
+        ),
+    ),
+    Mutant(
+        "handling",
         "fences keep their connections for ever",
         "durable/agents/fence.py",
         before="    return found() if found is not None else None\n",
