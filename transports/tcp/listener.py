@@ -20,6 +20,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final, NoReturn
 
 from durable.envelope import Envelope
@@ -330,8 +331,9 @@ class _Connection:
                 case Deliver() as batch:
                     if not self._reserved_bytes:
                         await self._intake.budget.take(batch.size_bytes)
-                    self._reserved_bytes = 0  # the batch gives it back
-                    tasks.create_task(self._store(batch), name=f"batch {batch.channel} of {self.peer}")
+                    storing = tasks.create_task(self._store(batch), name=f"batch {batch.channel} of {self.peer}")
+                    self._reserved_bytes = 0  # the end of the task gives it back: it may be cancelled before it begins
+                    storing.add_done_callback(partial(self._stored, batch.size_bytes))
                 case Probe(channel):
                     tasks.create_task(self._pong(channel), name=f"ping {channel} of {self.peer}")
                 case Begin() as begun:
@@ -381,17 +383,17 @@ class _Connection:
         self._intake.open.add(self)
 
     async def _store(self, batch: Deliver) -> None:
-        try:
-            stored = await self._receive(counted_anew(batch.envelopes, batch.clock, datetime.now(UTC)))
-            failpoint("C10")
-            self._intake.counts["batches"] += 1
-            self._intake.counts["envelopes"] += len(batch.envelopes)
-            answer = self._side.answer(batch.channel, batch.outcomes(stored), self._intake.room(self))
-            with contextlib.suppress(TransportError):  # the peer has gone; it will send the batch again
-                await self._stream.say(answer)
-        finally:
-            self._intake.budget.give_back(batch.size_bytes)
-            self._answered.set()
+        stored = await self._receive(counted_anew(batch.envelopes, batch.clock, datetime.now(UTC)))
+        failpoint("C10")
+        self._intake.counts["batches"] += 1
+        self._intake.counts["envelopes"] += len(batch.envelopes)
+        answer = self._side.answer(batch.channel, batch.outcomes(stored), self._intake.room(self))
+        with contextlib.suppress(TransportError):  # the peer has gone; it will send the batch again
+            await self._stream.say(answer)
+
+    def _stored(self, size_bytes: int, _task: asyncio.Task[None]) -> None:
+        self._intake.budget.give_back(size_bytes)
+        self._answered.set()
 
     async def _receive(self, envelopes: list[Envelope]) -> list[Outcome]:
         return await self._intake.gate.receive(envelopes, self._side.proven) if envelopes else []

@@ -43,4 +43,15 @@ ROWS = (
             "tests/unit/transports/tcp/test_conversation.py::TestClient::test_client_welcomed_without_credit_sends_nothing",
         ),
     ),
+    Mutant(
+        "wire",
+        "a batch that is cancelled before it begins keeps its bytes",
+        "transports/tcp/listener.py",
+        before="        self._intake.budget.give_back(size_bytes)\n",
+        after="        if not _task.cancelled():\n            self._intake.budget.give_back(size_bytes)\n",
+        killed_by=(
+            "tests/integration/transports/tcp/test_bad_input.py"
+            "::test_batch_cancelled_before_its_beginning_gives_its_bytes_back",
+        ),
+    ),
 )

@@ -40,6 +40,7 @@ from durable.transports.frames import (
     Refused,
     Welcome,
 )
+from durable.transports.tcp.budget import Budget
 from durable.transports.tcp.conversation import MAX_PINGS
 from durable.transports.tcp.transport import TcpTransport
 from durable.transports.wire import MAGIC, Decoder, encode
@@ -351,6 +352,36 @@ async def test_batch_beyond_the_credit_is_busy_and_not_received(house: House) ->
             case other:
                 pytest.fail(f"unexpected: {other}")
     await house.is_unharmed(dropped=0)
+
+
+async def test_batch_cancelled_before_its_beginning_gives_its_bytes_back(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ping fails in the turn of the event loop in which the batch gets its task."""
+    budgets, failing, take = list[Budget](), asyncio.Event(), Budget.take
+
+    async def fail(*_: object) -> None:
+        await failing.wait()
+        raise LookupError
+
+    async def take_late(self: Budget, size_bytes: int) -> None:
+        await take(self, size_bytes)
+        budgets.append(self)
+        failing.set()
+        await asyncio.sleep(0)
+
+    async with house.mallory() as mallory:
+        await mallory.greet()
+        with monkeypatch.context() as patched:
+            patched.setattr("durable.transports.tcp.listener._Connection._pong", fail)
+            patched.setattr(Budget, "take", take_late)
+            mallory.say(encode(Frame(Ping(), 1)) + BATCH)
+            await mallory.dropped()
+    await house.is_unharmed(dropped=1)
+    (budget,) = budgets
+    async with asyncio.timeout(5):
+        await budget.take(1 << 40)  # more than all is granted alone
+    budget.give_back(1 << 40)
 
 
 async def test_invalid_envelope_is_rejected_and_its_neighbours_in_the_batch_are_stored(house: House) -> None:
