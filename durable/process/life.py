@@ -112,8 +112,8 @@ class Life:
         self._watchdog.end()
 
     def alive(self) -> None:
-        """Hear from the event loop; it is well while it runs a node."""
-        if self.node is not None and self.node.node_id:
+        """Hear from the event loop; it is well while it runs a node, or waits for the database to start one."""
+        if not self.is_running or (self.node is not None and self.node.node_id):
             self._watchdog.hear()
 
     def problems(self) -> Sequence[str]:

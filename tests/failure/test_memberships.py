@@ -33,6 +33,7 @@ from durable.errors import StorageUnavailable, WiringError
 from durable.node import Node
 from durable.outcomes import STORED, Outcome
 from durable.process.last_resort import EXIT_NO_MEMBER, EXIT_STUCK
+from durable.recovery.former import Memberships
 from durable.recovery.ordered import OrderedClaims
 from durable.recovery.registering import Registering
 from durable.storage import migrator
@@ -540,6 +541,29 @@ async def test_start_without_the_lock_connection_logs_no_end_of_the_bus(
     nobody = "postgresql://postgres@127.0.0.1:1/nobody"
     bus = Bus("shop", database_url, **QUICK, lock_database_url=nobody, start_timeout=timedelta(seconds=3))
     with pytest.raises(StorageUnavailable):
+        async with bus:
+            pass
+    assert [record.getMessage() for record in caplog.records if record.levelname == "CRITICAL"] == []
+
+
+async def test_start_waits_longer_than_a_membership_may_be_lost(
+    database_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database goes away while the first node joins, and stays away."""
+    nobody = "postgresql://postgres@127.0.0.1:1/nobody"
+    times = {"membership_timeout": timedelta(seconds=2), "start_timeout": timedelta(seconds=5)}
+    bus = Bus("shop", database_url, lock_database_url=nobody, **{**QUICK, **times})
+    make_node = bus.runtime.life._make_node
+
+    def away(*_: object) -> None:
+        raise StorageUnavailable("the server is shut down")
+
+    def make(memberships: Memberships) -> Node:
+        monkeypatch.setattr(migrator, "check_version", away)
+        return make_node(memberships)
+
+    monkeypatch.setattr(bus.runtime.life, "_make_node", make)
+    with pytest.raises(StorageUnavailable, match="the server is shut down"):
         async with bus:
             pass
     assert [record.getMessage() for record in caplog.records if record.levelname == "CRITICAL"] == []

@@ -328,6 +328,14 @@ ROWS = (
     ),
     Mutant(
         "recovery",
+        "a process that waits to start counts as no member",
+        "durable/process/life.py",
+        before="        if not self.is_running or (self.node is not None and self.node.node_id):\n",
+        after="        if self.node is not None and self.node.node_id:\n",
+        killed_by=("tests/failure/test_memberships.py::test_start_waits_longer_than_a_membership_may_be_lost",),
+    ),
+    Mutant(
+        "recovery",
         "a process that began no watch has no bound for its end",
         "durable/process/last_resort.py",
         before="""\
