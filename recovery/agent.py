@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from itertools import chain
@@ -21,7 +22,7 @@ from durable.recovery.idle_addresses import IdleAddresses
 from durable.recovery.incoming import claim_incoming, claim_trials
 from durable.recovery.maintenance import maintain
 from durable.recovery.ordered import OrderedClaims
-from durable.recovery.outgoing import DESTINATIONS, OutgoingClaims
+from durable.recovery.outgoing import DESTINATIONS, LONGEST_STEP, OutgoingClaims
 from durable.recovery.recurring import Recurring
 from durable.recovery.scheduled import expire, promote_due
 from durable.recovery.shares import Shares
@@ -236,14 +237,16 @@ class RecoveryAgent:
                 self._woken.set()
 
     async def _release_parked(self) -> None:
-        """Let messages go on whose encryption keys are here by now."""
+        """Let messages go on whose encryption keys are here by now; what is left after a while is for the next look."""
         key_ids, most = list(self._context.ring.key_ids()), self._settings.recovery_batch_size
-        released = most
+        began, released = time.monotonic(), most
         while released == most:
             released = await self._database.transaction(parked.release, key_ids, most)
             if released:
                 log.info("parked messages released, because their encryption key is here: %d", released)
                 self._woken.set()
+            if time.monotonic() - began > LONGEST_STEP:
+                break
 
     async def _forget_idle(self) -> None:
         await self._idle.poll()

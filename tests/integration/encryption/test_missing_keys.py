@@ -15,6 +15,9 @@ import msgspec
 import pytest
 
 from durable import Bus, Keys, Retry, message
+from durable.recovery import agent
+from durable.recovery.agent import RecoveryAgent
+from durable.storage import parked as storage
 from durable.storage.sql.parked import PARKED_OWNER
 from durable.telemetry import Event
 from durable.testing import InMemoryBus, eventually
@@ -91,6 +94,33 @@ async def test_message_is_parked_and_handled_when_its_key_appears(
     lines = [record.getMessage() for record in caplog.records if "is missing" in record.getMessage()]
     assert len(lines) == 1  # and not one for each message
     assert lines[0].startswith("encryption key b is missing: ")
+
+
+async def test_release_of_many_parked_messages_is_done_in_bounded_steps(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that takes too long is taken for a standstill."""
+    steps, look, release = list[int](), RecoveryAgent._release_parked, storage.release
+
+    async def stepped(self: RecoveryAgent) -> None:
+        steps.append(0)
+        await look(self)
+
+    def released(*given: Any) -> int:
+        steps[-1] += 1
+        return release(*given)
+
+    monkeypatch.setattr(agent, "LONGEST_STEP", 0.0)
+    monkeypatch.setattr(agent, "_BETWEEN_LOOKS", timedelta(seconds=0.1))
+    monkeypatch.setattr(RecoveryAgent, "_release_parked", stepped)
+    monkeypatch.setattr(storage, "release", released)
+    await put(tables, *map(Paid, range(50)))
+    shop = Shop(tables.url, Keys({"a": A}), recovery_batch_size=10)
+    async with shop.bus:
+        await eventually(lambda: parked(tables) == 50)
+        shop.keys = Keys({"a": A, "b": B})
+        await eventually(lambda: len(shop.seen) == 50, within=40)
+    assert max(steps) == 1
 
 
 async def test_replaced_file_releases_messages(tables: Tables, tmp_path: Path) -> None:

@@ -297,6 +297,17 @@ ROWS = (
     ),
     Mutant(
         "recovery",
+        "the release of parked messages has no bound",
+        "recovery/agent.py",
+        before="            if time.monotonic() - began > LONGEST_STEP:\n                break\n",
+        after="",
+        killed_by=(
+            "tests/integration/encryption/test_missing_keys.py"
+            "::test_release_of_many_parked_messages_is_done_in_bounded_steps",
+        ),
+    ),
+    Mutant(
+        "recovery",
         "a node whose rows cannot be released keeps its membership",
         "durable/node.py",
         before="""\
