@@ -250,9 +250,9 @@ def close_left_behind(engine: Engine) -> None:
     Its pool is nobody's any more: it would stay open for as long as the garbage collector lets it.
     """
 
-    @event.listens_for(engine, "connect")
-    def _connected(_: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
-        entry.info["pool"] = engine.pool
+    @event.listens_for(engine, "do_connect", insert=True)
+    def _connecting(_: Dialect, entry: ConnectionPoolEntry, *__: object) -> None:
+        entry.info["pool"] = engine.pool  # before it is open: meanwhile the engine may be disposed of
 
     @event.listens_for(engine, "checkin")
     def _returned(_: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections.abc import Iterator
 
@@ -36,6 +37,25 @@ async def test_async_connection_left_behind_is_closed(database_url: str, driver:
         await conn.exec_driver_sql("SELECT 1")
         await engine.dispose()
         assert count_others(database_url) == 1
+    await eventually(lambda: count_others(database_url) == 0)
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_connection_opened_while_its_engine_is_disposed_of_is_closed(database_url: str, driver: str) -> None:
+    engine = create_async_engine(database_url.replace("postgresql://", f"postgresql+{driver}://", 1))
+    close_left_behind(engine.sync_engine)
+    pool = engine.pool
+
+    async def use() -> None:
+        async with engine.connect() as conn:
+            await conn.exec_driver_sql("SELECT 1")
+
+    using = asyncio.create_task(use())
+    await asyncio.sleep(0)
+    await engine.dispose()
+    assert not using.done()
+    assert engine.pool is not pool
+    await using
     await eventually(lambda: count_others(database_url) == 0)
 
 

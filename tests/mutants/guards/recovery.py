@@ -297,6 +297,23 @@ ROWS = (
     ),
     Mutant(
         "recovery",
+        "a connection that is opened while its pool is given up stays open",
+        "durable/storage/engines.py",
+        before="""\
+    @event.listens_for(engine, "do_connect", insert=True)
+    def _connecting(_: Dialect, entry: ConnectionPoolEntry, *__: object) -> None:
+""",
+        after="""\
+    @event.listens_for(engine, "connect")
+    def _connecting(_: Dialect, entry: ConnectionPoolEntry, *__: object) -> None:
+""",
+        killed_by=(
+            "tests/integration/agents/test_left_behind.py"
+            "::test_connection_opened_while_its_engine_is_disposed_of_is_closed[asyncpg]",
+        ),
+    ),
+    Mutant(
+        "recovery",
         "the release of parked messages has no bound",
         "recovery/agent.py",
         before="            if time.monotonic() - began > LONGEST_STEP:\n                break\n",
