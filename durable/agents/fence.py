@@ -68,7 +68,7 @@ class Fence:
         """True if the database has ended a connection of the session, or the way to it is lost."""
         self.is_complete = False
         """True if the next COMMIT is that of the runner."""
-        self._savepoints: set[str] = set()
+        self._savepoints: set[str | None] = set()
         session.info[_KEY] = self
 
     @property

@@ -376,11 +376,11 @@ class Outbox:
         self._pending.name_savepoint(innermost)
         self._abandon(self._pending.forget_savepoint(name, self._not_connected))
 
-    def savepoint_met_as_text(self, verb: Verb, name: str, innermost: str | None) -> None:
+    def savepoint_met_as_text(self, verb: Verb, name: str | None, innermost: str | None) -> None:
         self._pending.name_savepoint(innermost)
         self._abandon(self._pending.meet_text(verb, name, self._not_connected))
 
-    def savepoints_doubted(self, names: Sequence[str]) -> None:
+    def savepoints_doubted(self, names: Sequence[str | None]) -> None:
         self._pending.doubt(names)
 
     @property

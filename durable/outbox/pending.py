@@ -55,12 +55,12 @@ class Pending:
         self._inserts = 0
         self._places: dict[SessionTransaction, Place] = {}
         self._begun: set[SessionTransaction] = set()
-        self._savepoints: dict[str, Place] = {}
+        self._savepoints: dict[str | None, Place] = {}
         self._unnamed: Place | None = None
         self._begun_so_far = 0
-        self._texts: list[tuple[str, Place]] = []
+        self._texts: list[tuple[str | None, Place]] = []
         """Savepoints as SQL text, from outside in; a name may be there more than once."""
-        self._doubtful: dict[str, Place] = {}
+        self._doubtful: dict[str | None, Place] = {}
         """Those of texts that failed, which may have been begun before that."""
         self._lost_at: Place | None = None
 
@@ -140,7 +140,7 @@ class Pending:
         """
         return self._cut(self._savepoints.pop(name, self._here), self._end(before))
 
-    def meet_text(self, verb: Verb, name: str, before: SessionTransaction | None = None) -> list[Sent]:
+    def meet_text(self, verb: Verb, name: str | None, before: SessionTransaction | None = None) -> list[Sent]:
         """Follow a savepoint as SQL text, which the database has accepted. Returns the rows that are gone with it;
         `before` as in forget_savepoint().
 
@@ -150,8 +150,8 @@ class Pending:
             self._texts.append((name, self._here))
             return []
         at = max((at for at, (known, _place) in enumerate(self._texts) if known == name), default=-1)
-        if verb == "rollback" and name in self._doubtful:
-            self._lost_at = self._doubtful[name]
+        if verb == "rollback" and (name is None or name in self._doubtful):
+            self._lost_at = self._doubtful.get(name, self._here)
             return []
         place = self._texts[at][1] if at >= 0 else self._savepoints.get(name, Place(0, 0))
         if verb == "release":
@@ -159,7 +159,7 @@ class Pending:
             return []
         return self._cut(place, self._end(before))
 
-    def doubt(self, names: Iterable[str]) -> None:
+    def doubt(self, names: Iterable[str | None]) -> None:
         """Note that savepoints may have been begun: of several statements in one text, one was refused."""
         self._doubtful |= dict.fromkeys(names, self._here)
 

@@ -1,7 +1,7 @@
 """Ends of transactions, and savepoints, in statements as text: SQLAlchemy tells of neither.
 
-The text is read as Postgres reads it: comments within comments, names and texts in quotes, bodies in dollars (its
-documentation, "Lexical Structure"), and functions whose body is SQL, which psql splits at no semicolon either. With
+The text is read as Postgres reads it (its documentation, "Lexical Structure"): comments within comments, names and
+texts in quotes, texts that go on in the next line, bodies in dollars, and functions whose body is SQL. With
 `standard_conforming_strings = off` it would read backslashes otherwise.
 """
 
@@ -16,31 +16,37 @@ from typing import Final, Literal, NamedTuple
 
 _MAY_CONTROL: Final = re.compile(r"commit|end|abort|rollback|prepare|savepoint|release", re.IGNORECASE)
 _LETTER: Final = r"A-Za-z_\u0080-\U0010ffff"
+_SPACE: Final = r"\ \t\n\r\f\v"  # no others: for Postgres the spaces of Unicode are letters
+_NEXT_LINE: Final = r"(?:[\ \t\f\v]|--[^\n\r]*+)*+[\n\r](?:[\ \t\n\r\f\v]|--[^\n\r]*+[\n\r])*+"  # may be within a text
+_IN_ESCAPES: Final = r"(?:[^'\\]|\\.|'')*+"
 _TOKEN: Final = re.compile(
-    rf"""(?P<space>\s+ | --[^\n\r]*) | (?P<comment>/\*)
-    | (?P<text>E'(?:[^'\\]|\\.|'')*'? | (?:U&|[BXN])?'(?:[^']|'')*'?)
+    rf"""(?P<space>[{_SPACE}]+ | --[^\n\r]*) | (?P<comment>/\*)
+    | (?P<text>E'{_IN_ESCAPES}(?:'{_NEXT_LINE}'{_IN_ESCAPES})*+'? | (?:U&|[BXN])?'(?:[^']|'')*'?)
     | (?P<name>(?:U&)?"(?:[^"]|"")*"?)
     | (?P<word>[{_LETTER}][{_LETTER}0-9$]*)
     | (?P<body>\$(?:[{_LETTER}][{_LETTER}0-9]*)?\$)
-    | (?P<semicolon>;) | (?P<other>[^\s\-/'"$;{_LETTER}]+ | .)""",
+    | (?P<semicolon>;) | (?P<bracket>[()]) | (?P<other>[^{_SPACE}\-/'"$;(){_LETTER}]+ | .)""",
     re.DOTALL | re.VERBOSE | re.IGNORECASE,
 )
 _IN_COMMENT: Final = re.compile(r"/\*|\*/")
 _ESCAPED: Final = r"{0}(?:{0}|\+([0-9A-Fa-f]{{6}})|([0-9A-Fa-f]{{4}}))"
+_PLAIN_SIGN: Final = re.compile(r"'[^']'")
 _LOWER: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _NAME_BYTES: Final = 63  # of a name; Postgres cuts off the rest
 _MOST_TOKENS: Final = 8  # in a statement about a transaction
 _LONGEST_KEPT: Final = 2_000  # characters; the answers for longer statements are not kept
 
 Verb = Literal["savepoint", "rollback", "release"]
+About = tuple[Verb, str | None]
+"""What becomes of a savepoint, and its name, unless only the database knows it."""
 
 
 class Control(NamedTuple):
     """Effects of statements on their transaction."""
 
     ends: bool
-    savepoints: tuple[tuple[Verb, str], ...]
-    """Those of the statements, in order, each with what becomes of it."""
+    savepoints: tuple[About, ...]
+    """Those of the statements, in order."""
     is_alone: bool = True
     """Is it one statement? Of several some may have been carried out when one is refused."""
 
@@ -86,13 +92,15 @@ def _ends(statement: Sequence[_Token]) -> bool:
             return False
         case ["rollback", "to", *_] | ["rollback", "work" | "transaction", "to", *_]:
             return False
-        case ["commit" | "end" | "abort" | "rollback", *_] | ["prepare", "transaction", *_]:
+        case ["prepare", "transaction", *_]:  # it may be the name of a statement
+            return [token.text for token in statement[2:3]] not in (["as"], ["("])
+        case ["commit" | "end" | "abort" | "rollback", *_]:
             return True
         case _:
             return False
 
 
-def _savepoint(statement: Sequence[_Token]) -> tuple[Verb, str] | None:
+def _savepoint(statement: Sequence[_Token]) -> About | None:
     verb: Verb
     words = _words(statement)
     match words:
@@ -124,26 +132,33 @@ def _words(statement: Sequence[_Token]) -> list[str]:
 def _statements(sql: str) -> Iterator[list[_Token]]:
     """Yield the first tokens of each statement, but for spaces and comments."""
     statement: list[_Token] = []
-    depth = 0  # of blocks in a body of SQL
+    before, brackets, in_body = "", 0, False
     for token in _tokens(sql):
-        if token.kind == "semicolon" and not depth:
+        if token.kind == "semicolon" and not in_body:
             if statement:
                 yield statement
-            statement = []
-            continue
-        if len(statement) < _MOST_TOKENS:
+            statement, brackets = [], 0
+        elif len(statement) < _MOST_TOKENS:
             statement.append(token)
-        if token.kind == "word" and statement[0].text == "create" and _is_routine(statement):
-            if token.text == "begin" or (depth and token.text == "case"):
-                depth += 1
-            elif depth and token.text == "end":
-                depth -= 1
+        if token.kind == "bracket":
+            brackets += 1 if token.text == "(" else -1
+        elif token.kind == "word" and _is_routine(statement):
+            if in_body:
+                in_body = not (token.text == "end" and before in ("atomic", ";"))
+            else:
+                in_body = not brackets and (before, token.text) == ("begin", "atomic")
+        before = token.text
     if statement:
         yield statement
 
 
 def _is_routine(statement: Sequence[_Token]) -> bool:
-    return not {"function", "procedure"}.isdisjoint(_words(statement)[1:4])
+    """Tell whether its body may be SQL, from BEGIN ATOMIC to an END in the place of a statement."""
+    match _words(statement):
+        case ["create", "function" | "procedure", *_] | ["create", "or", "replace", "function" | "procedure", *_]:
+            return True
+        case _:
+            return False
 
 
 def _tokens(sql: str) -> Iterator[_Token]:
@@ -173,20 +188,32 @@ def _end_of_comment(sql: str, at: int) -> int:
     return len(sql)
 
 
-def _name(rest: Sequence[_Token]) -> str:
-    """The name that Postgres has for the first of these."""
+def _name(rest: Sequence[_Token]) -> str | None:
+    """The name that Postgres has for the first of these. None: it depends on the driver, or on another text."""
     text = rest[0].text
+    if "%" in text:  # some drivers take two of them for one
+        return None
     if rest[0].kind == "name":
         is_escaped = text[0] in "uU"
         text = text[text.index('"') + 1 :].removesuffix('"').replace('""', '"')
         if is_escaped:
-            has_own = len(rest) > 2 and rest[1].text == "uescape" and len(rest[2].text) == len("'x'")
-            text = _unescaped(text, rest[2].text[1] if has_own else "\\")
+            sign = "\\"
+            if rest[1:2] == [_Token("word", "uescape")]:
+                if len(rest) < 3 or not _PLAIN_SIGN.fullmatch(rest[2].text):
+                    return None
+                sign = rest[2].text[1]
+            try:
+                text = _unescaped(text, sign)
+            except ValueError:
+                return None
     return text.encode()[:_NAME_BYTES].decode(errors="ignore")
 
 
 def _unescaped(text: str, sign: str) -> str:
+    """Raise ValueError where an escape is no letter. Two may be the halves of one."""
+
     def letter(found: re.Match[str]) -> str:
         return chr(int(found[1] or found[2], 16)) if found[1] or found[2] else sign
 
-    return re.sub(_ESCAPED.format(re.escape(sign)), letter, text)
+    halves = re.sub(_ESCAPED.format(re.escape(sign)), letter, text)
+    return halves.encode("utf-16", "surrogatepass").decode("utf-16")

@@ -16,7 +16,7 @@ from durable.outbox.sql_text import control_of
 from tests.conftest import fresh_databases
 
 NAMES = ["a", "A", '"A"', '"a""b"', '"a;b"', "a$1", "a$2", "Ä", "ä", 'U&"\0061"', "savepoint", '"a b"']
-NAMES += ["x" * 64, "x" * 63]
+NAMES += ["x" * 64, "x" * 63, "\u00a0a", "\u2003", 'U&"\\D83D\\DE00"', "U&\"!0061\" UESCAPE '!'"]
 SPACES = [" ", "\n", "\r", "\t", " /* ; COMMIT */ ", "/* a /* b */ ; END */", "-- ; COMMIT\n", "-- x\r", "/**/"]
 HARMLESS = [
     "SELECT 1",
@@ -32,9 +32,35 @@ HARMLESS = [
     'PREPARE "COMMIT" AS SELECT 1; DEALLOCATE "COMMIT"',
     "SET LOCAL application_name = 'end'",
     "BEGIN",
+    "SELECT 1 AS \u00a0$a$",
+    "PREPARE transaction AS SELECT 1; DEALLOCATE transaction",
+    "PREPARE transaction (int) AS SELECT $1; DEALLOCATE transaction",
+    "CREATE TABLE pg_temp.function (begin int)",
 ]
+BESIDE = [" ", "\n", "\r\n", " \t\n ", " -- '\n", "--\n--'\n", "\n/**/", "\u00a0\n", "", "\v\n"]
+PIECES = ["", "a", "\\'", "''", "; COMMIT; SELECT 1", "\\\\", "--", "/*", "$$", "\n"]
+WITHIN = ["SELECT 1", "SELECT 1 AS end", "SELECT 1 AS begin", "SELECT CASE WHEN true THEN 1 END", "SELECT 1 AS atomic"]
+WITHIN += ["SELECT 1 AS case", "SELECT begin FROM (SELECT 1) AS atomic (begin)", "SELECT ';END'"]
+PARAMETERS = ["", "begin int", '"end" int', "a text DEFAULT 'BEGIN ATOMIC'", "b pg_temp.atomic", "begin pg_temp.atomic"]
 ENDS = ["COMMIT", "end", "ABORT", "ROLLBACK", "Rollback Work", "COMMIT AND CHAIN", "ROLLBACK TRANSACTION AND CHAIN"]
 ABOUT = ["SAVEPOINT {}", "ROLLBACK TO {}", "rollback work to savepoint {}", "RELEASE {}", "RELEASE SAVEPOINT {}"]
+
+
+@st.composite
+def literals(draw: st.DrawFn) -> str:
+    """Texts in quotes that go on, or do not, behind what stands between them."""
+    prefix = draw(st.sampled_from(["", "E", "e", "U&", "N", "B"]))
+    pieces = draw(st.lists(st.lists(st.sampled_from(PIECES), max_size=3).map("".join), min_size=1, max_size=3))
+    return f"SELECT {prefix}'" + "".join(f"{piece}'{draw(st.sampled_from(BESIDE))}'" for piece in pieces) + "'"
+
+
+@st.composite
+def routines(draw: st.DrawFn) -> str:
+    """Functions whose body is SQL, or a text, with words of blocks as names."""
+    head = f"CREATE OR REPLACE FUNCTION pg_temp.f({draw(st.sampled_from(PARAMETERS))}) RETURNS int "
+    if draw(st.booleans()):
+        return f"{head}LANGUAGE sql AS 'SELECT 1'"
+    return f"{head}BEGIN ATOMIC {''.join(f'{each}; ' for each in draw(st.lists(st.sampled_from(WITHIN))))}SELECT 1; END"
 
 
 @st.composite
@@ -43,7 +69,7 @@ def texts(draw: st.DrawFn) -> str:
     names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=2))
     about = st.builds(str.format, st.sampled_from(ABOUT), st.sampled_from(names))
     begun = [f"SAVEPOINT {name}" for name in names]
-    kinds = st.one_of(about, st.sampled_from(HARMLESS), st.sampled_from(ENDS))
+    kinds = st.one_of(about, st.sampled_from(HARMLESS), literals(), routines(), st.sampled_from(ENDS))
     parts = begun + draw(st.lists(kinds, min_size=1, max_size=4))
     spaced = [draw(st.sampled_from(SPACES)) + _apart(part, draw(st.sampled_from(SPACES))) for part in parts]
     return ";".join(spaced) + draw(st.sampled_from(["", ";", ";;", " -- COMMIT", "; /* x */"]))
@@ -58,6 +84,7 @@ def _apart(statement: str, space: str) -> str:
 @pytest.fixture(scope="module")
 def conn(servers: Callable[[int], Embedded]) -> Iterator[psycopg.Connection[Any]]:
     with fresh_databases(servers(18)) as make, psycopg.connect(make("text"), autocommit=True) as conn:
+        conn.execute("CREATE DOMAIN pg_temp.atomic AS int")
         yield conn
 
 
@@ -76,6 +103,7 @@ def transaction(conn: psycopg.Connection[Any]) -> bytes | None:
 def open_savepoints(sql: str) -> list[str]:
     names = list[str]()
     for verb, name in control_of(sql).savepoints:
+        assert name is not None
         if verb == "savepoint":
             names.append(name)
         elif name in names:
@@ -89,6 +117,10 @@ def open_savepoints(sql: str) -> list[str]:
 @example("-- x\rCOMMIT")
 @example("SELECT 1 AS x$a$; ROLLBACK; SELECT 2 AS y$a$")
 @example('SAVEPOINT "a""b"; SAVEPOINT "a"; ROLLBACK TO "a""b"')
+@example("SELECT E''\n'\\'' ; COMMIT; SELECT '1'")
+@example("SELECT E'a'\n'b\\'; COMMIT; --'")
+@example("CREATE FUNCTION pg_temp.f(begin pg_temp.atomic) RETURNS int LANGUAGE sql AS 'SELECT 1'; COMMIT; SELECT 1")
+@example("SELECT 1 AS \u00a0$a$; ROLLBACK; SELECT 2 AS \u00a0$a$")
 @given(texts())
 def test_text_is_read_as_by_postgres(conn: psycopg.Connection[Any], sql: str) -> None:
     conn.pgconn.exec_(b"ROLLBACK")

@@ -10,6 +10,7 @@ _REFUSED = (
     "tests/integration/outbox/unit_of_work/test_savepoints.py"
     "::test_refused_statement_about_a_savepoint_takes_no_message_along"
 )
+_TEXTS = "tests/integration/outbox/test_sql_text.py"
 _THREADS = (
     "tests/integration/asgi/test_middleware.py::TestRequests::test_threads_of_one_request_send_in_its_unit_of_work"
 )
@@ -408,5 +409,45 @@ ROWS = (
         killed_by=(
             "tests/integration/outbox/unit_of_work/test_savepoints.py::test_savepoint_as_sql_text_ends_with_the_outer_savepoint",
         ),
+    ),
+    Mutant(
+        "outbox",
+        "a text that goes on in the next line is read as two",
+        "durable/outbox/sql_text.py",
+        before="E'{_IN_ESCAPES}(?:'{_NEXT_LINE}'{_IN_ESCAPES})*+'?",
+        after="E'{_IN_ESCAPES}'?",
+        killed_by=(f"{_TEXTS}::test_text_is_read_as_by_postgres",),
+    ),
+    Mutant(
+        "outbox",
+        "a parameter opens the body of a function",
+        "durable/outbox/sql_text.py",
+        before="in_body = not brackets and (",
+        after="in_body = (",
+        killed_by=(f"{_TEXTS}::test_text_is_read_as_by_postgres",),
+    ),
+    Mutant(
+        "outbox",
+        "a label ends the body of a function",
+        "durable/outbox/sql_text.py",
+        before='(token.text == "end" and before in ("atomic", ";"))',
+        after='(token.text == "end")',
+        killed_by=(f"{_TEXTS}::test_text_is_read_as_by_postgres",),
+    ),
+    Mutant(
+        "outbox",
+        "spaces of Unicode stand between words of SQL text",
+        "durable/outbox/sql_text.py",
+        before='_SPACE: Final = r"\\ \\t\\n\\r\\f\\v"',
+        after='_SPACE: Final = r"\\s"',
+        killed_by=(f"{_TEXTS}::test_text_is_read_as_by_postgres",),
+    ),
+    Mutant(
+        "outbox",
+        "a name in SQL text with a percent sign is taken as it stands",
+        "durable/outbox/sql_text.py",
+        before='    if "%" in text:',
+        after="    if False:",
+        killed_by=("tests/unit/outbox/test_sql_text.py::test_name_known_to_the_database_alone_is_none",),
     ),
 )

@@ -30,3 +30,11 @@ def test_long_statement_is_not_read_to_its_end(sql: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("sql", [f"{_LONG}; COMMIT", f"{_LONG} ;/* ; */ SAVEPOINT a; ROLLBACK"])
 def test_end_behind_a_long_statement_is_seen(sql: str) -> None:
     assert control_of(sql).ends
+
+
+@pytest.mark.parametrize(
+    "name",
+    ['"a%b"', '"a%%b"', "U&\"d!0061t\" UESCAPE E'!'", 'U&"d!0061t" UESCAPE $$!$$', 'U&"\\D83D"', 'U&"\\+110000"'],
+)
+def test_name_known_to_the_database_alone_is_none(name: str) -> None:
+    assert control_of(f"ROLLBACK TO {name}").savepoints == (("rollback", None),)
