@@ -13,6 +13,7 @@ the next message's rollback to a savepoint must not reach beyond its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -21,7 +22,8 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.orm import Session, SessionTransaction
 
 from durable.errors import TransactionEnded, WiringError
-from durable.outbox.sql_text import control_of, ends_transaction
+from durable.outbox.savepoints import Savepoints
+from durable.outbox.sql_text import About, control_of
 from durable.outbox.transactions import is_of_sqlalchemy
 
 _KEY: Final = "durable.agents.fence"
@@ -42,6 +44,8 @@ class _Begun:
         self.connection = connection
         self._savepoint = connection.get_nested_transaction()
         self._transaction: Transaction | None = self._savepoint or connection.get_transaction()
+        self.savepoints = Savepoints[int]()
+        """Those that were begun since, each marked with the number of its message."""
 
     @property
     def is_active(self) -> bool:
@@ -63,18 +67,22 @@ class Fence:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._root = session.get_transaction() or session.begin()
-        self._begun: list[_Begun] = []
+        self._begun: dict[Connection, _Begun] = {}
+        self._message = 0
         self.has_lost_connection = False
         """True if the database has ended a connection of the session, or the way to it is lost."""
         self.is_complete = False
         """True if the next COMMIT is that of the runner."""
-        self._savepoints: set[str | None] = set()
         session.info[_KEY] = self
 
     @property
     def is_disturbed(self) -> bool:
         """Tell, without I/O, whether check() has work to do."""
-        return self._has_ended or self._session.in_nested_transaction() or any(each.is_nested for each in self._begun)
+        return (
+            self._has_ended
+            or self._session.in_nested_transaction()
+            or any(each.is_nested for each in self._begun.values())
+        )
 
     def check(self) -> None:
         """Release what is left of savepoints. Raise TransactionEnded when the transaction is not the one that began."""
@@ -82,13 +90,13 @@ class Fence:
             raise TransactionEnded
         while (savepoint := self._session.get_nested_transaction()) is not None:
             savepoint.commit()
-        for each in self._begun:
+        for each in self._begun.values():
             each.release()
 
     @property
     def _has_ended(self) -> bool:
         is_root = self._session.get_transaction() is self._root
-        return not is_root or not all(each.is_active for each in self._begun)
+        return not is_root or not all(each.is_active for each in self._begun.values())
 
     @property
     def has_failed(self) -> bool:
@@ -96,29 +104,33 @@ class Fence:
         return self._has_ended or not self._session.is_active
 
     def begin_message(self) -> None:
-        """Forget the savepoints that the message before has begun as SQL text: they are not the next one's."""
-        self._savepoints.clear()
+        """Leave the savepoints that the messages before have begun as SQL text to them."""
+        self._message += 1
 
-    def check_savepoints(self, sql: str) -> None:
+    def check_savepoints(self, connection: Connection, about: Sequence[About]) -> None:
         """Raise TransactionEnded for a statement about a savepoint that this message has not begun: alone, the database
         would refuse it; in a group it may reach into the messages before.
         """
-        begun = set(self._savepoints)
-        for verb, name in control_of(sql).savepoints:
-            if verb == "savepoint":
-                begun.add(name)
-            elif name not in begun:
+        savepoints = self._begun[connection].savepoints.copy()
+        for verb, name in about:
+            savepoint = savepoints.meet(verb, name, self._message)
+            if savepoint is None or savepoint.mark != self._message:
                 raise TransactionEnded
 
-    def meet_savepoints(self, sql: str) -> None:
-        """Note the savepoints that a statement has begun."""
-        self._savepoints |= {name for verb, name in control_of(sql).savepoints if verb == "savepoint"}
+    def meet_savepoints(self, connection: Connection, about: Sequence[About]) -> None:
+        """Follow a statement that the database has accepted."""
+        for verb, name in about:
+            self._begun[connection].savepoints.meet(verb, name, self._message)
+
+    def doubt_savepoints(self, connection: Connection, about: Sequence[About]) -> None:
+        """Note that some of these may have been carried out: a text of several statements has failed."""
+        self._begun[connection].savepoints.doubt(about, self._message)
 
     def begun(self, transaction: SessionTransaction, connection: Connection) -> None:
         """A connection takes part in a transaction of the session."""
         if transaction is not self._root:
             return
-        self._begun.append(_Begun(connection))
+        self._begun[connection] = _Begun(connection)
         _fences[connection] = ref(self)
         if connection.engine not in _watched:
             _watched.add(connection.engine)
@@ -141,18 +153,19 @@ def _before_statement(
     fence = _fence_of(connection)
     if fence is None or fence.is_complete:
         return
-    if ends_transaction(statement):
+    control = control_of(statement)
+    if control.ends:
         raise WiringError(_REFUSED.format(told=f"it sent {statement.strip()[:40]!r}"))
-    if not is_of_sqlalchemy(context):
-        fence.check_savepoints(statement)
+    if control.savepoints and not is_of_sqlalchemy(context):
+        fence.check_savepoints(connection, control.savepoints)
 
 
 def _after_statement(
-    connection: Connection, _cursor: Any, statement: str, _parameters: Any, context: Any, _many: bool
+    connection: Connection, _cursor: Any, statement: str, parameters: Any, _context: Any, many: bool
 ) -> None:
     fence = _fence_of(connection)
-    if fence is not None and not fence.is_complete and not is_of_sqlalchemy(context):
-        fence.meet_savepoints(statement)
+    if fence is not None and not fence.is_complete and (about := control_of(statement).savepoints):
+        fence.meet_savepoints(connection, about * (len(parameters) if many else 1))
 
 
 def _before_commit(connection: Connection) -> None:
@@ -166,8 +179,13 @@ def _after_error(context: ExceptionContext) -> None:
     """The handler may swallow it, and the session forgets its connection. A statement that the handler has cancelled
     breaks its connection too, but that is no outage."""
     fence = None if context.connection is None else _fence_of(context.connection)
-    if fence is not None and context.is_disconnect and isinstance(context.original_exception, Exception):
+    if fence is None or context.connection is None:
+        return
+    if context.is_disconnect and isinstance(context.original_exception, Exception):
         fence.has_lost_connection = True
+    control = control_of(context.statement or "")
+    if not control.is_alone:
+        fence.doubt_savepoints(context.connection, control.savepoints)
 
 
 def _is_guarded(connection: Connection) -> bool:

@@ -37,7 +37,7 @@ from durable.messages.registry import name_of
 from durable.messages.routing import LOCAL
 from durable.outbox.envelope_factory import Cause, EnvelopeFactory, Kind, Sending, SendOptions, check_options
 from durable.outbox.pending import Entry, Pending
-from durable.outbox.sql_text import Verb
+from durable.outbox.sql_text import About
 from durable.outbox.transactions import Ending, follow, open_savepoints
 from durable.storage import outbox as storage
 from durable.storage.outbox import Sent
@@ -51,8 +51,9 @@ _ROLLED_BACK: Final = (
     "session.rollback(), or roll the savepoint back, and send it then"
 )
 _LOST: Final = (
-    "savepoint as SQL text: it was rolled back to after a text of several statements had failed, and nobody can say "
-    "which messages were sent within it; roll the transaction back, and give each savepoint a statement of its own"
+    "savepoint as SQL text: it was rolled back to after a text of several statements had failed, or its name cannot be "
+    "read, and nobody can say which messages were sent within it; roll the transaction back, and give each savepoint a "
+    "statement of its own and a plain name"
 )
 _HANDLERS_COMMIT: Final = "a handler must not commit its session: durable commits it, with the message's completion"
 
@@ -107,11 +108,12 @@ class Outbox:
             return
         nested = self.session.get_nested_transaction()
         while nested is not None:
-            self._pending.begin(nested)
+            if not nested.connections:
+                self._pending.begin(nested)
             nested = nested.parent
         self._pending.begin(root)
         for connection in root.connections:
-            self.connected(root, connection)
+            self.connected(root, connection, late=True)
 
     # ------------------------------------------------------------------ for the application
 
@@ -289,8 +291,8 @@ class Outbox:
     def transaction_begun(self, transaction: SessionTransaction) -> None:
         self._pending.begin(transaction)
 
-    def connected(self, transaction: SessionTransaction, connection: Connection) -> None:
-        """The session has begun to use this connection, for all of this transaction."""
+    def connected(self, transaction: SessionTransaction, connection: Connection, *, late: bool = False) -> None:
+        """The session has begun to use this connection, for all of this transaction. `late`: some time ago."""
         try:
             bind = self.session.get_bind()
         except UnboundExecutionError:  # each class has its own
@@ -298,11 +300,12 @@ class Outbox:
         if connection.engine is not bind.engine:
             return
         self._connection = connection
-        self._pending.connect(transaction, open_savepoints(connection))
-        follow(connection, self)
+        is_new = follow(connection, self)
+        self._pending.connect(transaction, open_savepoints(connection), late=is_new and (late or self._is_joined))
 
-    def savepoint_connected(self, transaction: SessionTransaction) -> None:
-        self._pending.begin_on_connection(transaction)
+    def savepoint_connected(self, transaction: SessionTransaction, connection: Connection) -> None:
+        if connection is self._connection:
+            self._pending.begin_on_connection(transaction)
 
     def about_to_commit(self) -> None:
         """Write the pending envelopes before the session commits, with no savepoint open."""
@@ -364,24 +367,12 @@ class Outbox:
         """The session's transaction, as long as it is no part of any connection's."""
         return self.session.get_transaction() if self._connection is None else None
 
-    def savepoint_begun(self, innermost: str | None) -> None:
-        self._pending.name_savepoint(innermost)
-        self._pending.begin_savepoint()
+    def savepoints_met(self, about: Sequence[About]) -> None:
+        for verb, name in about:
+            self._abandon(self._pending.meet(verb, name, self._not_connected))
 
-    def savepoint_kept(self, name: str, innermost: str | None) -> None:
-        self._pending.name_savepoint(innermost)
-        self._pending.keep_savepoint(name)
-
-    def savepoint_rolled_back(self, name: str, innermost: str | None) -> None:
-        self._pending.name_savepoint(innermost)
-        self._abandon(self._pending.forget_savepoint(name, self._not_connected))
-
-    def savepoint_met_as_text(self, verb: Verb, name: str | None, innermost: str | None) -> None:
-        self._pending.name_savepoint(innermost)
-        self._abandon(self._pending.meet_text(verb, name, self._not_connected))
-
-    def savepoints_doubted(self, names: Sequence[str | None]) -> None:
-        self._pending.doubt(names)
+    def savepoints_doubted(self, about: Sequence[About]) -> None:
+        self._pending.doubt(about)
 
     @property
     def holds_messages(self) -> bool:

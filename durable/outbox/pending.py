@@ -13,14 +13,15 @@ session that has joined may end without taking them back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from sqlalchemy.orm import SessionTransaction
 
 from durable.envelope import Envelope
-from durable.outbox.sql_text import Verb
+from durable.outbox.savepoints import Savepoints
+from durable.outbox.sql_text import About, Verb
 from durable.storage.outbox import Sent
 
 
@@ -43,8 +44,6 @@ class Place(NamedTuple):
 
     at: int
     inserts: int
-    number: int = 0
-    """The later of two in one place was begun within the earlier."""
 
 
 class Pending:
@@ -54,15 +53,8 @@ class Pending:
         self._entries: list[Entry] = []
         self._inserts = 0
         self._places: dict[SessionTransaction, Place] = {}
-        self._begun: set[SessionTransaction] = set()
-        self._savepoints: dict[str | None, Place] = {}
-        self._unnamed: Place | None = None
-        self._begun_so_far = 0
-        self._texts: list[tuple[str | None, Place]] = []
-        """Savepoints as SQL text, from outside in; a name may be there more than once."""
-        self._doubtful: dict[str | None, Place] = {}
-        """Those of texts that failed, which may have been begun before that."""
-        self._lost_at: Place | None = None
+        """Of the session's transactions, and of its savepoints, that are not yet part of the connection's."""
+        self._savepoints = Savepoints[Place]()
 
     def remember(self, envelopes: Sequence[Envelope]) -> None:
         self._entries += map(Entry, envelopes)
@@ -78,8 +70,7 @@ class Pending:
 
     @property
     def _here(self) -> Place:
-        self._begun_so_far += 1
-        return Place(len(self._entries), self._inserts, self._begun_so_far)
+        return Place(len(self._entries), self._inserts)
 
     def since(self, transaction: SessionTransaction) -> list[Entry]:
         """The entries of this transaction of the session."""
@@ -95,78 +86,51 @@ class Pending:
 
     def keep(self, transaction: SessionTransaction) -> None:
         """Leave its messages to the transaction around it."""
-        self._begun.discard(transaction)
         self._places.pop(transaction, None)
 
     def forget(self, transaction: SessionTransaction) -> list[Sent]:
         """Roll it back, unless it was kept or the connection tells. Returns the rows that are gone with it."""
-        self._begun.discard(transaction)
         place = self._places.pop(transaction, None)
         return [] if place is None else self._cut(place)
 
-    def begin_on_connection(self, savepoint: SessionTransaction) -> None:
-        """Note that this savepoint of the session is one of the connection's transaction from now on."""
-        self._begun.add(savepoint)
-
     # ------------------------------------------------------------------ savepoints and transactions of the connection
 
-    def begin_savepoint(self) -> None:
-        """Begin one whose name is not known yet: name_savepoint() gives it before anything else becomes of it."""
-        self._unnamed = self._here
-
-    def name_savepoint(self, name: str | None) -> None:
-        """Name the last one that was begun. With None, or the name of another, it could not be begun."""
-        if name is not None and self._unnamed is not None:
-            self._savepoints.setdefault(name, self._unnamed)
-        self._unnamed = None
-
-    def connect(self, transaction: SessionTransaction, savepoints: Sequence[str]) -> None:
+    def connect(self, transaction: SessionTransaction, savepoints: Sequence[str], *, late: bool) -> None:
         """Make this transaction of the session part of the savepoints that are open on its connection, from inside out.
 
-        None of them begins behind its first message; those that are not known were begun before any message.
+        None of them begins behind its first message; those that are not known were begun before any message. `late`:
+        there may be others like these, as SQL text.
         """
-        self.name_savepoint(savepoints[0] if savepoints else None)
+        if late:
+            self._savepoints.follow_late(Place(0, 0))
         place = self._places.pop(transaction)
-        self._savepoints = {name: min(place, self._savepoints.get(name, place)) for name in savepoints}
+        self._savepoints.join(savepoints[::-1], place)
+        for savepoint in self._savepoints.open:
+            savepoint.mark = min(savepoint.mark, place)
 
-    def keep_savepoint(self, name: str) -> None:
-        if (place := self._savepoints.pop(name, None)) is not None:
-            self._texts = [each for each in self._texts if each[1].number < place.number]  # it ends those within it
+    def begin_on_connection(self, savepoint: SessionTransaction) -> None:
+        """Make this savepoint of the session the one that the connection has just begun."""
+        place = self._places.pop(savepoint, None)
+        if place is not None and self._savepoints.open:
+            innermost = self._savepoints.open[-1]
+            innermost.mark = min(innermost.mark, place)
 
-    def forget_savepoint(self, name: str, before: SessionTransaction | None = None) -> list[Sent]:
-        """Roll it back. `before` is a transaction of the session that is no part of it: its messages stay.
+    def meet(self, verb: Verb, name: str | None, before: SessionTransaction | None = None) -> list[Sent]:
+        """Follow a statement that the database has accepted. Returns the rows that are gone with it.
 
-        One that is not known is gone already: the database refuses to roll back to it.
+        `before` is a transaction of the session that is no part of the connection's: its messages stay.
         """
-        return self._cut(self._savepoints.pop(name, self._here), self._end(before))
+        savepoint = self._savepoints.meet(verb, name, self._here)
+        return [] if savepoint is None or verb != "rollback" else self._cut(savepoint.mark, self._end(before))
 
-    def meet_text(self, verb: Verb, name: str | None, before: SessionTransaction | None = None) -> list[Sent]:
-        """Follow a savepoint as SQL text, which the database has accepted. Returns the rows that are gone with it;
-        `before` as in forget_savepoint().
-
-        One that is not known was begun before any message, unless it is one of SQLAlchemy's.
-        """
-        if verb == "savepoint":
-            self._texts.append((name, self._here))
-            return []
-        at = max((at for at, (known, _place) in enumerate(self._texts) if known == name), default=-1)
-        if verb == "rollback" and (name is None or name in self._doubtful):
-            self._lost_at = self._doubtful.get(name, self._here)
-            return []
-        place = self._texts[at][1] if at >= 0 else self._savepoints.get(name, Place(0, 0))
-        if verb == "release":
-            self._texts = [each for each in self._texts if each[1].number < place.number]
-            return []
-        return self._cut(place, self._end(before))
-
-    def doubt(self, names: Iterable[str | None]) -> None:
-        """Note that savepoints may have been begun: of several statements in one text, one was refused."""
-        self._doubtful |= dict.fromkeys(names, self._here)
+    def doubt(self, about: Sequence[About]) -> None:
+        """Note that some of these may have been carried out: of several statements in one text, one was refused."""
+        self._savepoints.doubt(about, self._here)
 
     @property
     def is_lost(self) -> bool:
-        """Tell whether nobody can say which messages are rolled back: after a rollback to a doubtful savepoint."""
-        return self._lost_at is not None
+        """Tell whether nobody can say which messages are rolled back."""
+        return self._savepoints.is_lost
 
     def take(self, before: SessionTransaction | None = None) -> list[Sent]:
         """End the connection's transaction: remove the entries, and return the rows of those that have one.
@@ -181,12 +145,9 @@ class Pending:
         self._places = {
             each: place._replace(at=max(place.at - end, 0))
             for each, place in self._places.items()
-            if before is not None or (each.nested and each not in self._begun)
+            if before is not None or each.nested
         }
         self._savepoints.clear()
-        self._texts.clear()
-        self._doubtful.clear()
-        self._unnamed = self._lost_at = None
         return list(_rows(taken))
 
     def _cut(self, place: Place, end: int | None = None) -> list[Sent]:
@@ -196,18 +157,10 @@ class Pending:
         rows = list(_rows([*gone, *lost]))
         for entry in lost:
             entry.stored_by, entry.sent = 0, None
-        # A savepoint behind it is gone with it, and must not cut off what is sent from now on.
-        self._places = {
-            each: known if known.at <= place.at else known._replace(at=max(place.at, known.at - len(gone)))
-            for each, known in self._places.items()
-        }
-        self._savepoints = {name: known for name, known in self._savepoints.items() if known.at <= place.at}
-        self._texts = [(name, known) for name, known in self._texts if known.number <= place.number]
-        self._doubtful = {name: known for name, known in self._doubtful.items() if known.number <= place.number}
-        if self._lost_at is not None and self._lost_at.number > place.number:
-            self._lost_at = None
-        if self._unnamed is not None and self._unnamed.at > place.at:
-            self._unnamed = None
+        # What was begun behind it must not cut off what is sent from now on.
+        self._places = {each: _moved(known, place, len(gone)) for each, known in self._places.items()}
+        for savepoint in self._savepoints.open:
+            savepoint.mark = _moved(savepoint.mark, place, len(gone))
         return rows
 
     def _end(self, before: SessionTransaction | None) -> int:
@@ -216,3 +169,8 @@ class Pending:
 
 def _rows(entries: Sequence[Entry]) -> Iterator[Sent]:
     return (entry.sent for entry in entries if entry.sent is not None)
+
+
+def _moved(place: Place, cut: Place, gone: int) -> Place:
+    """Return the place without the messages that are gone from behind this one."""
+    return place if place.at <= cut.at else place._replace(at=max(cut.at, place.at - gone))

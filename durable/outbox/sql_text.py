@@ -56,20 +56,13 @@ class _Token(NamedTuple):
     text: str
 
 
-def ends_transaction(sql: str) -> bool:
-    """Tell whether one of these statements ends its transaction.
-
-    >>> [ends_transaction(sql) for sql in ("COMMIT", "ROLLBACK TO a", "SELECT 1; end", "SELECT ';COMMIT'")]
-    [True, False, True, False]
-    """
-    return control_of(sql).ends
-
-
 def control_of(sql: str) -> Control:
     """Return what these statements do to their transaction.
 
     >>> control_of("SAVEPOINT a; ROLLBACK TO SAVEPOINT B; RELEASE \\"C\\"; SELECT '; RELEASE d'").savepoints
     (('savepoint', 'a'), ('rollback', 'b'), ('release', 'C'))
+    >>> [control_of(sql).ends for sql in ("COMMIT", "ROLLBACK TO a", "SELECT 1; end", "SELECT ';COMMIT'")]
+    [True, False, True, False]
     """
     return _kept(sql) if len(sql) <= _LONGEST_KEPT else _control_of(sql)
 

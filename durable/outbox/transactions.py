@@ -3,13 +3,14 @@ COMMIT.
 
     Session      after_transaction_create, before_commit, after_begin, after_commit, after_rollback,
                  after_transaction_end
-    Connection   before_cursor_execute, after_cursor_execute, savepoint, release_savepoint, rollback_savepoint,
-                 rollback, rollback_twophase, commit, commit_twophase, prepare_twophase: before each COMMIT or PREPARE,
-                 whoever asks for it
+    Connection   before_cursor_execute, after_cursor_execute, handle_error, rollback, rollback_twophase, commit,
+                 commit_twophase, prepare_twophase: before each COMMIT or PREPARE, whoever asks for it
 
 The session's events alone do not tell a COMMIT: `before_commit` comes before open savepoints are released, and
 `after_commit` of a session that has joined a transaction comes after nothing, or after RELEASE. Connections are
-followed from the first statement of a session with outboxes to the end of their transaction.
+followed from the first statement of a session with outboxes to the end of their transaction. Savepoints are followed
+in the statements that the database has accepted, those of SQLAlchemy and those of the application alike: the events for
+them come before.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.sql.elements import ReleaseSavepointClause, RollbackToSavepointClause, SavepointClause
 
 from durable.errors import WiringError
-from durable.outbox.sql_text import Verb, control_of
+from durable.outbox.sql_text import About, control_of
 
 _ENDED_AS_TEXT: Final = (
     "messages were sent in this transaction, so SQL text must not end it ({told!r}): use commit() or rollback() of the "
@@ -51,7 +52,7 @@ class Follower(Protocol):
 
     def transaction_begun(self, transaction: SessionTransaction) -> None: ...
     def connected(self, transaction: SessionTransaction, connection: Connection) -> None: ...
-    def savepoint_connected(self, transaction: SessionTransaction) -> None: ...
+    def savepoint_connected(self, transaction: SessionTransaction, connection: Connection) -> None: ...
     def about_to_commit(self) -> None: ...
     def may_commit(self) -> None: ...
     def savepoint_released(self, transaction: SessionTransaction) -> None: ...
@@ -61,11 +62,8 @@ class Follower(Protocol):
 
     @property
     def holds_messages(self) -> bool: ...
-    def savepoint_met_as_text(self, verb: Verb, name: str | None, innermost: str | None) -> None: ...
-    def savepoints_doubted(self, names: Sequence[str | None]) -> None: ...
-    def savepoint_begun(self, innermost: str | None) -> None: ...
-    def savepoint_kept(self, name: str, innermost: str | None) -> None: ...
-    def savepoint_rolled_back(self, name: str, innermost: str | None) -> None: ...
+    def savepoints_met(self, about: Sequence[About]) -> None: ...
+    def savepoints_doubted(self, about: Sequence[About]) -> None: ...
     def commit_begins(self, connection: Connection) -> None: ...
     def store_last(self, connection: Connection) -> None: ...
     def stored_last(self) -> bool: ...
@@ -79,11 +77,13 @@ def outboxes_of(session: Session) -> dict[Hashable, Any]:
     return found
 
 
-def follow(connection: Connection, outbox: Follower) -> None:
-    """Tell this outbox the end of the connection's transaction."""
+def follow(connection: Connection, outbox: Follower) -> bool:
+    """Tell this outbox of the connection's transaction, up to its end. False when it is told already."""
     followers = _followers(connection)
-    if outbox not in followers:
-        connection.execution_options(**{_KEY: [*followers, outbox]})
+    if outbox in followers:
+        return False
+    connection.execution_options(**{_KEY: [*followers, outbox]})
+    return True
 
 
 def _followers(connection: Connection) -> Sequence[Follower]:
@@ -120,7 +120,7 @@ def _connected(session: Session, transaction: SessionTransaction, connection: Co
         if transaction.parent is None:
             outbox.connected(transaction, connection)
         elif transaction.nested:
-            outbox.savepoint_connected(transaction)
+            outbox.savepoint_connected(transaction, connection)
 
 
 @event.listens_for(Session, "before_commit")
@@ -159,12 +159,6 @@ def _transaction_ended(session: Session, transaction: SessionTransaction) -> Non
 # ---------------------------------------------------------------- connections
 
 
-def innermost_savepoint(connection: Connection) -> str | None:
-    """The name of the last savepoint that is open. The event that begins one does not tell its name."""
-    savepoint = connection.get_nested_transaction()
-    return None if savepoint is None else savepoint._savepoint
-
-
 def open_savepoints(connection: Connection) -> list[str]:
     """The names of all that are open, from inside out."""
     names, savepoint = [], connection.get_nested_transaction()
@@ -186,36 +180,17 @@ def _before_statement(connection: Connection, _cursor: Any, statement: str, *_: 
 
 @event.listens_for(Engine, "after_cursor_execute")
 def _after_statement(
-    connection: Connection, _cursor: Any, statement: str, _parameters: Any, context: Any, _many: bool
+    connection: Connection, _cursor: Any, statement: str, parameters: Any, _context: Any, many: bool
 ) -> None:
-    """Follow savepoints as SQL text, once the database has accepted them."""
-    if (followers := _followers(connection)) and not is_of_sqlalchemy(context):
-        for verb, name in control_of(statement).savepoints:
-            for outbox in followers:
-                outbox.savepoint_met_as_text(verb, name, innermost_savepoint(connection))
+    """Follow savepoints once the database has accepted them."""
+    if (followers := _followers(connection)) and (about := control_of(statement).savepoints):
+        for outbox in followers:
+            outbox.savepoints_met(about * (len(parameters) if many else 1))
 
 
 def is_of_sqlalchemy(context: ExecutionContext | None) -> bool:
-    """Tell whether SQLAlchemy begins or ends a savepoint of its own by this statement: events tell of these."""
+    """Tell whether SQLAlchemy begins or ends a savepoint of its own by this statement."""
     return isinstance(getattr(getattr(context, "compiled", None), "statement", None), _OWN_SAVEPOINTS)
-
-
-@event.listens_for(Engine, "savepoint")
-def _savepoint(connection: Connection, _name: str | None) -> None:
-    for outbox in _followers(connection):
-        outbox.savepoint_begun(innermost_savepoint(connection))
-
-
-@event.listens_for(Engine, "release_savepoint")
-def _release_savepoint(connection: Connection, name: str, _: None) -> None:
-    for outbox in _followers(connection):
-        outbox.savepoint_kept(name, innermost_savepoint(connection))
-
-
-@event.listens_for(Engine, "rollback_savepoint")
-def _rollback_savepoint(connection: Connection, name: str, _: None) -> None:
-    for outbox in _followers(connection):
-        outbox.savepoint_rolled_back(name, innermost_savepoint(connection))
 
 
 @event.listens_for(Engine, "rollback")
@@ -277,4 +252,4 @@ def _error(context: ExceptionContext) -> None:
         for outbox in followers:
             outbox.commit_failed()
             if not control.is_alone:
-                outbox.savepoints_doubted([name for verb, name in control.savepoints if verb == "savepoint"])
+                outbox.savepoints_doubted(control.savepoints)

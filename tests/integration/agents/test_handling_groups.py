@@ -110,6 +110,17 @@ def act(step: Step, session: Session, ctx: Context) -> Billed | None:
             session.execute(text('ROLLBACK WORK TO "Left_Open"'))
         case "release a savepoint of another":
             session.execute(text("RELEASE left_open"))
+        case "roll back to a savepoint of another behind a released one":
+            session.execute(text("SAVEPOINT left_open"))
+            session.execute(text("RELEASE left_open"))
+            session.execute(text("ROLLBACK TO left_open"))
+        case "roll back to a savepoint of another behind one of the session":
+            with session.begin_nested():
+                session.execute(text("SAVEPOINT left_open"))
+            session.execute(text("ROLLBACK TO left_open"))
+        case "roll back to a savepoint of another behind an outer one":
+            for sql in ("SAVEPOINT outer", "SAVEPOINT left_open", "ROLLBACK TO outer", "ROLLBACK TO left_open"):
+                session.execute(text(sql))
         case "swallow a refusal":
             session.execute(text("SAVEPOINT own"))
             with pytest.raises(TransactionEnded):
@@ -153,6 +164,9 @@ ACTIONS = [
     "commit the connection", "roll back the connection", "commit by text", "roll back by text", "leave a savepoint",
     "roll back a savepoint", "leave a savepoint of the connection", "leave a savepoint as text",
     "roll back a savepoint as text", "roll back to a savepoint of another", "release a savepoint of another",
+    "roll back to a savepoint of another behind a released one",
+    "roll back to a savepoint of another behind one of the session",
+    "roll back to a savepoint of another behind an outer one",
     "swallow a refusal", "swallow a refusal by the database", "commit behind a comment in a comment",
     "roll back behind a comment", "mutate", "mutate and return", "change the headers", "change the attempt",
     "send", "send and raise", "send without a route", "panic", "exit", "interrupt", "end the generator", "cancel",
@@ -367,7 +381,7 @@ async def test_message_between_others_leaves_its_neighbours_unchanged(database: 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
 async def test_message_cannot_reach_a_savepoint_of_its_neighbour(database: Tables, kind: str) -> None:
-    for reach in ("roll back to a savepoint of another", "release a savepoint of another"):
+    for reach in (each for each in ACTIONS if "a savepoint of another" in each):
         await compare(database, kind, ["leave a savepoint as text", "send", "succeed", reach, "succeed"])
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from psycopg.pq import ExecStatus, TransactionStatus
+from sqlalchemy.orm import SessionTransaction
 
 from durable.embedded import Embedded
+from durable.envelope import Envelope
+from durable.outbox.pending import Pending
+from durable.outbox.savepoints import Savepoints
 from durable.outbox.sql_text import control_of
 from tests.conftest import fresh_databases
 
@@ -101,15 +105,10 @@ def transaction(conn: psycopg.Connection[Any]) -> bytes | None:
 
 
 def open_savepoints(sql: str) -> list[str]:
-    names = list[str]()
+    savepoints = Savepoints[None]()
     for verb, name in control_of(sql).savepoints:
-        assert name is not None
-        if verb == "savepoint":
-            names.append(name)
-        elif name in names:
-            at = len(names) - 1 - names[::-1].index(name)
-            del names[at + (verb == "rollback") :]
-    return names
+        savepoints.meet(verb, name, None)
+    return [each.name for each in savepoints.open if each.name is not None]
 
 
 @settings(max_examples=400, deadline=None)
@@ -152,3 +151,52 @@ def test_most_generated_texts_are_carried_out(conn: psycopg.Connection[Any]) -> 
 
     count()
     assert sum(done) > len(done) / 3
+
+
+FAILS = "SELECT 1 / 0"
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> list[str]:
+    """Texts of one statement about a savepoint, or of some, or of some that fail on their way."""
+    one = st.builds(
+        str.format, st.sampled_from(["SAVEPOINT {}", "ROLLBACK TO {}", "RELEASE {}"]), st.sampled_from("abc")
+    )
+    several = st.lists(st.one_of(one, st.just(FAILS)), min_size=2, max_size=4).map("; ".join)
+    return draw(st.lists(st.one_of(one, one, several, st.just(FAILS)), min_size=3, max_size=14))
+
+
+def rows_and_messages(conn: psycopg.Connection[Any], texts: list[str], *, late: bool) -> tuple[list[int], list[int]]:
+    """Run these, with a row and a message after each. Returns what is left of both, or nothing when that is lost."""
+    pending = Pending()
+    session = cast(SessionTransaction, object())
+    for begin in ("ROLLBACK", "BEGIN", "CREATE TEMP TABLE rows (number int) ON COMMIT DROP"):
+        assert run(conn, begin)
+    if late:
+        run(conn, "SAVEPOINT a")
+    pending.begin(session)
+    pending.connect(session, [], late=late)
+    for number, sql in enumerate([*texts, "ROLLBACK TO a", "ROLLBACK TO b"]):
+        control = control_of(sql)
+        if run(conn, sql):
+            for verb, name in control.savepoints:
+                pending.meet(verb, name)
+        elif not control.is_alone:
+            pending.doubt(control.savepoints)
+        run(conn, f"INSERT INTO rows VALUES ({number})")
+        pending.remember([cast(Envelope, number)])
+    if pending.is_lost or conn.pgconn.transaction_status != TransactionStatus.INTRANS:
+        return [], []
+    rows = [number for (number,) in conn.execute("SELECT number FROM rows ORDER BY number").fetchall()]
+    return rows, [cast(int, entry.envelope) for entry in pending.unstored()]
+
+
+@settings(max_examples=400, deadline=None)
+@example(texts=["SAVEPOINT a", "SAVEPOINT a", f"RELEASE a; {FAILS}", "ROLLBACK TO a"], late=False)
+@example(texts=["SAVEPOINT a", "SAVEPOINT b", "RELEASE a", "SAVEPOINT b", FAILS, "ROLLBACK TO b"], late=False)
+@example(texts=["SAVEPOINT b", "SAVEPOINT c", f"ROLLBACK TO b; SAVEPOINT c; {FAILS}", "ROLLBACK TO c"], late=False)
+@example(texts=["SAVEPOINT b", "RELEASE a", FAILS, "ROLLBACK TO a"], late=True)
+@given(texts=steps(), late=st.booleans())
+def test_messages_are_rolled_back_with_their_rows(conn: psycopg.Connection[Any], texts: list[str], late: bool) -> None:
+    rows, messages = rows_and_messages(conn, texts, late=late)
+    assert messages == rows

@@ -75,7 +75,7 @@ ROWS = (
         "handling",
         "a handler may send COMMIT as text",
         "durable/agents/fence.py",
-        before="    if ends_transaction(statement):",
+        before="    if control.ends:",
         after="    if False:",
         killed_by=(
             "tests/integration/agents/test_handling_groups.py::test_message_between_others_leaves_its_neighbours_unchanged[roll back by text-async]",
@@ -85,8 +85,8 @@ ROWS = (
         "handling",
         "a message rolls back to a savepoint of its neighbour",
         "durable/agents/fence.py",
-        before="            elif name not in begun:",
-        after="            elif False:",
+        before="            if savepoint is None or savepoint.mark != self._message:\n",
+        after="            if savepoint is None:\n",
         killed_by=(f"{_GROUPS}::test_message_cannot_reach_a_savepoint_of_its_neighbour[async]",),
     ),
     Mutant(

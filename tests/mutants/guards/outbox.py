@@ -10,6 +10,7 @@ _REFUSED = (
     "tests/integration/outbox/unit_of_work/test_savepoints.py"
     "::test_refused_statement_about_a_savepoint_takes_no_message_along"
 )
+_SAVEPOINTS = "tests/integration/outbox/unit_of_work/test_savepoints.py"
 _TEXTS = "tests/integration/outbox/test_sql_text.py"
 _THREADS = (
     "tests/integration/asgi/test_middleware.py::TestRequests::test_threads_of_one_request_send_in_its_unit_of_work"
@@ -87,10 +88,8 @@ ROWS = (
         "outbox",
         "a rolled back savepoint of the connection keeps its messages",
         "durable/outbox/outbox.py",
-        before="""\
-        self._abandon(self._pending.forget_savepoint(name, self._not_connected))
-""",
-        after="",
+        before="            self._abandon(self._pending.meet(verb, name, self._not_connected))\n",
+        after="            pass\n",
         killed_by=(
             "tests/integration/outbox/test_transaction_shapes.py::test_messages_stored_and_handed_over_are_those_of_the_committed_rows[joined by savepoints]",
         ),
@@ -357,8 +356,8 @@ ROWS = (
         "outbox",
         "a savepoint as SQL text is rolled back without its messages",
         "durable/outbox/transactions.py",
-        before="                outbox.savepoint_met_as_text(verb, name, innermost_savepoint(connection))\n",
-        after="                pass\n",
+        before="            outbox.savepoints_met(about * (len(parameters) if many else 1))\n",
+        after="            pass\n",
         killed_by=(
             "tests/integration/outbox/unit_of_work/test_savepoints.py::test_messages_follow_savepoints_as_sql_text[asyncpg]",
             "tests/integration/outbox/test_transaction_shapes.py::test_messages_stored_and_handed_over_are_those_of_the_committed_rows[engine]",
@@ -403,9 +402,9 @@ ROWS = (
     Mutant(
         "outbox",
         "a savepoint as SQL text outlives the one around it",
-        "durable/outbox/pending.py",
-        before="            self._texts = [each for each in self._texts if each[1].number < place.number]  # it ends those within it\n",
-        after="            pass\n",
+        "durable/outbox/savepoints.py",
+        before="        del self.open[at + 1 :]\n",
+        after="",
         killed_by=(
             "tests/integration/outbox/unit_of_work/test_savepoints.py::test_savepoint_as_sql_text_ends_with_the_outer_savepoint",
         ),
@@ -449,5 +448,56 @@ ROWS = (
         before='    if "%" in text:',
         after="    if False:",
         killed_by=("tests/unit/outbox/test_sql_text.py::test_name_known_to_the_database_alone_is_none",),
+    ),
+    Mutant(
+        "outbox",
+        "a savepoint that is released leaves those within it open",
+        "durable/outbox/savepoints.py",
+        before="        del self.open[at:]\n",
+        after="        del self.open[at : at + 1]\n",
+        killed_by=(f"{_TEXTS}::test_text_is_read_as_by_postgres",),
+    ),
+    Mutant(
+        "outbox",
+        "of two savepoints of one name the last is meant after a failed text",
+        "durable/outbox/savepoints.py",
+        before="(len(found) > 1 and found[-1] < self._doubted)",
+        after="False",
+        killed_by=(f"{_TEXTS}::test_messages_are_rolled_back_with_their_rows",),
+    ),
+    Mutant(
+        "outbox",
+        "a savepoint behind a rollback in a failed text is taken for one from before it",
+        "durable/outbox/savepoints.py",
+        before='any(verb == "rollback" for verb, _ in about)',
+        after="False",
+        killed_by=(f"{_TEXTS}::test_messages_are_rolled_back_with_their_rows",),
+    ),
+    Mutant(
+        "outbox",
+        "a rollback to an unknown savepoint takes nothing along",
+        "durable/outbox/savepoints.py",
+        before='            self.is_lost = self.is_lost or verb == "rollback"\n',
+        after="",
+        killed_by=(
+            f"{_SAVEPOINTS}::test_commit_is_refused_after_a_rollback_to_an_unknown_savepoint",
+            "tests/unit/outbox/test_savepoints.py::test_rollback_to_an_unknown_savepoint_is_lost",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a savepoint begun before the session was enlisted is unknown",
+        "durable/outbox/outbox.py",
+        before="late=is_new and (late or self._is_joined)",
+        after="late=False",
+        killed_by=(f"{_SAVEPOINTS}::test_savepoint_begun_before_the_session_was_enlisted_takes_all_messages_along",),
+    ),
+    Mutant(
+        "outbox",
+        "a savepoint of the session is rolled back by its event, not by the database",
+        "durable/outbox/pending.py",
+        before="        place = self._places.pop(savepoint, None)\n",
+        after="        place = self._places.get(savepoint)\n",
+        killed_by=(f"{_SAVEPOINTS}::test_failed_rollback_of_a_savepoint_takes_no_message_along",),
     ),
 )

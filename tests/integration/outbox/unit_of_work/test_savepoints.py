@@ -366,3 +366,79 @@ async def test_savepoint_of_sqlalchemy_is_rolled_back_by_its_name(flavour: Flavo
 
     await flavour.run(work)
     assert tables.rows("SELECT number FROM orders ORDER BY number") == sent_numbers(tables) == [1, 3]
+
+
+def works(session: Session, outbox: Outbox, number: int) -> None:
+    insert(session, number)
+    outbox.send(Placed(number))
+
+
+@pytest.mark.parametrize("name", ["U&\"d!0061t\" UESCAPE E'!'", '"100 %"'])
+async def test_commit_is_refused_after_a_rollback_to_an_unknown_savepoint(
+    flavour: Flavour, tables: Tables, name: str
+) -> None:
+    def work(session: Session, outbox: Outbox) -> None:
+        works(session, outbox, 1)
+        session.execute(text(f"SAVEPOINT {name}"))
+        works(session, outbox, 2)
+        session.execute(text(f"ROLLBACK TO {name}"))
+        with pytest.raises(WiringError, match="its name cannot be read"):
+            session.commit()
+        session.rollback()
+        session.execute(text("SAVEPOINT a"))
+        works(session, outbox, 3)
+        session.execute(text(f"SAVEPOINT {name}"))
+        session.execute(text(f"RELEASE {name}"))
+        session.commit()
+
+    await flavour.run(work)
+    assert tables.rows("SELECT number FROM orders") == sent_numbers(tables) == [3]
+
+
+async def test_savepoint_begun_before_the_session_was_enlisted_takes_all_messages_along(
+    flavour: Flavour, tables: Tables
+) -> None:
+    def work(_: Session, outbox: Outbox) -> None:
+        with Session(outbox.session.connection(), join_transaction_mode="control_fully") as session:
+            session.execute(text("SAVEPOINT a"))
+            late = flavour.enlist(session)
+            works(session, late, 1)
+            session.execute(text("ROLLBACK TO a"))
+            works(session, late, 2)
+            session.commit()
+
+    await flavour.run(work)
+    assert tables.rows("SELECT number FROM orders") == sent_numbers(tables) == [2]
+
+
+async def test_failed_rollback_of_a_savepoint_takes_no_message_along(flavour: Flavour, tables: Tables) -> None:
+    """Its savepoint has ended with one around it."""
+
+    def work(session: Session, outbox: Outbox) -> None:
+        session.execute(text("SAVEPOINT a"))
+        nested = session.begin_nested()
+        works(session, outbox, 1)
+        session.execute(text("RELEASE a"))
+        session.execute(text("SAVEPOINT b"))
+        with pytest.raises(DBAPIError):
+            nested.rollback()
+        session.execute(text("ROLLBACK TO b"))
+        works(session, outbox, 2)
+        session.commit()
+
+    await flavour.run(work)
+    assert tables.rows("SELECT number FROM orders ORDER BY number") == sent_numbers(tables) == [1, 2]
+
+
+async def test_savepoints_begun_many_times_by_one_statement_are_counted(flavour: Flavour, tables: Tables) -> None:
+    def work(session: Session, outbox: Outbox) -> None:
+        works(session, outbox, 1)
+        session.execute(text("SAVEPOINT a"), [{}, {}])
+        works(session, outbox, 2)
+        session.execute(text("RELEASE a"))
+        session.execute(text("ROLLBACK TO a"))
+        works(session, outbox, 3)
+        session.commit()
+
+    await flavour.run(work)
+    assert tables.rows("SELECT number FROM orders ORDER BY number") == sent_numbers(tables) == [1, 3]
