@@ -1,7 +1,8 @@
 """The one way in which handlers are run: in one transaction, which their messages are completed in.
 
     open --> prepare --> entered --> call, call, ... --> flush, completion --> end: COMMIT
-             a connection            the fence between   the fence
+             a connection            flush and fence     the fence
+                                     between
 
 The steps are the same for each place where the work of a session is done: InLoop (an AsyncSession), Here (a Session, in
 the present thread) and InSteps (a Session, each piece of its work in a thread, awaited in the loop). Errors are raised
@@ -172,8 +173,17 @@ class Run:
                 await self.handle(call)
             except GeneratorExit as error:  # to what awaits this, the coroutine would seem to be closed
                 raise RuntimeError("the handler raised GeneratorExit") from error
-            if fence.is_disturbed:
-                await place.do(lambda _: fence.check())
+            await self._end_message(place, fence)
+
+    async def _end_message(self, place: Place, fence: Fence) -> None:
+        """Flush and release what a message has left: the next one must not undo it."""
+        if _has_changes(place.sync_session) and not fence.has_failed:
+            try:
+                await place.do(Session.flush)
+            except PoolTimeout as error:
+                raise NoRoom(text_of(error)) from error
+        if fence.is_disturbed:
+            await place.do(lambda _: fence.check())
 
     async def _finish(self, place: Place, outbox: Outbox, fence: Fence) -> None:
         def complete(session: Session) -> None:
@@ -193,6 +203,10 @@ class Run:
             if is_lost or isinstance(error, StorageUnavailable) or is_outage(error):
                 raise Outage(f"the database cannot be used: {type(error).__name__}") from error
             raise
+
+
+def _has_changes(session: Session) -> bool:
+    return bool(session.new or session.dirty or session.deleted)
 
 
 def _is_consequence(error: Exception) -> bool:

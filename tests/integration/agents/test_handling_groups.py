@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from durable import Context, Incoming, Middleware, message
 from durable.application.middleware import HandleNext, MiddlewareStack
@@ -34,6 +34,21 @@ from tests.support.tables import Tables
 HANGS = timedelta(milliseconds=300)
 _INSERT = text("INSERT INTO effects (number) VALUES (:number)")
 _UNIQUE = text("INSERT INTO taken (number) VALUES (0)")
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Effect(Base):
+    __tablename__ = "effects"
+    effect: Mapped[int] = mapped_column(primary_key=True)
+    number: Mapped[int]
+
+
+class Taken(Base):
+    __tablename__ = "taken"
+    number: Mapped[int] = mapped_column(primary_key=True)
 
 
 class Panic(BaseException):
@@ -52,7 +67,7 @@ class Step(msgspec.Struct):
 
 def act(step: Step, session: Session, ctx: Context) -> Billed | None:
     """What a message does with what it shares, but for hanging. `session` is the sync one, in any kind of handler."""
-    session.execute(_INSERT, {"number": step.number * 1_000 + step.total})
+    session.connection().execute(_INSERT, {"number": step.number * 1_000 + step.total})  # flushes nothing
     match step.does:
         case "raise":
             raise LookupError
@@ -88,6 +103,20 @@ def act(step: Step, session: Session, ctx: Context) -> Billed | None:
         case "leave a savepoint of the connection":
             session.connection().begin_nested()
             session.execute(_INSERT, {"number": step.number * 1_000 + 3})
+        case "add an object":
+            session.add(Effect(number=step.number * 1_000 + 6))
+        case "add an object that is refused":
+            session.add(Taken(number=0))
+        case "expunge all objects":
+            session.expunge_all()
+        case "roll back a flush in a savepoint of the connection":
+            of_connection = session.connection().begin_nested()
+            session.flush()
+            of_connection.rollback()
+        case "roll back a flush in a savepoint as text":
+            session.connection().execute(text("SAVEPOINT flushed"))
+            session.flush()
+            session.connection().execute(text("ROLLBACK TO flushed"))
         case "mutate":
             step.total += 10
             step.notes.append("seen")
@@ -159,6 +188,10 @@ def act(step: Step, session: Session, ctx: Context) -> Billed | None:
     return None
 
 
+REACHING = [  # the objects of others, unless these are flushed
+    "expunge all objects", "roll back a flush in a savepoint of the connection",
+    "roll back a flush in a savepoint as text",
+]  # fmt: skip
 ACTIONS = [
     "succeed", "raise", "roll back", "roll back after a unique violation", "swallow a unique violation", "commit",
     "commit the connection", "roll back the connection", "commit by text", "roll back by text", "leave a savepoint",
@@ -167,6 +200,7 @@ ACTIONS = [
     "roll back to a savepoint of another behind a released one",
     "roll back to a savepoint of another behind one of the session",
     "roll back to a savepoint of another behind an outer one",
+    "add an object", "add an object that is refused", *REACHING,
     "swallow a refusal", "swallow a refusal by the database", "commit behind a comment in a comment",
     "roll back behind a comment", "mutate", "mutate and return", "change the headers", "change the attempt",
     "send", "send and raise", "send without a route", "panic", "exit", "interrupt", "end the generator", "cancel",
@@ -383,6 +417,13 @@ async def test_message_between_others_leaves_its_neighbours_unchanged(database: 
 async def test_message_cannot_reach_a_savepoint_of_its_neighbour(database: Tables, kind: str) -> None:
     for reach in (each for each in ACTIONS if "a savepoint of another" in each):
         await compare(database, kind, ["leave a savepoint as text", "send", "succeed", reach, "succeed"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("does", REACHING)
+async def test_objects_of_a_message_are_flushed_before_the_next_one(database: Tables, kind: str, does: str) -> None:
+    await compare(database, kind, ["add an object", does, "succeed"])
+    await compare(database, kind, ["add an object", "add an object that is refused", "succeed", does])
 
 
 @pytest.mark.parametrize("kind", KINDS)

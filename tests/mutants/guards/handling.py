@@ -443,4 +443,12 @@ ROWS = (
             "tests/unit/tasks/test_cancelling.py::test_cancellation_is_raised_despite_a_later_failure_of_the_work",
         ),
     ),
+    Mutant(
+        "handling",
+        "changes of a message are flushed by the next one of its group",
+        "durable/agents/runner.py",
+        before="        if _has_changes(place.sync_session) and not fence.has_failed:\n",
+        after="        if False:\n",
+        killed_by=(f"{_GROUPS}::test_objects_of_a_message_are_flushed_before_the_next_one",),
+    ),
 )
