@@ -78,7 +78,7 @@ class Savepoints(Generic[Mark]):
 
     def doubt(self, about: Sequence[About], mark: Mark) -> None:
         """Note that some of these may have been carried out, from the first on: one text of them has failed."""
-        is_unsure = any(verb == "rollback" for verb, _ in about)
+        is_unsure = self._older is not None or any(verb == "rollback" for verb, _ in about)
         self.open += [Savepoint(name, mark, is_unsure) for verb, name in about if verb == "savepoint"]
         if about:
             self._doubted = len(self.open)

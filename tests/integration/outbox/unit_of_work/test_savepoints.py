@@ -442,3 +442,19 @@ async def test_savepoints_begun_many_times_by_one_statement_are_counted(flavour:
 
     await flavour.run(work)
     assert tables.rows("SELECT number FROM orders ORDER BY number") == sent_numbers(tables) == [1, 3]
+
+
+async def test_savepoint_refused_in_a_failed_transaction_is_not_followed(flavour: Flavour, tables: Tables) -> None:
+    def work(session: Session, outbox: Outbox) -> None:
+        works(session, outbox, 1)
+        session.execute(text("SAVEPOINT a"))
+        works(session, outbox, 2)
+        for refused in ("SELECT 1 / 0", "SAVEPOINT a"):
+            with pytest.raises(DBAPIError):
+                session.execute(text(refused))
+        session.execute(text("ROLLBACK TO a"))
+        works(session, outbox, 3)
+        session.commit()
+
+    await flavour.run(work)
+    assert tables.rows("SELECT number FROM orders ORDER BY number") == sent_numbers(tables) == [1, 3]
