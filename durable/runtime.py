@@ -326,6 +326,8 @@ class Runtime:
             transports.of(uri)
         self.application.check(self.envelope_factory)
         self.application.check_retention(self.settings.dedupe_window)
+        if self.application.handlers:
+            self.sessions.check()
 
     async def start(self) -> None:
         """Check the wiring and what is in flight, join the nodes, start the agents; raises when the first cannot.

@@ -24,12 +24,18 @@ from sqlalchemy.orm import Session, SessionTransaction
 from durable.errors import TransactionEnded, WiringError
 from durable.outbox.savepoints import Savepoints
 from durable.outbox.sql_text import About, control_of
-from durable.outbox.transactions import is_of_sqlalchemy
+from durable.outbox.transactions import is_of_sqlalchemy, sql_of
+from durable.storage.engines import is_in_autocommit
 
 _KEY: Final = "durable.agents.fence"
 _REFUSED: Final = (
     "a handler must not end its transaction ({told}): durable commits it, with the message's completion; "
     "put what may fail into session.begin_nested()"
+)
+
+_AUTOCOMMIT: Final = (
+    "a handler's connection is in AUTOCOMMIT: its effects would stay when it fails, and be there twice after the next "
+    "attempt; give the bus an engine without it, and use an engine of your own for what cannot run in a transaction"
 )
 
 # Fences know their connections: kept here themselves, both would stay for ever. A fence lives as long as its session.
@@ -127,9 +133,11 @@ class Fence:
         self._begun[connection].savepoints.doubt(about, self._message)
 
     def begun(self, transaction: SessionTransaction, connection: Connection) -> None:
-        """A connection takes part in a transaction of the session."""
+        """Note that a connection takes part in a transaction of the session. Raises WiringError in AUTOCOMMIT."""
         if transaction is not self._root:
             return
+        if is_in_autocommit(connection):
+            raise WiringError(_AUTOCOMMIT)
         self._begun[connection] = _Begun(connection)
         _fences[connection] = ref(self)
         if connection.engine not in _watched:
@@ -148,23 +156,26 @@ def _after_begin(session: Session, transaction: SessionTransaction, connection: 
 
 
 def _before_statement(
-    connection: Connection, _cursor: Any, statement: str, _parameters: Any, context: Any, _many: bool
+    connection: Connection, _cursor: Any, statement: object, _parameters: Any, context: Any, _many: bool
 ) -> None:
     fence = _fence_of(connection)
     if fence is None or fence.is_complete:
         return
-    control = control_of(statement)
+    sql = sql_of(connection, statement)
+    control = control_of(sql)
     if control.ends:
-        raise WiringError(_REFUSED.format(told=f"it sent {statement.strip()[:40]!r}"))
+        raise WiringError(_REFUSED.format(told=f"it sent {sql.strip()[:40]!r}"))
     if control.savepoints and not is_of_sqlalchemy(context):
         fence.check_savepoints(connection, control.savepoints)
 
 
 def _after_statement(
-    connection: Connection, _cursor: Any, statement: str, parameters: Any, _context: Any, many: bool
+    connection: Connection, _cursor: Any, statement: object, parameters: Any, _context: Any, many: bool
 ) -> None:
     fence = _fence_of(connection)
-    if fence is not None and not fence.is_complete and (about := control_of(statement).savepoints):
+    if fence is None or fence.is_complete:
+        return
+    if about := control_of(sql_of(connection, statement)).savepoints:
         fence.meet_savepoints(connection, about * (len(parameters) if many else 1))
 
 
@@ -183,7 +194,7 @@ def _after_error(context: ExceptionContext) -> None:
         return
     if context.is_disconnect and isinstance(context.original_exception, Exception):
         fence.has_lost_connection = True
-    control = control_of(context.statement or "")
+    control = control_of(sql_of(context.connection, context.statement))
     if not control.is_alone:
         fence.doubt_savepoints(context.connection, control.savepoints)
 

@@ -55,6 +55,10 @@ _LOST: Final = (
     "read, and nobody can say which messages were sent within it; roll the transaction back, and give each savepoint a "
     "statement of its own and a plain name"
 )
+_SEVERAL_CONNECTIONS: Final = (
+    "the session has begun transactions of several connections, whose commits are not one: messages would be sent "
+    "although other rows were rolled back; give it one engine for all that it reads and writes, or twophase=True"
+)
 _HANDLERS_COMMIT: Final = "a handler must not commit its session: durable commits it, with the message's completion"
 
 
@@ -228,8 +232,19 @@ class Outbox:
             failpoint("C2")
 
     def _connect(self) -> Connection | None:
-        """Let the session have a connection, which tells of its COMMIT; durable.testing does without."""
-        return self.session.connection()
+        """Let the session have a connection, which tells of its COMMIT; durable.testing does without.
+
+        A session that chooses an engine for each statement would choose one that has none of its rows.
+        """
+        connection = self._connection or self.session.connection()
+        self._check_connections()
+        return connection
+
+    def _check_connections(self) -> None:
+        """Raise WiringError when a part of the session's data would be committed by itself."""
+        root = self.session.get_transaction()
+        if root is not None and len(root.connections) > 1 and not self.session.twophase:
+            raise WiringError(_SEVERAL_CONNECTIONS)
 
     @property
     def _is_joined(self) -> bool:
@@ -297,7 +312,7 @@ class Outbox:
             bind = self.session.get_bind()
         except UnboundExecutionError:  # each class has its own
             return
-        if connection.engine is not bind.engine:
+        if self._connection is not None or connection.engine is not bind.engine:
             return
         self._connection = connection
         is_new = follow(connection, self)
@@ -381,6 +396,13 @@ class Outbox:
         """
         return self.commit_allowed and not self._is_committing and bool(self._pending)
 
+    @property
+    def is_in_transaction(self) -> bool:
+        """Tell whether the session takes part in the connection's transaction, and may still send; a handler's is the
+        matter of its fence.
+        """
+        return self.commit_allowed and not self._is_committing and self._connection is not None
+
     def commit_begins(self, connection: Connection) -> None:
         """Refuse messages of other tasks until the COMMIT, or the end after PREPARE, is over."""
         if self._commits or (self._connection is not None and self.session.twophase):
@@ -400,6 +422,7 @@ class Outbox:
         """Insert the envelopes that the session has not stored, as the last statement before the COMMIT."""
         self._check_commit()
         if unstored := self._pending.unstored(self._not_connected):
+            self._check_connections()
             self._store(connection, unstored, owned=self._commits)
             failpoint("C2")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
+from durable.errors import WiringError
 from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.outbox.outbox import Dispatcher, Outbox
 from durable.outbox.scope import Scope
@@ -17,7 +18,12 @@ from durable.outbox.unit_of_work import enlist
 from durable.settings import Settings
 from durable.statistics import PoolStatistics
 from durable.storage.database import async_url, pool_statistics, sync_url
-from durable.storage.engines import LONGEST, Limits, make_async_engine, make_engine
+from durable.storage.engines import LONGEST, Limits, is_in_autocommit, make_async_engine, make_engine
+
+_AUTOCOMMIT: Final = (
+    "Bus({name}=...) is in AUTOCOMMIT: a handler's effects would stay when it fails, and be there twice after the next "
+    "attempt; give it an engine with another isolation_level"
+)
 
 
 class Sessions:
@@ -52,6 +58,13 @@ class Sessions:
         self._made: AsyncEngine | None = None
         self._made_sync: Engine | None = None
         self._making = threading.Lock()  # sync handlers and endpoints ask for it from several threads at once
+
+    def check(self) -> None:
+        """Raise WiringError for an engine without transactions: handlers need them."""
+        given = {"engine": None if self.given is None else self.given.sync_engine, "sync_engine": self.given_sync}
+        for name, engine in given.items():
+            if engine is not None and is_in_autocommit(engine):
+                raise WiringError(_AUTOCOMMIT.format(name=name))
 
     @property
     def engine(self) -> AsyncEngine:

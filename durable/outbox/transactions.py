@@ -26,11 +26,13 @@ from sqlalchemy.sql.elements import ReleaseSavepointClause, RollbackToSavepointC
 
 from durable.errors import WiringError
 from durable.outbox.sql_text import About, control_of
+from durable.storage.engines import is_in_autocommit
 
 _ENDED_AS_TEXT: Final = (
-    "messages were sent in this transaction, so SQL text must not end it ({told!r}): use commit() or rollback() of the "
-    "session"
+    "SQL text must not end the transaction of a session that sends messages ({told!r}): use commit() or rollback() of "
+    "the session"
 )
+_UNREADABLE: Final = "a statement of type {kind} cannot be read for ends of its transaction: pass it as text"
 _OWN_SAVEPOINTS: Final = (SavepointClause, RollbackToSavepointClause, ReleaseSavepointClause)
 _KEY = "durable_outboxes"  # in the info of a session, and in the options of a connection
 
@@ -62,6 +64,8 @@ class Follower(Protocol):
 
     @property
     def holds_messages(self) -> bool: ...
+    @property
+    def is_in_transaction(self) -> bool: ...
     def savepoints_met(self, about: Sequence[About]) -> None: ...
     def savepoints_doubted(self, about: Sequence[About]) -> None: ...
     def commit_begins(self, connection: Connection) -> None: ...
@@ -169,23 +173,44 @@ def open_savepoints(connection: Connection) -> list[str]:
 
 
 @event.listens_for(Engine, "before_cursor_execute")
-def _before_statement(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
-    """Refuse an end of the transaction as SQL text. No event follows it: what was sent would be stored by no COMMIT, or
-    by the next one, although its rows were rolled back.
+def _before_statement(connection: Connection, _cursor: Any, statement: object, *_: Any) -> None:
+    """Refuse an end of the transaction as SQL text. No event follows it: what is sent before it would be stored by no
+    COMMIT, or by the next one, although its rows were rolled back. And for asyncpg's adapter the transaction goes on:
+    each statement after it would commit by itself.
     """
-    followers = _followers(connection)
-    if followers and control_of(statement).ends and any(each.holds_messages for each in followers):
-        raise WiringError(_ENDED_AS_TEXT.format(told=statement.strip()[:40]))
+    if (followers := _followers(connection)) and control_of(sql := sql_of(connection, statement)).ends:
+        is_autocommit = is_in_autocommit(connection)
+        if any(each.holds_messages or (each.is_in_transaction and not is_autocommit) for each in followers):
+            raise WiringError(_ENDED_AS_TEXT.format(told=sql.strip()[:40]))
 
 
 @event.listens_for(Engine, "after_cursor_execute")
 def _after_statement(
-    connection: Connection, _cursor: Any, statement: str, parameters: Any, _context: Any, many: bool
+    connection: Connection, _cursor: Any, statement: object, parameters: Any, _context: Any, many: bool
 ) -> None:
     """Follow savepoints once the database has accepted them."""
-    if (followers := _followers(connection)) and (about := control_of(statement).savepoints):
+    if (followers := _followers(connection)) and (about := control_of(sql_of(connection, statement)).savepoints):
         for outbox in followers:
             outbox.savepoints_met(about * (len(parameters) if many else 1))
+
+
+def sql_of(connection: Connection, statement: object) -> str:
+    """Return the text of a statement; drivers take other kinds, too. Raises WiringError when it has none."""
+    match statement:
+        case str():
+            return statement
+        case bytes():
+            return statement.decode(errors="replace")
+        case None:
+            return ""
+        case _:
+            return _composed(connection, statement)
+
+
+def _composed(connection: Connection, statement: object) -> str:
+    if (as_string := getattr(statement, "as_string", None)) is None:
+        raise WiringError(_UNREADABLE.format(kind=type(statement).__name__))
+    return str(as_string(None if connection.invalidated else connection.connection.driver_connection))
 
 
 def is_of_sqlalchemy(context: ExecutionContext | None) -> bool:
@@ -248,7 +273,7 @@ def _store(connection: Connection, followers: Sequence[Follower]) -> None:
 @event.listens_for(Engine, "handle_error")
 def _error(context: ExceptionContext) -> None:
     if context.connection is not None and (followers := _followers(context.connection)):
-        control = control_of(context.statement or "")
+        control = control_of(sql_of(context.connection, context.statement))
         for outbox in followers:
             outbox.commit_failed()
             if not control.is_alone:

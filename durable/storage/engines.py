@@ -220,6 +220,12 @@ class _Guard:
         return OperationalError(None, None, cause, connection_invalidated=True)
 
 
+def is_in_autocommit(place: Engine | Connection) -> bool:
+    """Tell, without I/O, whether each statement there commits by itself."""
+    level = place.get_execution_options().get("isolation_level") or place.dialect._on_connect_isolation_level
+    return level == "AUTOCOMMIT"
+
+
 def is_pooled(connection: DBAPIConnection) -> bool:
     """A pooler tells its clients a process id of its own making: not that of the server which runs the statement."""
     driver: Any = _driver(connection)

@@ -6,11 +6,14 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
 
-from durable import Bus, Retry, message
+from durable import Bus, Retry, WiringError, message
 from durable.bus import Mode
 from durable.cli.doctor.database import database_checks
 from durable.embedded import Embedded
@@ -65,6 +68,21 @@ async def test_unregistered_node_comes_back_under_another_id_with_its_listener(b
     await eventually(lambda: bus.runtime.node_id not in (first, ANY_NODE), within=15, what="another node")
     assert await transport.sender(HERE).send([envelope("runtime.placed")]) == [STORED]
     assert tables.count("nodes") == 1
+
+
+@pytest.mark.parametrize("name", ["engine", "sync_engine"])
+async def test_engine_in_autocommit_is_refused_when_the_bus_starts(tables: Tables, name: str) -> None:
+    url = tables.url.replace("postgresql://", "postgresql+psycopg://")
+    engine = (create_async_engine if name == "engine" else create_engine)(url, isolation_level="AUTOCOMMIT")
+    options: dict[str, Any] = {name: engine}
+    bus = Bus("shop", tables.url, **options)
+
+    @bus.handles(Placed)
+    async def handle(placed: Placed) -> None: ...
+
+    with pytest.raises(WiringError, match=rf"Bus\({name}=...\) is in AUTOCOMMIT"):
+        async with bus:
+            pass
 
 
 async def test_bus_ended_from_outside_is_reported(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only
 
@@ -158,6 +158,24 @@ class TestNoAttempt:
             await shop.all_settled()
         assert (attempts, sorted(shop.effects()), shop.tables.count("dead_letters")) == ([1, 1], [1, 2], 0)
         await shop.close()
+
+    async def test_handler_in_autocommit_is_refused(self, tables: Tables) -> None:
+        shop, attempts = Shop(tables, SystemClock()), list[int]()
+        url = tables.url.replace("postgresql://", "postgresql+asyncpg://")
+        engine = shop.sessions.given = create_async_engine(url, isolation_level="AUTOCOMMIT")
+
+        async def handle(order: Placed, session: AsyncSession, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+            await shop.write(session, order.number)
+
+        shop.handles(handle)
+        async with shop.open():
+            await shop.receive(1)
+            await shop.all_settled()
+        assert (attempts, shop.effects()) == ([], [])
+        assert shop.tables.rows("SELECT exception_type FROM durable.dead_letters") == ["durable.errors.WiringError"]
+        await shop.close()
+        await engine.dispose()
 
     async def test_wait_of_a_suspect_is_no_attempt(self, tables: Tables) -> None:
         shop, attempts = Shop(tables, SystemClock(), pool_size=1), list[int]()

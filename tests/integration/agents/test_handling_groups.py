@@ -150,6 +150,10 @@ def act(step: Step, session: Session, ctx: Context) -> Billed | None:
         case "roll back to a savepoint of another behind an outer one":
             for sql in ("SAVEPOINT outer", "SAVEPOINT left_open", "ROLLBACK TO outer", "ROLLBACK TO left_open"):
                 session.execute(text(sql))
+        case "roll back to a savepoint of a failed text":
+            with pytest.raises(DBAPIError):
+                session.execute(text("SAVEPOINT own; SELECT 1 / 0"))
+            session.execute(text("ROLLBACK TO own"))
         case "swallow a refusal":
             session.execute(text("SAVEPOINT own"))
             with pytest.raises(TransactionEnded):
@@ -200,7 +204,7 @@ ACTIONS = [
     "roll back to a savepoint of another behind a released one",
     "roll back to a savepoint of another behind one of the session",
     "roll back to a savepoint of another behind an outer one",
-    "add an object", "add an object that is refused", *REACHING,
+    "roll back to a savepoint of a failed text", "add an object", "add an object that is refused", *REACHING,
     "swallow a refusal", "swallow a refusal by the database", "commit behind a comment in a comment",
     "roll back behind a comment", "mutate", "mutate and return", "change the headers", "change the attempt",
     "send", "send and raise", "send without a route", "panic", "exit", "interrupt", "end the generator", "cancel",
@@ -417,6 +421,13 @@ async def test_message_between_others_leaves_its_neighbours_unchanged(database: 
 async def test_message_cannot_reach_a_savepoint_of_its_neighbour(database: Tables, kind: str) -> None:
     for reach in (each for each in ACTIONS if "a savepoint of another" in each):
         await compare(database, kind, ["leave a savepoint as text", "send", "succeed", reach, "succeed"])
+
+
+async def test_message_may_roll_back_to_its_savepoint_of_a_failed_text(database: Tables) -> None:
+    """psycopg sends the statements of a text together: the savepoint is there, although the text has failed."""
+    actions = ["leave a savepoint as text", "roll back to a savepoint of a failed text"]
+    found = await result(database, actions, handle_sync, max_batch=len(actions))
+    assert (found["effects"], found["letters"]) == ([4, 100, 1_100], [])
 
 
 @pytest.mark.parametrize("kind", KINDS)

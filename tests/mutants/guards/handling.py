@@ -451,4 +451,30 @@ ROWS = (
         after="        if False:\n",
         killed_by=(f"{_GROUPS}::test_objects_of_a_message_are_flushed_before_the_next_one",),
     ),
+    Mutant(
+        "handling",
+        "a handler begins in autocommit",
+        "durable/agents/fence.py",
+        before="        if is_in_autocommit(connection):\n",
+        after="        if False:\n",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_handler_in_autocommit_is_refused",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a bus starts with an engine in autocommit",
+        "durable/outbox/sessions.py",
+        before="            if engine is not None and is_in_autocommit(engine):\n",
+        after="            if False:\n",
+        killed_by=("tests/integration/test_runtime.py::test_engine_in_autocommit_is_refused_when_the_bus_starts",),
+    ),
+    Mutant(
+        "handling",
+        "a message may not use its savepoint of a failed text",
+        "durable/agents/fence.py",
+        before="        fence.doubt_savepoints(context.connection, control.savepoints)\n",
+        after="        pass\n",
+        killed_by=(f"{_GROUPS}::test_message_may_roll_back_to_its_savepoint_of_a_failed_text",),
+    ),
 )

@@ -7,6 +7,8 @@ from tests.mutants.mutant import Mutant
 _SCOPE = "tests/integration/outbox/unit_of_work/test_scope.py"
 _SHAPES = "tests/unit/outbox/test_scope.py"
 _SAVEPOINTS = "tests/integration/outbox/unit_of_work/test_savepoints.py"
+_COMMITS = "tests/integration/outbox/unit_of_work/test_commits.py::TestCommits"
+_ENGINES = "tests/integration/outbox/unit_of_work/test_several_engines.py"
 _TEXTS = "tests/integration/outbox/test_sql_text.py"
 _THREADS = (
     "tests/integration/asgi/test_middleware.py::TestRequests::test_threads_of_one_request_send_in_its_unit_of_work"
@@ -342,8 +344,8 @@ ROWS = (
         "outbox",
         "SQL text ends a transaction with messages",
         "durable/outbox/transactions.py",
-        before="    if followers and control_of(statement).ends and",
-        after="    if False and",
+        before="        if any(each.holds_messages or (each.is_in_transaction and not is_autocommit) for each in followers):\n",
+        after="        if False:\n",
         killed_by=(
             "tests/integration/outbox/unit_of_work/test_commits.py::TestCommits::test_end_as_sql_text_is_refused_after_a_send[asyncpg-COMMIT]",
         ),
@@ -495,5 +497,40 @@ ROWS = (
         before="        place = self._places.pop(savepoint, None)\n",
         after="        place = self._places.get(savepoint)\n",
         killed_by=(f"{_SAVEPOINTS}::test_failed_rollback_of_a_savepoint_takes_no_message_along",),
+    ),
+    Mutant(
+        "outbox",
+        "SQL text ends a transaction before its first message",
+        "durable/outbox/transactions.py",
+        before="each.holds_messages or (each.is_in_transaction and not is_autocommit)",
+        after="each.holds_messages",
+        killed_by=(f"{_COMMITS}::test_end_as_sql_text_is_refused_before_a_send",),
+    ),
+    Mutant(
+        "outbox",
+        "statements of the driver are not read",
+        "durable/outbox/transactions.py",
+        before="    return str(as_string(None if connection.invalidated else connection.connection.driver_connection))\n",
+        after='    return ""\n',
+        killed_by=(f"{_COMMITS}::test_statement_of_the_driver_is_read",),
+    ),
+    Mutant(
+        "outbox",
+        "two connections of a session commit, each by itself",
+        "durable/outbox/outbox.py",
+        before="            raise WiringError(_SEVERAL_CONNECTIONS)\n",
+        after="            pass\n",
+        killed_by=(
+            f"{_ENGINES}::test_commit_on_two_connections_is_refused_with_messages",
+            f"{_ENGINES}::test_messages_are_not_sent_when_another_engine_refuses_its_commit",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "messages are stored on another connection than the rows",
+        "durable/outbox/outbox.py",
+        before="        connection = self._connection or self.session.connection()\n",
+        after="        connection = self.session.connection()\n",
+        killed_by=(f"{_ENGINES}::test_session_with_an_engine_for_each_statement_stores_messages_with_its_rows",),
     ),
 )

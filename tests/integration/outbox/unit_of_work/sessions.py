@@ -116,7 +116,7 @@ class Flavour:
         return enlist(session, "durable", self._envelope_factory, self.agents)
 
     def _watch(self, _conn: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if "_envelopes" in statement:
+        if "_envelopes" in str(statement):
             self.inserts.append(statement)
 
     def _count(self, *_: Any) -> None:

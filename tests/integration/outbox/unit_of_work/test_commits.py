@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+from psycopg.sql import SQL
 from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
@@ -66,14 +70,51 @@ class TestCommits:
         await flavour.run(work)
         assert (tables.rows("SELECT number FROM orders"), sent_numbers(tables)) == ([1], [1])
 
-    async def test_end_as_sql_text_is_allowed_without_a_message(self, flavour: Flavour, tables: Tables) -> None:
+    @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK", "END"])
+    async def test_end_as_sql_text_is_refused_before_a_send(self, flavour: Flavour, tables: Tables, end: str) -> None:
+        """For asyncpg's adapter the transaction would go on: each later row would be committed by itself."""
+
         def work(session: Session, outbox: Outbox) -> None:
+            session.execute(text("SELECT 1"))
+            with pytest.raises(WiringError, match=r"use commit\(\) or rollback\(\) of the session"):
+                session.execute(text(end))
+            insert(session, 1)
+            outbox.send(Placed(1))
+            session.rollback()
+            insert(session, 2)
+            outbox.send(Placed(2))
+            session.commit()
+
+        await flavour.run(work)
+        assert (tables.rows("SELECT number FROM orders"), sent_numbers(tables)) == ([2], [2])
+
+    async def test_end_as_sql_text_is_allowed_in_autocommit(self, flavour: Flavour, tables: Tables) -> None:
+        def work(session: Session, outbox: Outbox) -> None:
+            session.connection(execution_options={"isolation_level": "AUTOCOMMIT"})
             insert(session, 1)
             session.execute(text("COMMIT"))
             session.close()
 
         await flavour.run(work)
         assert tables.rows("SELECT number FROM orders") == [1]
+
+    @pytest.mark.parametrize("kind", [str.encode, lambda sql: SQL(sql), lambda sql: SQL("{}").format(SQL(sql))])
+    async def test_statement_of_the_driver_is_read(
+        self, flavour: Flavour, tables: Tables, kind: Callable[[str], Any]
+    ) -> None:
+        def work(session: Session, outbox: Outbox) -> None:
+            outbox.send(Placed(1))
+            connection = session.connection()
+            if connection.dialect.driver == "psycopg":
+                connection.exec_driver_sql(kind("SELECT 1"))
+                with pytest.raises(WiringError, match="SQL text must not end"):
+                    connection.exec_driver_sql(kind("ROLLBACK"))
+            with pytest.raises(WiringError, match="a statement of type object cannot be read"):
+                connection.exec_driver_sql(object())  # type: ignore[arg-type]
+            session.commit()
+
+        await flavour.run(work)
+        assert sent_numbers(tables) == [1]
 
     async def test_session_closed_without_a_commit_stores_neither_rows_nor_messages(
         self, flavour: Flavour, tables: Tables
