@@ -137,6 +137,10 @@ def act(step: Step, session: Session, ctx: Context) -> Billed | None:
             session.execute(text('savepoint "Left_Open"'))
             session.execute(_INSERT, {"number": step.number * 1_000 + 5})
             session.execute(text('ROLLBACK WORK TO "Left_Open"'))
+        case "roll back to a savepoint of another by a doubtful name":
+            with pytest.raises(DBAPIError):
+                session.execute(text("SELECT 1 / 0; SAVEPOINT left_open"))
+            session.execute(text("ROLLBACK TO left_open"))
         case "release a savepoint of another":
             session.execute(text("RELEASE left_open"))
         case "roll back to a savepoint of another behind a released one":
@@ -204,6 +208,7 @@ ACTIONS = [
     "roll back to a savepoint of another behind a released one",
     "roll back to a savepoint of another behind one of the session",
     "roll back to a savepoint of another behind an outer one",
+    "roll back to a savepoint of another by a doubtful name",
     "roll back to a savepoint of a failed text", "add an object", "add an object that is refused", *REACHING,
     "swallow a refusal", "swallow a refusal by the database", "commit behind a comment in a comment",
     "roll back behind a comment", "mutate", "mutate and return", "change the headers", "change the attempt",
