@@ -27,7 +27,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from itertools import chain
 from opcode import opmap
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -53,7 +52,7 @@ _ENTERED: Final = (
     "unit of work: entered before, and it is for one block; make another by bus.unit_of_work() or bus.enlist()"
 )
 _GENERATORS: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
-_YIELD_FROM: Final = opmap["SEND"]
+_YIELD_FROM, _CACHE = opmap["SEND"], opmap["CACHE"]
 _STEPS: Final = ("__next__", "__anext__")
 _ENTERING: Final = ("__enter__", "__aenter__")
 _STACKED: Final = ("enter_context", "enter_async_context")
@@ -112,6 +111,8 @@ class Scope:
         self._innermost: ContextVar[Block | None] = ContextVar("durable.outbox.scope", default=None)
         self._of_generators: dict[FrameType, list[Block]] = {}
         """The open blocks of iterated generators, wherever they run, from the outside in."""
+        self._surrounded: dict[Block, None] = {}
+        """Those of them that were entered within another one."""
         self._left = Block(self, _nothing)
         self._left.is_over = True
 
@@ -154,8 +155,7 @@ class Scope:
         return [frame for frame in _calls() if frame in self._of_generators]
 
     def _surrounds_a_straying_generator(self, block: Block) -> bool:
-        of_generators = chain.from_iterable(list(self._of_generators.values()))
-        return any(each.outlives_its_task and block in _chain(each.before) for each in of_generators)
+        return any(each.outlives_its_task and block in _chain(each.before) for each in list(self._surrounded))
 
     def enter(self, block: Block) -> None:
         block.before = self._open_block(self._innermost.get())
@@ -169,8 +169,11 @@ class Scope:
             block.within = self._of_generators[running[0]][-1]
         for generator in block.generators:
             self._of_generators.setdefault(generator, []).append(block)
+        if block.generators and block.before is not None:
+            self._surrounded[block] = None
 
     def leave(self, block: Block) -> None:
+        self._surrounded.pop(block, None)
         if self._innermost.get() is block:  # otherwise it is left in another context, or before a later one
             self._innermost.set(self._open_block(block.before))
         for generator in block.generators:
@@ -190,11 +193,14 @@ def _nothing() -> Outbox:
 
 
 def _chain(block: Block | None) -> Iterator[Block]:
-    """Yield this block and those around it, from the inside out."""
-    while block is not None:
-        yield block
-        yield from _chain(block.within)
-        block = block.before
+    """Yield this block and those around it, each once."""
+    waiting, known = [block], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if each is not None and id(each) not in known:
+            known.add(id(each))
+            yield each
+            waiting += (each.before, each.within)
 
 
 def _runner() -> object:
@@ -233,16 +239,19 @@ def _first_call(runner: object) -> FrameType | None:
 def _may_stay_open() -> bool:
     """Tell whether the block that is entered now may stay open between two values of a generator.
 
-    The user of a block is the first call that neither is durable's or contextlib's nor enters a context manager of the
-    application. When that is no generator, the block ends before its caller goes on; that of an ExitStack, with that.
+    A function's block ends before its caller goes on. That of a context manager of the application ends with the block
+    of its user, whoever enters it there, and that of an ExitStack with the stack.
     """
+    is_of_user = True
     for frame in _calls():
         name, module = frame.f_code.co_name, frame.f_globals.get("__name__", "")
         if module == "contextlib" and name in _STACKED:
             return True
-        is_manager = name in _ENTERING or (_is_generator(frame) and _is_of_manager(frame))
-        if not (is_manager or module == "contextlib" or module.startswith("durable.")):
-            return _is_generator(frame)
+        if module == "contextlib" or module.startswith("durable.") or _is_of_manager(frame):
+            continue
+        if _is_generator(frame):
+            return is_of_user
+        is_of_user = name in _ENTERING
     return False
 
 
@@ -253,16 +262,21 @@ def _iterated_generators() -> Sequence[FrameType]:
 
 def _is_generator(frame: FrameType) -> bool:
     """Tell whether it yields values one by one: an iterator of the application does so by its method, and is alike."""
-    return bool(frame.f_code.co_flags & _GENERATORS) or frame.f_code.co_name in _STEPS
+    flags = frame.f_code.co_flags
+    return bool(flags & _GENERATORS and not flags & inspect.CO_ITERABLE_COROUTINE) or frame.f_code.co_name in _STEPS
 
 
-def _is_of_manager(generator: FrameType) -> bool:
-    """Tell whether contextlib makes a context manager of it, whose user goes on within its block."""
-    driver = generator.f_back
-    while (
-        driver is not None
-        and driver.f_code.co_flags & inspect.CO_GENERATOR
-        and driver.f_code.co_code[driver.f_lasti] == _YIELD_FROM
-    ):
+def _is_of_manager(frame: FrameType) -> bool:
+    """Tell whether it is a generator that contextlib makes a context manager of: its user goes on within its block."""
+    driver = frame.f_back
+    while driver is not None and driver.f_code.co_flags & inspect.CO_GENERATOR and _delegates(driver):
         driver = driver.f_back
-    return driver is not None and driver.f_globals.get("__name__") == "contextlib"
+    return _is_generator(frame) and driver is not None and driver.f_globals.get("__name__") == "contextlib"
+
+
+def _delegates(generator: FrameType) -> bool:
+    """Tell whether it runs another one by `yield from`."""
+    code, at = generator.f_code.co_code, generator.f_lasti
+    while at > 0 and code[at] == _CACHE:  # Python 3.12 is already behind the instruction
+        at -= 2
+    return code[at] == _YIELD_FROM

@@ -9,6 +9,7 @@ import asyncio
 import contextvars
 import gc
 import threading
+import types
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from typing import Any, cast
@@ -108,7 +109,27 @@ def by_an_object(desk: Desk) -> Any:
     return _Held(desk)
 
 
-CLEAR = [directly, by_a_manager, by_a_manager_of_a_manager, by_a_delegating_manager, by_a_stack, by_an_object]
+class _HeldByAMethod(_Held):
+    def __enter__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._block.__enter__()
+
+
+def by_a_method_of_an_object(desk: Desk) -> Any:
+    return _HeldByAMethod(desk)
+
+
+CLEAR = [
+    directly,
+    by_a_manager,
+    by_a_manager_of_a_manager,
+    by_a_delegating_manager,
+    by_a_stack,
+    by_an_object,
+    by_a_method_of_an_object,
+]
 UNCLEAR = [by_a_looping_manager]
 """The block is that of a generator within: a manager that reads the first row of another unit of work is alike."""
 MANAGERS = [*CLEAR, *UNCLEAR]
@@ -501,6 +522,28 @@ async def test_two_blocks_of_one_generator_are_one_for_its_consumer(desk: Desk) 
     assert desk.found() == await in_a_task(desk) == "second"
     steps.close()
     assert desk.found() == NOBODY
+
+
+async def test_blocks_of_many_generators_are_found_at_once(desk: Desk) -> None:
+    """As in a walk of a tree with a block at each level: each level may double the ways to the outermost."""
+
+    def levels(left: int) -> Iterator[str]:
+        with desk.block(f"level {left}"):
+            yield desk.found() if not left else ""
+            yield from levels(left - 1) if left else ()
+
+    with desk.block("outer"):
+        assert [each for each in levels(40) if each] == ["level 0"]
+
+
+async def test_coroutine_of_a_decorated_generator_is_no_iterated_one(desk: Desk) -> None:
+    @types.coroutine
+    def work() -> Generator[Any, Any, str]:
+        with desk.block("own"):
+            return (yield from in_a_task(desk).__await__())
+
+    with desk.block("outer"):
+        assert await work() == "own"
 
 
 async def test_steps_in_threads_find_their_block(desk: Desk) -> None:
