@@ -366,10 +366,7 @@ ROWS = (
         "durable/tasks/crew.py",
         before="        error = task.exception() if not task.cancelled() else self._unless_asked(task)\n",
         after="        error = task.exception() if not task.cancelled() else None\n",
-        killed_by=(
-            "tests/unit/tasks/test_crew.py::test_task_cancelled_by_an_accident_breaks_its_crew_off",
-            "tests/integration/agents/test_stray_cancellations.py::test_cancellations_left_behind_by_a_transport_cost_no_message",
-        ),
+        killed_by=("tests/unit/tasks/test_crew.py::test_task_cancelled_by_an_accident_breaks_its_crew_off",),
     ),
     Mutant(
         "handling",

@@ -79,7 +79,7 @@ ROWS = (
         return self._connection is not None""",
         after="        return self._connection is not None",
         killed_by=(
-            "tests/integration/outbox/test_transaction_shapes.py::test_messages_stored_and_handed_over_are_those_of_the_committed_rows[engine]",
+            "tests/integration/outbox/unit_of_work/test_joined_transactions.py::TestJoinedTransactions::test_kept_rows_keep_their_messages_when_the_session_has_ended_the_joined_transaction[rollback-rollback]",
         ),
     ),
     Mutant(
@@ -282,7 +282,7 @@ ROWS = (
         "durable/outbox/scope.py",
         before="            if frame is first:\n                return\n",
         after="",
-        killed_by=(f"{_SHAPES}::test_open_generators_change_nothing_for_others",),
+        killed_by=(f"{_SHAPES}::test_task_run_within_a_generator_has_no_unit_of_work_of_it",),
     ),
     Mutant(
         "outbox",

@@ -397,6 +397,26 @@ def test_open_generators_change_nothing_for_others(desk: Desk, place: Place, amo
     assert found == ["own", "own"]
 
 
+@pytest.mark.parametrize("is_asyncios", [True, False], ids=["asyncio", "another event loop"])
+def test_task_run_within_a_generator_has_no_unit_of_work_of_it(
+    desk: Desk, is_asyncios: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_by_another(handle: Any) -> None:
+        handle._context.run(handle._callback, *handle._args)
+
+    if not is_asyncios:  # as of uvloop, no call of asyncio stands between a task and what runs the loop
+        monkeypatch.setattr(asyncio.Handle, "_run", run_by_another)
+    loop = asyncio.new_event_loop()
+    stranger = loop.create_task(here(desk))
+
+    def steps() -> Iterator[str]:
+        with desk.block("own"):
+            yield loop.run_until_complete(stranger)
+
+    assert list(steps()) == [NOBODY]
+    loop.close()
+
+
 async def test_tasks_beside_a_generator_find_the_block_around_both(desk: Desk) -> None:
     found = list[str]()
 
