@@ -178,6 +178,10 @@ async def in_turn(*steps: Coroutine[Any, Any, object]) -> None:
     for step in steps:
         try:
             await step
+        except GeneratorExit:  # nothing can be awaited any more
+            for each in steps:
+                each.close()
+            raise
         except BaseException as error:
             errors.append(error)
     if errors:

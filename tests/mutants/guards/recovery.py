@@ -405,4 +405,17 @@ ROWS = (
             "tests/integration/application/test_schedules.py::TestTrouble::test_run_by_hand_is_tried_again_after_a_failure",
         ),
     ),
+    Mutant(
+        "recovery",
+        "steps of an end are awaited when nothing can be awaited any more",
+        "durable/tasks/crew.py",
+        before="""\
+        except GeneratorExit:  # nothing can be awaited any more
+            for each in steps:
+                each.close()
+            raise
+""",
+        after="",
+        killed_by=("tests/unit/tasks/test_crew.py::test_steps_are_closed_with_their_owner",),
+    ),
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 
 import pytest
 
@@ -16,6 +17,14 @@ from durable.tasks.crew import BrokeOff, Crew, cancel_once, contained, end, in_t
 
 class Panic(BaseException):
     pass
+
+
+class Forever:
+    """As a future without an event loop."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        while True:
+            yield
 
 
 async def for_ever() -> None:
@@ -205,6 +214,27 @@ async def test_each_step_is_taken_when_their_owner_is_cancelled() -> None:
     await asyncio.wait([task])
     assert task.cancelled()
     assert taken == ["failing", "last"]
+
+
+def test_steps_are_closed_with_their_owner() -> None:
+    """As when its event loop has gone: nothing can wait for them."""
+    closed = list[str]()
+
+    async def waiting() -> None:
+        try:
+            await Forever()
+        finally:
+            closed.append("waiting")
+
+    async def last() -> None:
+        closed.append("taken")
+
+    left = last()
+    owner = in_turn(waiting(), left)
+    owner.send(None)
+    owner.close()
+    assert closed == ["waiting"]
+    assert inspect.getcoroutinestate(left) == inspect.CORO_CLOSED
 
 
 @pytest.mark.parametrize("ending", [end, wait])
