@@ -18,7 +18,7 @@ from typing import Any, Final
 from sqlalchemy.exc import DBAPIError
 
 from durable.agents.context import AgentContext
-from durable.agents.doors import Doors, Relay
+from durable.agents.doors import Doors, Relay, close, close_together
 from durable.agents.node_agents import NodeAgents
 from durable.agents.pace import Standing
 from durable.agents.receiving import ReceivingAgent
@@ -182,18 +182,7 @@ class Node:
 
     async def _close_listeners(self, patience: float) -> Sequence[asyncio.Task[None]]:
         """Close all listeners, also after a failure of one. Returns those that do not end."""
-        closing = [
-            asyncio.create_task(contained(_close(listener)), name=f"close {listener.address}")
-            for listener in self.listeners
-        ]
-        if not closing:
-            return []
-        await wait(closing, within=patience + self._ending_seconds)
-        left = list(await end(closing, within=self._ending_seconds))
-        for task in closing:
-            if task.done() and not task.cancelled() and isinstance(stuck := task.exception(), Stuck):
-                left += stuck.tasks
-        return left
+        return await close_together(self.listeners, patience=patience, ending_seconds=self._ending_seconds)
 
     async def _watch_agents(self) -> None:
         """Raise Stuck when an agent has stood for too long: the lock is given up, and others have its rows."""
@@ -248,7 +237,7 @@ class Node:
             await stopping.wait()
             tasks.cancel(recovering)
             await self._end_registering(registering)  # before its listeners close: callers go elsewhere
-            closing = [tasks.create_task(_close(each), name=f"close {each.address}") for each in self.listeners]
+            closing = [tasks.create_task(close(each), name=f"close {each.address}") for each in self.listeners]
             await self._drain("listeners", closing)
             receiving.stop()
             for agent in agents.handlers.values():
@@ -317,14 +306,3 @@ class Node:
             function(sent)
         else:
             self._loop.call_soon_threadsafe(function, sent)
-
-
-async def _close(listener: Listener) -> None:
-    """Close a listener; unacknowledged deliveries are delivered again. Raises only Stuck."""
-    try:
-        await listener.close()
-    except Stuck:
-        raise
-    except BaseException as error:
-        raise_if_cancelled(error)
-        log.exception("internal error while closing listener %s", listener.address)

@@ -397,7 +397,7 @@ class Runtime:
             self._drain_offers(deadline),
             self._stop_storing(drain_seconds),
             self._stop_telling(),
-            in_time(self._doors.close(), _CLOSING_SECONDS + drain_seconds),
+            self._doors.close(patience=drain_seconds, ending_seconds=_CLOSING_SECONDS),
             in_time(self.links.close(), _CLOSING_SECONDS),
             in_time(self.application.offers.stop(_CLOSING_SECONDS), _CLOSING_SECONDS + 1),
             in_time(self.watch.stop(), _CLOSING_SECONDS),

@@ -6,13 +6,16 @@ these stay open until the next node takes them over; meanwhile messages are told
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from durable.envelope import Envelope
 from durable.errors import StorageUnavailable
 from durable.outcomes import BUSY, Outcome
-from durable.tasks.crew import in_turn
+from durable.tasks.cancelling import raise_if_cancelled
+from durable.tasks.crew import Stuck, contained, end, wait
+from durable.telemetry import log
 from durable.transports.base import Listener, Receiver
 
 _CALLED: Final = ("tcp://", "unix://")
@@ -62,7 +65,38 @@ class Doors:
         self._kept[uri] = listener, relay
         return True
 
-    async def close(self) -> None:
+    async def close(self, *, patience: float, ending_seconds: float) -> None:
         """Close those that no node has taken over."""
         kept, self._kept = self._kept, {}
-        await in_turn(*(listener.close() for listener, _ in kept.values()))
+        listeners = [listener for listener, _ in kept.values()]
+        for task in await close_together(listeners, patience=patience, ending_seconds=ending_seconds):
+            log.warning("listener did not close in time: %s", task.get_name())
+
+
+async def close_together(
+    listeners: Sequence[Listener], *, patience: float, ending_seconds: float
+) -> Sequence[asyncio.Task[Any]]:
+    """Close these listeners at the same time, also after a failure of one. Return the tasks that do not end.
+
+    Batches under way have `patience` seconds to be answered.
+    """
+    closing = [
+        asyncio.create_task(contained(close(listener)), name=f"close {listener.address}") for listener in listeners
+    ]
+    await wait(closing, within=patience + ending_seconds)
+    left = list(await end(closing, within=ending_seconds))
+    for task in closing:
+        if task.done() and not task.cancelled() and isinstance(stuck := task.exception(), Stuck):
+            left += stuck.tasks
+    return left
+
+
+async def close(listener: Listener) -> None:
+    """Close a listener; unacknowledged deliveries are delivered again. Raises only Stuck."""
+    try:
+        await listener.close()
+    except Stuck:
+        raise
+    except BaseException as error:
+        raise_if_cancelled(error)
+        log.exception("internal error while closing listener %s", listener.address)

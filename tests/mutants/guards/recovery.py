@@ -418,4 +418,12 @@ ROWS = (
         after="",
         killed_by=("tests/unit/tasks/test_crew.py::test_steps_are_closed_with_their_owner",),
     ),
+    Mutant(
+        "recovery",
+        "doors are given up one after the other",
+        "durable/agents/doors.py",
+        before="    await wait(closing, within=patience + ending_seconds)\n",
+        after="    for each in closing:\n        await wait([each], within=patience + ending_seconds)\n",
+        killed_by=("tests/unit/agents/test_doors.py::test_doors_are_ended_together_after_their_time",),
+    ),
 )
