@@ -11,14 +11,14 @@ import subprocess
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg import sql
 
-from durable.embedded.ownership import Keeper, end_left_behind, owned
+from durable.embedded.ownership import Keeper, changing, end_left_behind, owned, serves
 from durable.errors import InvalidSetting, said
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ class Embedded:
     `owned`: True when the server ends with this block, False when another block, or process, had started it.
     """
 
-    def __init__(self, server: PostgresServer, keeper: Keeper | None) -> None:
+    def __init__(self, server: PostgresServer, folder: Path, *, owned: bool) -> None:
         self.server = server
-        self.owned = keeper is not None
-        self._keeper = keeper
+        self.owned = owned
+        self._folder = folder
 
     @property
     def is_running(self) -> bool:
@@ -65,13 +65,12 @@ class Embedded:
 
         Raises InvalidSetting when the server belongs to another block, which would lose sight of it.
         """
-        if self._keeper is None:
-            raise InvalidSetting(f"postgres: folder={str(self.server.pgdata.parent)!r}: restart() is for its owner")
-        self._keeper.keep(None)
-        self.server.stop()
-        with _explained(self.server):
-            self.server.ensure_postgres_running()
-        self._keeper.keep(self.server.get_pid())
+        if not self.owned:
+            raise InvalidSetting(f"postgres: folder={str(self._folder)!r}: restart() is for its owner")
+        with changing(self._folder):
+            self.server.stop()
+            end_left_behind(self.server.pgdata)
+            _run(self.server)
 
 
 @contextmanager
@@ -92,40 +91,46 @@ def postgres(folder: Path | str, *, version: int | None = None) -> Iterator[Embe
     newest = utils.TARGET_POSTGRES_VERSION
     server = postgres_server.get_server(folder / "data", start=False, postgres_version=version or newest)
     # The library's own lock is one file for the whole machine, which belongs to the user who came first.
-    server._lock = type(server._lock)(folder / "lock")
+    server._lock = nullcontext()  # pyright: ignore[reportAttributeAccessIssue]
     with ExitStack() as owning:
-        keeper = _owns_or_joins(server, folder, owning)
+        owns = _owns_or_joins(server, folder, owning)
         try:
-            yield Embedded(server, keeper)
+            yield Embedded(server, folder, owned=owns)
         finally:
-            if keeper is not None:
-                server.stop()
+            if owns:
+                with changing(folder):
+                    server.stop()
 
 
-def _owns_or_joins(server: PostgresServer, folder: Path, owning: ExitStack) -> Keeper | None:
-    """Start the server and return its keeper, or None when it runs and belongs to another block."""
+def _owns_or_joins(server: PostgresServer, folder: Path, owning: ExitStack) -> bool:
+    """Start the server as its owner, or return False when it runs and belongs to another block."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
-        with server._lock, ExitStack() as held:
+        with changing(folder), ExitStack() as held:
             if held.enter_context(owned(folder)):
-                end_left_behind(server.pgdata, within=START_SECONDS)
-                keeper = held.enter_context(Keeper())
+                held.enter_context(Keeper(folder, server.pgdata))
                 _start(server)
-                keeper.keep(server.get_pid())
                 owning.push(held.pop_all())
-                return keeper
+                return True
             if _joins(server):
-                return None
+                return False
         time.sleep(0.05)  # its owner is about to start or end it
     raise InvalidSetting(f"postgres: folder={str(folder)!r}: its server does not answer; end the process that owns it")
 
 
 def _start(server: PostgresServer) -> None:
+    end_left_behind(server.pgdata)
     with _explained(server):
         server.pgdata.mkdir(parents=True, exist_ok=True)
         server.ensure_pgdata_inited()
         configuration = "".join(f"{name} = '{value}'\n" for name, value in SETTINGS.items())
         (server.pgdata / "postgresql.auto.conf").write_text(configuration)
+    _run(server)
+
+
+def _run(server: PostgresServer) -> None:
+    """Start the server on its data."""
+    with _explained(server):
         server.ensure_postgres_running()
 
 
@@ -154,12 +159,9 @@ def _joins(server: PostgresServer) -> bool:
 
 def _runs(server: PostgresServer) -> bool:
     """Tell by the server's own file, which is incomplete while the server starts."""
-    import psutil  # comes with the wheel
-
-    with suppress(OSError, IndexError, ValueError, psutil.NoSuchProcess):
+    with suppress(OSError, IndexError, ValueError):
         lines = (server.pgdata / "postmaster.pid").read_text().splitlines()
-        ready = lines[7].strip() == "ready"
-        return ready and psutil.Process(int(lines[0])).status() != psutil.STATUS_ZOMBIE
+        return lines[7].strip() == "ready" and serves(int(lines[0]), server.pgdata)
     return False
 
 

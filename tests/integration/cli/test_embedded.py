@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -17,7 +19,7 @@ import psycopg
 import pytest
 
 from durable.embedded import Broker, postgres, rabbitmq
-from durable.embedded.ownership import Keeper
+from durable.embedded.ownership import end_orphan, is_served
 from durable.embedded.postgres import START_SECONDS
 from durable.embedded.rabbitmq import accepts_amqp, find_scripts
 from durable.errors import InvalidSetting, WiringError
@@ -163,18 +165,83 @@ def test_successor_ends_a_server_without_an_owner() -> None:
             assert successor.server.get_pid() != left
 
 
-def test_shell_of_a_killed_owner_ends_no_other_server(tmp_path: Path) -> None:
-    """It ends the server that it was told of, whatever the file of the data says by then."""
-    with subprocess.Popen(["sleep", "60"]) as told, subprocess.Popen(["sleep", "60"]) as other:
-        (tmp_path / "postmaster.pid").write_text(f"{other.pid}\n")
-        keeper = Keeper()
-        keeper.keep(other.pid)
-        keeper.keep(told.pid)
-        with keeper._shell:  # the end of the pipe, as after a kill
+@pytest.fixture
+def foreign_process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def claim(data: Path, pid: int) -> None:
+    """Leave the file of a server that was killed, with a pid that is in use again."""
+    lines = [str(pid), str(data), str(int(time.time())), "5432", str(data), "", " 1 1", "ready", ""]
+    (data / "postmaster.pid").write_text("\n".join(lines))
+
+
+def test_process_with_the_pid_of_a_killed_server_is_left_alone(foreign_process: subprocess.Popen[bytes]) -> None:
+    with tempfile.TemporaryDirectory(prefix="durable-pg-") as folder:
+        data = Path(folder) / "data"
+        with postgres(folder):
             pass
-        assert told.wait(30) == -signal.SIGQUIT
-        assert other.poll() is None
-        other.kill()
+        claim(data, foreign_process.pid)
+        with postgres(folder) as server:
+            assert server.owned
+            with psycopg.connect(server.url("shop")) as conn:
+                assert conn.execute("SELECT 1").fetchone() == (1,)
+        assert foreign_process.poll() is None
+
+
+def test_process_with_the_pid_of_a_killed_server_is_no_server(foreign_process: subprocess.Popen[bytes]) -> None:
+    with tempfile.TemporaryDirectory(prefix="durable-pg-") as folder, postgres(folder) as server:
+        server.server.stop()
+        claim(server.server.pgdata, foreign_process.pid)
+        assert not server.is_running
+        server.restart()
+        assert server.is_running
+        assert server.server.get_pid() != foreign_process.pid
+
+
+def test_server_of_a_killed_owner_is_ended_unless_a_successor_owns_the_folder() -> None:
+    """Nobody owns a folder that was removed."""
+    with tempfile.TemporaryDirectory(prefix="durable-pg-") as folder, postgres(folder) as server:
+        end_orphan(folder, str(server.server.pgdata))
+        assert server.is_running
+        end_orphan(f"{folder}/removed", str(server.server.pgdata))
+        assert not server.is_running
+
+
+KILLED_ON_THE_WAY = """if True:
+    import os, signal, sys, threading, time
+    from pathlib import Path
+    from durable.embedded import postgres
+
+    file = Path(sys.argv[1]) / "data" / "postmaster.pid"
+
+    def kill_owner():
+        while file.exists():
+            time.sleep(0.001)
+        while not file.exists():
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    watch = threading.Thread(target=kill_owner, daemon=True)
+    if sys.argv[2] == "start":
+        watch.start()
+    with postgres(sys.argv[1]) as server:
+        watch.start()
+        server.restart()
+        time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("step", ["start", "restart"])
+def test_owner_killed_on_the_way_takes_its_server_along(step: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="durable-pg-") as folder:
+        with postgres(folder):
+            pass
+        with subprocess.Popen([sys.executable, "-W", "ignore", "-c", KILLED_ON_THE_WAY, folder, step]) as owner:
+            assert owner.wait(60) == -signal.SIGKILL
+        ends(Path(folder))
 
 
 def test_owner_killed_after_a_restart_takes_its_server_along() -> None:
@@ -183,17 +250,47 @@ def test_owner_killed_after_a_restart_takes_its_server_along() -> None:
         from durable.embedded import postgres
         with postgres(sys.argv[1]) as server:
             server.restart()
-            print(server.server.get_pid(), flush=True)
+            print("restarted", flush=True)
             time.sleep(60)
     """
     with tempfile.TemporaryDirectory(prefix="durable-pg-") as folder:
         command = [sys.executable, "-W", "ignore", "-c", program, folder]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
             assert owner.stdout is not None
-            server = psutil.Process(int(owner.stdout.readline()))
+            assert owner.stdout.readline() == "restarted\n"
             owner.kill()
-        with contextlib.suppress(psutil.NoSuchProcess):
-            server.wait(30)
+        ends(Path(folder))
+
+
+@pytest.mark.parametrize("ending", ["pass", "os.kill(os.getpid(), 9)"], ids=["leaves", "killed"])
+def test_forked_process_keeps_no_server_alive(ending: str) -> None:
+    program = f"""if True:
+        import os, sys, time
+        from durable.embedded import postgres
+        with postgres(sys.argv[1]) as server:
+            if not (child := os.fork()):
+                time.sleep(600)
+                os._exit(0)
+            print(child, flush=True)
+            {ending}
+    """
+    with tempfile.TemporaryDirectory(prefix="durable-pg-") as folder, contextlib.ExitStack() as ending_child:
+        command = [sys.executable, "-W", "ignore", "-c", program, folder]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+            assert owner.stdout is not None
+            ending_child.callback(os.kill, int(owner.stdout.readline()), signal.SIGKILL)
+            owner.wait(30)
+        ends(Path(folder))
+        with postgres(folder) as successor:
+            assert successor.owned
+
+
+def ends(folder: Path) -> None:
+    """Wait for the end of the server of this folder."""
+    deadline = time.monotonic() + 30
+    while is_served(folder / "data"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_joined_server_is_restarted_by_its_owner_alone() -> None:

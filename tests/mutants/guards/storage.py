@@ -79,8 +79,8 @@ ROWS = (
         "storage",
         "a new owner of an embedded server takes over the last one, which is about to end",
         "durable/embedded/postgres.py",
-        before="                end_left_behind(server.pgdata, within=START_SECONDS)\n",
-        after="",
+        before="    end_left_behind(server.pgdata)\n    with _explained(server):\n",
+        after="    with _explained(server):\n",
         killed_by=(
             "tests/integration/cli/test_embedded.py::test_successor_ends_a_server_without_an_owner",
             "tests/integration/cli/test_embedded.py::test_successor_of_a_killed_owner_has_a_server_of_its_own",
@@ -88,10 +88,55 @@ ROWS = (
     ),
     Mutant(
         "storage",
-        "an embedded server that was restarted does not end with its killed owner",
-        "durable/embedded/postgres.py",
-        before="        self._keeper.keep(self.server.get_pid())\n",
+        "an embedded server does not end with its killed owner",
+        "durable/embedded/ownership.py",
+        before='exec "$@"\'',
+        after="true'",
+        killed_by=(
+            "tests/integration/cli/test_embedded.py::test_owner_killed_on_the_way_takes_its_server_along[start]",
+            "tests/integration/cli/test_embedded.py::test_owner_killed_on_the_way_takes_its_server_along[restart]",
+            "tests/integration/cli/test_embedded.py::test_owner_killed_after_a_restart_takes_its_server_along",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "the server of a successor ends for its killed predecessor",
+        "durable/embedded/ownership.py",
+        before="            if is_free:\n",
+        after="            if True:\n",
+        killed_by=(
+            "tests/integration/cli/test_embedded.py::test_server_of_a_killed_owner_is_ended_unless_a_successor_owns_the_folder",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a process with the pid of a killed server is taken for the server",
+        "durable/embedded/ownership.py",
+        before='    (data / "postmaster.pid").unlink(missing_ok=True)\n',
         after="",
-        killed_by=("tests/integration/cli/test_embedded.py::test_owner_killed_after_a_restart_takes_its_server_along",),
+        killed_by=(
+            "tests/integration/cli/test_embedded.py::test_process_with_the_pid_of_a_killed_server_is_left_alone",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "any process with the pid of a server runs for it",
+        "durable/embedded/ownership.py",
+        before='process.name() == "postgres" and str(data) in process.cmdline()',
+        after="True",
+        killed_by=(
+            "tests/integration/cli/test_embedded.py::test_process_with_the_pid_of_a_killed_server_is_no_server",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a forked process keeps an embedded server alive",
+        "durable/embedded/ownership.py",
+        before="os.register_at_fork(after_in_child=_close_in_child)\n",
+        after="",
+        killed_by=(
+            "tests/integration/cli/test_embedded.py::test_forked_process_keeps_no_server_alive[leaves]",
+            "tests/integration/cli/test_embedded.py::test_forked_process_keeps_no_server_alive[killed]",
+        ),
     ),
 )
