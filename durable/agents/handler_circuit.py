@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 
 from durable.agents.context import AgentContext
@@ -126,13 +127,14 @@ class HandlerCircuit:
 
     async def pause(self, asked: Sequence[PauseRequest]) -> bool:
         """Pause the targets that the handler has named. True when one of them was the handler itself."""
-        with self.generation.writing():
+        pauses_itself = any(request.kind is CircuitKind.HANDLER for request in asked)
+        with self.generation.writing() if pauses_itself else nullcontext():
             for request in asked:
                 kind, key = request.of(self._message_type)
                 await self._database.transaction_with_retry(
                     circuits.pause_at_least, kind, key, reason=request.reason, actor=self._actor, duration=request.time
                 )
-        return any(request.kind is CircuitKind.HANDLER for request in asked)
+        return pauses_itself
 
     async def _open_if(self, reason: str | None) -> None:
         if reason is not None:

@@ -422,6 +422,28 @@ ROWS = (
     ),
     Mutant(
         "handling",
+        "a pause of a destination makes readings of the handler old",
+        "durable/agents/handler_circuit.py",
+        before="        with self.generation.writing() if pauses_itself else nullcontext():\n",
+        after="        with self.generation.writing():\n",
+        killed_by=(
+            "tests/unit/agents/test_handler_circuit.py"
+            "::test_pause_of_a_destination_leaves_readings_of_the_handler_current",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a reading from within the write of a pause ends it",
+        "durable/agents/handler_circuit.py",
+        before="        with self.generation.writing() if pauses_itself else nullcontext():\n",
+        after="        with nullcontext():\n",
+        killed_by=(
+            "tests/unit/agents/test_handler_circuit.py"
+            "::test_pause_of_a_destination_leaves_readings_of_the_handler_current",
+        ),
+    ),
+    Mutant(
+        "handling",
         "a trial of a long handler is followed by another",
         "recovery/incoming.py",
         before="                lease=(agent.handler.timeout or settings.handler_timeout) + settings.settling_time,\n",
