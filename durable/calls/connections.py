@@ -68,9 +68,11 @@ class Connections:
     async def close(self, *addresses: str, within: float) -> None:
         """Disconnect from these, and forget what they have told."""
         tasks = [task for address in addresses if (task := self._tasks.pop(address, None)) is not None]
-        await cancel_once(tasks, within=within)  # they say goodbye
-        for address in addresses:
-            self._registry.forget(address)
+        try:
+            await cancel_once(tasks, within=within)  # they say goodbye
+        finally:
+            for address in addresses:
+                self._registry.forget(address)
 
     async def close_all(self, within: float) -> None:
         """Disconnect from all, for good."""

@@ -699,4 +699,25 @@ ROWS = (
             "tests/integration/calls/test_faults_of_connections.py::test_fault_of_a_connection_ends_no_task_but_its_own",
         ),
     ),
+    Mutant(
+        "calls",
+        "a disconnection that is cancelled forgets nothing",
+        "durable/calls/connections.py",
+        before="""\
+        try:
+            await cancel_once(tasks, within=within)  # they say goodbye
+        finally:
+            for address in addresses:
+                self._registry.forget(address)
+""",
+        after="""\
+        await cancel_once(tasks, within=within)  # they say goodbye
+        for address in addresses:
+            self._registry.forget(address)
+""",
+        killed_by=(
+            "tests/unit/calls/test_connections.py"
+            "::test_services_of_an_address_are_forgotten_when_its_disconnection_is_cancelled",
+        ),
+    ),
 )
