@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from durable.calls import stored
-from durable.errors import InvalidMessage
+from durable.errors import InvalidMessage, StorageUnavailable
 from durable.recovery import offering
 from durable.recovery.troubles import Troubles
 from durable.settings import Settings
@@ -92,22 +92,37 @@ class Announcing:
 
     async def _look(self) -> None:
         """Write the changes from before this look: however often a peer announces, the look comes to its end."""
-        for source in list(self._changed):
-            await self._write(source)
-            self._is_told = False
+        failures = await self._for_each(list(self._changed), self._write)
         if not self._is_told:
             await self._database().transaction(storage.tell)
             self._is_told = True
         if time.monotonic() - self._renewed_at >= self._pause:
-            await self._renew()
+            self._renewed_at = time.monotonic()
+            failures += await self._for_each(list(self._wanted), self._renew)
+        if failures:
+            raise failures[0]
 
-    async def _renew(self) -> None:
-        self._renewed_at = time.monotonic()
-        for source, listings in list(self._wanted.items()):
-            loads = stored.loads_of(listings)
-            renewed = await self._database().transaction(storage.renew, source, loads, lease=self._lease)
-            if renewed != self._rows.get(source) and source in self._wanted:
-                self._change(source)  # they were swept, because this process stood still
+    async def _for_each(self, sources: Sequence[str], story: Callable[[str], Awaitable[None]]) -> list[Exception]:
+        """Do this for each source, and return the errors. An outage is raised at once: the others would meet it."""
+        failures = list[Exception]()
+        for source in sources:
+            try:
+                await story(source)
+            except StorageUnavailable:
+                raise
+            except Exception as error:
+                # Not raise_if_cancelled: the last look runs in a cancelled task, and has to remove the other sources.
+                # A cancellation in a look comes as CancelledError, as transaction() keeps it.
+                failures.append(error)
+        return failures
+
+    async def _renew(self, source: str) -> None:
+        if (listings := self._wanted.get(source)) is None:
+            return
+        loads = stored.loads_of(listings)
+        renewed = await self._database().transaction(storage.renew, source, loads, lease=self._lease)
+        if renewed != self._rows.get(source) and source in self._wanted:
+            self._change(source)  # they were swept, because this process stood still
 
     async def _write(self, source: str) -> None:
         listings = self._wanted.get(source)
@@ -122,5 +137,6 @@ class Announcing:
         else:
             self._rows.pop(source, None)
             await self._database().transaction(storage.remove, source)
+        self._is_told = False
         if self._wanted.get(source) is listings:
             self._changed.pop(source, None)

@@ -665,8 +665,12 @@ ROWS = (
         "calls",
         "a look at announcements ends when peers have nothing more to say",
         "recovery/announcing.py",
-        before="        for source in list(self._changed):\n            await self._write(source)\n",
-        after="        while self._changed:\n            await self._write(next(iter(self._changed)))\n",
+        before="        failures = await self._for_each(list(self._changed), self._write)\n",
+        after="""\
+        failures = list[Exception]()
+        while self._changed:
+            failures += await self._for_each(list(self._changed), self._write)
+""",
         killed_by=(
             "tests/integration/recovery/test_announcing.py"
             "::test_round_ends_although_a_peer_announces_something_else_during_each_write",
@@ -718,6 +722,34 @@ ROWS = (
         killed_by=(
             "tests/unit/calls/test_connections.py"
             "::test_services_of_an_address_are_forgotten_when_its_disconnection_is_cancelled",
+        ),
+    ),
+    Mutant(
+        "calls",
+        "a fault with one announcement stops those of the others",
+        "recovery/announcing.py",
+        before="            except StorageUnavailable:\n",
+        after="            except (StorageUnavailable, Exception):\n",
+        killed_by=(
+            "tests/unit/recovery/test_announcing.py::test_fault_with_one_source_stops_no_other_source_of_the_look",
+        ),
+    ),
+    Mutant(
+        "calls",
+        "an outage is met once for each announcement",
+        "recovery/announcing.py",
+        before="            except StorageUnavailable:\n                raise\n",
+        after="",
+        killed_by=("tests/unit/recovery/test_announcing.py::test_outage_ends_the_look_at_once",),
+    ),
+    Mutant(
+        "calls",
+        "a fault with one announcement leaves those of the others at the end",
+        "recovery/announcing.py",
+        before="                failures.append(error)\n",
+        after="                raise_if_cancelled(error)\n                failures.append(error)\n",
+        killed_by=(
+            "tests/unit/recovery/test_announcing.py::test_fault_with_one_source_stops_no_removal_of_another_at_the_end",
         ),
     ),
 )
