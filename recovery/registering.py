@@ -17,11 +17,13 @@ from collections.abc import Awaitable, Callable, Sequence, Set
 from functools import partial
 from typing import Final
 
+from sqlalchemy.exc import DBAPIError
+
 from durable.calls import stored
 from durable.calls.grace import Grace
 from durable.calls.registry import Registry
 from durable.envelope import ANY_NODE, NodeId
-from durable.errors import StorageUnavailable
+from durable.errors import InvalidMessage, StorageUnavailable, said
 from durable.recovery import offering
 from durable.recovery.troubles import Troubles
 from durable.settings import Settings
@@ -33,7 +35,7 @@ from durable.telemetry import log
 from durable.transports.frames import Listing, without_loads
 
 _GATHERING: Final = 0.1  # seconds in which changes gather
-_LONGEST_LEAVING: Final = 2.0  # seconds; after that the rows go with the node
+LONGEST_LEAVING: Final = 2.0  # seconds; after that the rows go with the node
 _SWEEP_EVERY: Final = 10  # heartbeats
 _WRITING: Final = "own offers"
 _READING: Final = "the registry"
@@ -58,7 +60,9 @@ class Registering:
         self._interval = settings.heartbeat_interval.total_seconds()
         self._lease = settings.heartbeat_stale
         self._node = ANY_NODE
-        self._written: Sequence[Listing] = ()
+        self._written: Sequence[Listing] | None = ()
+        """What the rows say, but for how busy the services are. None: unknown, as a write has begun whose commit is not
+        known of."""
         self._rows = 0
         self._methods: stored.Methods = {}
         self._unreadable: Set[bytes] = frozenset()
@@ -94,15 +98,15 @@ class Registering:
 
     async def leave(self) -> None:
         """Remove what the node offers, before it stops to answer."""
-        if not self._written:
+        if not self._may_be_written:
             return
         try:
-            async with asyncio.timeout(_LONGEST_LEAVING):
+            async with asyncio.timeout(LONGEST_LEAVING):
                 await self._database().transaction(storage.remove, storage.source_of(self._node))
                 await self._database().transaction(storage.tell)
-        except (StorageUnavailable, TimeoutError) as error:
+        except (StorageUnavailable, TimeoutError, DBAPIError, InvalidMessage) as error:
             raise_if_cancelled(error)
-            log.warning("offers of node %d stay until they are swept: %s", self._node, error)
+            log.warning("offers of node %d stay until they are swept: %s", self._node, said(error))
         self._written = ()
 
     async def read(self) -> None:
@@ -121,10 +125,14 @@ class Registering:
         self._was_away, self._read_at = False, now
         self._registry.store(self._grace.merged(stored.listings_of(offers, self._methods), now))
 
+    @property
+    def _may_be_written(self) -> bool:
+        return self._written is None or bool(self._written)
+
     async def _look(self) -> None:
         """Write and read, whatever becomes of the other."""
         own = self._own() if self._node != ANY_NODE else ()
-        if own or self._written:
+        if own or self._may_be_written:
             await self._surviving(_WRITING, partial(self._write, own))
         if own or self._registry.is_used:
             await self._surviving(_READING, self.read)
@@ -142,6 +150,7 @@ class Registering:
             self._renewed_at = now
             if renewed == self._rows:
                 return
+        self._written = None
         self._rows = await offering.write(self._database(), source, own, lease=self._lease, node=self._node)
         self._written, self._renewed_at = still, now
         await self._database().transaction(storage.tell)

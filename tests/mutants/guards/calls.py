@@ -705,6 +705,37 @@ ROWS = (
     ),
     Mutant(
         "calls",
+        "offers that cannot be taken back end the agents undrained",
+        "recovery/registering.py",
+        before="        except (StorageUnavailable, TimeoutError, DBAPIError, InvalidMessage) as error:\n",
+        after="        except (StorageUnavailable, TimeoutError) as error:\n",
+        killed_by=(
+            "tests/unit/recovery/test_registering.py::test_node_leaves_when_the_database_refuses_to_remove_its_offers",
+        ),
+    ),
+    Mutant(
+        "calls",
+        "a first write of offers without a reply is not taken back",
+        "recovery/registering.py",
+        before="        self._written = None\n",
+        after="",
+        killed_by=(
+            "tests/unit/recovery/test_registering.py::test_first_write_cancelled_after_its_commit_is_taken_back",
+        ),
+    ),
+    Mutant(
+        "calls",
+        "withdrawn offers whose write had no reply stay",
+        "recovery/registering.py",
+        before="        if own or self._may_be_written:\n",
+        after="        if own or self._written:\n",
+        killed_by=(
+            "tests/unit/recovery/test_registering.py"
+            "::test_withdrawn_offer_is_removed_when_the_reply_to_its_write_was_lost",
+        ),
+    ),
+    Mutant(
+        "calls",
         "a disconnection that is cancelled forgets nothing",
         "durable/calls/connections.py",
         before="""\
