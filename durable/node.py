@@ -32,13 +32,14 @@ from durable.recovery.idle_addresses import IdleAddresses
 from durable.recovery.membership import Membership
 from durable.recovery.ordered import OrderedClaims
 from durable.recovery.recurring import Recurring
-from durable.recovery.registering import Registering
+from durable.recovery.registering import LONGEST_LEAVING, Registering
 from durable.storage import leases, nodes, placements
 from durable.storage.database import answer
 from durable.storage.outbox import Sent
 from durable.storage.sql.recovery import INCOMING, OUTGOING
 from durable.tasks.cancelling import raise_if_cancelled
 from durable.tasks.crew import BrokeOff, Crew, Stuck, contained, end, wait
+from durable.tasks.waiting import is_set_within
 from durable.telemetry import Subject, log
 from durable.transports.base import Listener
 
@@ -74,6 +75,8 @@ class Node:
         self._has_worked = False
         self._relays: dict[str, tuple[Listener, Relay]] = {}  # by the address that was declared
         self._ending_seconds = min(_LONGEST_ENDING, context.settings.drain_timeout.total_seconds())
+        self._has_left_registry = asyncio.Event()
+        self._has_left_registry.set()
         self._recovery: RecoveryAgent | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -195,6 +198,8 @@ class Node:
 
     async def _stop_in_time(self, stopping: asyncio.Event) -> None:
         await stopping.wait()
+        # The drains begin after it, and have all of their time then; see Life.stop_seconds.
+        await is_set_within(self._has_left_registry, 2 * self._ending_seconds + LONGEST_LEAVING)
         await asyncio.sleep(DRAINS * self._settings.drain_timeout.total_seconds() + self._ending_seconds)
 
     def slowest_step(self) -> Standing | None:
@@ -231,6 +236,7 @@ class Node:
                 agents.agent_for(destination)
             recovering = tasks.create_task(recovery.run(), name="recovery")
             await self._registering.join(node_id)
+            self._has_left_registry.clear()
             registering = tasks.create_task(self._registering.run(stopping), name="registry")
             if not started.done():
                 started.set_result(None)
@@ -254,6 +260,7 @@ class Node:
         self.agents.tasks.cancel(registering)
         await wait([registering], within=self._ending_seconds)
         await self._registering.leave()
+        self._has_left_registry.set()
 
     async def _tell_of_other_services(self) -> None:
         found = await self._database.transaction(nodes.services)

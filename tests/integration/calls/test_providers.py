@@ -9,18 +9,20 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
+import msgspec
 import psycopg
 import pytest
 from msgspec import Meta
 from sqlalchemy import NullPool, create_engine
 
-from durable import Bus
+from durable import Bus, message
 from durable.calls import service
 from durable.calls.singletons import Singletons
 from durable.calls.stored import listings_of, loads_of, methods_of
 from durable.envelope import NodeId
 from durable.errors import IncompatibleService, InvalidSetting, NoProvider, Overloaded, ProviderSuperseded
 from durable.recovery import offering
+from durable.recovery.registering import Registering
 from durable.recovery.singleton_locks import SingletonLocks
 from durable.settings import load_settings
 from durable.storage import registry
@@ -484,6 +486,46 @@ async def test_offers_on_their_way_are_taken_back_before_the_listeners_close(
         bus.offer(Who, Named("one"))
         await is_written.wait()
     assert found[0] == []
+
+
+@message("providers.asked")
+class Asked(msgspec.Struct):
+    number: int
+
+
+@pytest.mark.parametrize("fault", ["slow", "refused"])
+async def test_handlers_are_drained_when_the_registry_cannot_be_left_in_good_order(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Leaving takes longer than all drains together, or its tables are of another version."""
+    began, left, leave = asyncio.Event(), asyncio.Event(), Registering.leave
+    handled = list[int]()
+
+    async def slowly(self: Registering) -> None:
+        await asyncio.sleep(2.2 if fault == "slow" else 0)
+        await leave(self)
+        left.set()
+
+    monkeypatch.setattr(Registering, "leave", slowly)
+    bus = Bus("shop", database_url, **{**SOON, "drain_timeout": 0.5})
+    bus.listen(TCP)
+    bus.offer(Who, Named("one"))
+
+    @bus.handles(Asked)
+    async def handle(asked: Asked) -> None:
+        began.set()
+        await left.wait()
+        handled.append(asked.number)
+
+    async with bus:
+        await eventually(lambda: rows(database_url, "SELECT 1 FROM durable.offers"))
+        async with bus.unit_of_work() as uow:
+            uow.send(Asked(1))
+        await began.wait()
+        if fault == "refused":
+            rows(database_url, "ALTER TABLE durable.offers RENAME TO newer")
+    assert handled == [1]
+    assert rows(database_url, "SELECT 1 FROM durable.incoming_envelopes") == []
 
 
 async def test_singleton_is_given_up_when_its_node_stops(database_url: str) -> None:

@@ -736,6 +736,14 @@ ROWS = (
     ),
     Mutant(
         "calls",
+        "leaving the registry takes the time of the drains",
+        "durable/node.py",
+        before="        await is_set_within(self._has_left_registry, 2 * self._ending_seconds + LONGEST_LEAVING)\n",
+        after="",
+        killed_by=(f"{_PROVIDERS}::test_handlers_are_drained_when_the_registry_cannot_be_left_in_good_order[slow]",),
+    ),
+    Mutant(
+        "calls",
         "a disconnection that is cancelled forgets nothing",
         "durable/calls/connections.py",
         before="""\
