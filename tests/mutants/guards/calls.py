@@ -376,8 +376,8 @@ ROWS = (
         "calls",
         "offers that are on their way when a node stops stay in the registry",
         "durable/node.py",
-        before="        await wait([registering], within=self._ending_seconds)\n        self.agents",
-        after="        self.agents",
+        before="        await self._registering.leave()\n",
+        after="",
         killed_by=(f"{_PROVIDERS}::test_offers_on_their_way_are_taken_back_before_the_listeners_close",),
     ),
     Mutant(
