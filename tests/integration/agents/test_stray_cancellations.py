@@ -135,10 +135,10 @@ class Odd:
 
     async def __aexit__(self, *_: object) -> None: ...
 
-    async def send(self, envelopes: Sequence[Envelope]) -> list[Outcome]:
+    async def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
         self._trip("send")
-        self.sent += envelopes
-        return [STORED] * len(envelopes)
+        self.sent += batch
+        return [STORED] * len(batch)
 
     async def ping(self) -> None:
         self._trip("ping")
