@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -133,7 +134,9 @@ class Odd:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
     async def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
         self._trip("send")
