@@ -282,7 +282,7 @@ ROWS = (
         "durable/outbox/scope.py",
         before="            if frame is first:\n                return\n",
         after="",
-        killed_by=(f"{_SHAPES}::test_task_run_within_a_generator_has_no_unit_of_work_of_it",),
+        killed_by=(f"{_SHAPES}::test_task_run_within_a_generator_is_not_in_its_unit_of_work",),
     ),
     Mutant(
         "outbox",

@@ -398,7 +398,7 @@ def test_open_generators_change_nothing_for_others(desk: Desk, place: Place, amo
 
 
 @pytest.mark.parametrize("is_asyncios", [True, False], ids=["asyncio", "another event loop"])
-def test_task_run_within_a_generator_has_no_unit_of_work_of_it(
+def test_task_run_within_a_generator_is_not_in_its_unit_of_work(
     desk: Desk, is_asyncios: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_by_another(handle: Any) -> None:
