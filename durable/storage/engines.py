@@ -105,6 +105,7 @@ class _Guard:
         self._connect_seconds = settings.connect_timeout.total_seconds()
         self._tcp_user_timeout = settings.tcp_user_timeout
         self._pooled = {"auto": None, "none": False, "transaction": True}[settings.pooler]
+        close_left_behind(engine)  # before the next: no listener behind that hears of a connection
         event.listen(engine, "do_connect", self._connect)
         event.listen(engine, "connect", self._connected)
         event.listen(engine, "begin", self._begun)
@@ -112,7 +113,6 @@ class _Guard:
         event.listen(engine, "checkin", self._checked_in)
         event.listen(engine, "close", self._closing)
         event.listen(engine, "handle_error", self._failed)
-        close_left_behind(engine)
 
     def _connect(self, dialect: Dialect, _: object, args: tuple[Any, ...], params: dict[str, Any]) -> DBAPIConnection:
         """The first connection finds out whether there is a pooler; it is opened as is safe with one."""
@@ -256,7 +256,7 @@ def close_left_behind(engine: Engine) -> None:
     Its pool is nobody's any more: it would stay open for as long as the garbage collector lets it.
     """
 
-    @event.listens_for(engine, "do_connect", insert=True)
+    @event.listens_for(engine, "do_connect")
     def _connecting(_: Dialect, entry: ConnectionPoolEntry, *__: object) -> None:
         entry.info["pool"] = engine.pool  # before it is open: meanwhile the engine may be disposed of
 

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from durable.settings import load_settings
+from durable.storage.database import Database
 from durable.storage.engines import close_left_behind
 from tests.failure.waiting import eventually
 
@@ -77,3 +79,15 @@ async def test_engine_used_again_pools_its_connections(database_url: str) -> Non
         conn.exec_driver_sql("SELECT 1")
     assert count_others(database_url) == 1
     engine.dispose()
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_connection_of_durable_serves_one_transaction_after_another(database_url: str, driver: str) -> None:
+    url = database_url.replace("postgresql://", f"postgresql+{driver}://", 1)
+    database = Database(load_settings(database_url=url))
+
+    def pid(conn: Connection, schema: str) -> int:
+        return int(conn.execute(text("SELECT pg_backend_pid()")).scalar_one())
+
+    assert len({await database.transaction(pid) for _ in range(3)}) == 1
+    await database.close()

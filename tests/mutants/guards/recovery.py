@@ -300,7 +300,7 @@ ROWS = (
         "a connection that is opened while its pool is given up stays open",
         "durable/storage/engines.py",
         before="""\
-    @event.listens_for(engine, "do_connect", insert=True)
+    @event.listens_for(engine, "do_connect")
     def _connecting(_: Dialect, entry: ConnectionPoolEntry, *__: object) -> None:
 """,
         after="""\
