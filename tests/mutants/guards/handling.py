@@ -279,16 +279,6 @@ ROWS = (
     ),
     Mutant(
         "handling",
-        "what a task sends after the handler's end is taken",
-        "durable/agents/runner.py",
-        before="            outbox.close()  #",
-        after="            #",
-        killed_by=(
-            "tests/contract/bus/test_failing.py::TestFailing::test_message_sent_by_a_task_outliving_its_handler_is_stored_or_refused[postgres]",
-        ),
-    ),
-    Mutant(
-        "handling",
         "an answer is handled and not kept",
         "durable/agents/attempts.py",
         before="        if self.handler.keeps_answers:\n",
