@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -82,7 +83,7 @@ def _line(number: int, values: Values, most: float, name: str) -> Markup:
 
 def _round_up(value: float) -> float:
     """Return the next of 1, 2, 5, 10, 20, ...: the upper end of the axis."""
-    if value <= 0:
+    if value < sys.float_info.min:  # below that a power of ten is none
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
     return next(each * power for each in (1, 2, 5, 10) if each * power >= value * 0.999999)
