@@ -105,7 +105,7 @@ class _Guard:
         self._connect_seconds = settings.connect_timeout.total_seconds()
         self._tcp_user_timeout = settings.tcp_user_timeout
         self._pooled = {"auto": None, "none": False, "transaction": True}[settings.pooler]
-        close_left_behind(engine)  # before the next: no listener behind that hears of a connection
+        close_left_behind(engine)  # first: once a listener has connected, no other is asked
         event.listen(engine, "do_connect", self._connect)
         event.listen(engine, "connect", self._connected)
         event.listen(engine, "begin", self._begun)
