@@ -116,7 +116,7 @@ async def test_addresses_beyond_those_of_a_look_have_their_turn_at_once(
     database_url: str, monkeypatch: pytest.MonkeyPatch, key: str | None
 ) -> None:
     """Nothing but the first look is due for minutes."""
-    for module in (ordered, outgoing):
+    for module in (ordered, outgoing, agent):
         monkeypatch.setattr(module, "DESTINATIONS", 8)
     customers = Customers(database_url, 50)
     await customers.send(key)
