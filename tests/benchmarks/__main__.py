@@ -9,6 +9,7 @@ row is about: a unit of work's for storing, the agents' for sending, the handler
     contests     a row for each transport and each of its floors       each as a sender and a receiver process
     calls        beside grpc.aio and plain streams                     each provider a process of its own
     bulk         archiving, publishing and auditing                    one warm Spark session, millions of rows
+    latency      from commit to effect at several rates              a sender and a receiver process, beside asyncpg
     peers        beside other libraries, when asked for                each in an environment and processes of its own
 """
 
@@ -28,7 +29,7 @@ from typing import Any, TypeAlias
 
 from durable.embedded import postgres, rabbitmq
 from durable.errors import InvalidSetting
-from tests.benchmarks import bulk, calls, contests, floor
+from tests.benchmarks import bulk, calls, contests, floor, latency
 from tests.benchmarks.databases import Databases
 from tests.benchmarks.local import Local
 from tests.benchmarks.onion import Onions
@@ -36,15 +37,26 @@ from tests.benchmarks.peers.contest import run_contest
 from tests.benchmarks.peers.sides import sides_without
 from tests.benchmarks.peers.standings import Standing, as_markdown
 from tests.benchmarks.racing import Processes
-from tests.benchmarks.rows import Cost, Row, Speed, Timing, show, show_costs, show_speeds, show_timings
+from tests.benchmarks.rows import (
+    Cost,
+    Latency,
+    Row,
+    Speed,
+    Timing,
+    show,
+    show_costs,
+    show_latencies,
+    show_speeds,
+    show_timings,
+)
 
-Measured: TypeAlias = Row | Cost | Speed | Timing | Standing
+Measured: TypeAlias = Row | Cost | Speed | Timing | Latency | Standing
 
 ROUNDS = 3
 MESSAGES = ("local", "tcp", "http", "rabbitmq")
 PARTS = (*MESSAGES, "onion", "calls", *bulk.PARTS)
-ASKED_FOR = ("peers",)
-"""Parts that run only when they are named: their environments are made by scripts/peers.sh."""
+ASKED_FOR = ("latency", "peers")
+"""Parts that run only when they are named: they take long, or need environments that scripts/peers.sh makes."""
 CALL_ROUNDS = 7  # short ones
 _PASSES = 100_000  # through the onion: a thing of microseconds
 
@@ -117,6 +129,9 @@ def _measured(
             yield calls.run(Path(folder), CALL_ROUNDS), f"each call, best of {CALL_ROUNDS} rounds"
     for title, timings in bulk.run([name for name in bulk.PARTS if name in parts], ROUNDS, rows):
         yield timings, f"{title}, best of {ROUNDS} rounds"
+    if "latency" in parts:
+        for pace, latencies in latency.run():
+            yield latencies, f"from commit to effect, {pace}"
     if "peers" in parts:
         yield run_contest(sides_without(without), ROUNDS, count), f"{count:,} jobs, {ROUNDS} rounds"
 
@@ -132,6 +147,7 @@ def _show(measured: Sequence[Measured], title: str) -> None:
     show_costs([each for each in measured if isinstance(each, Cost)], title)
     show_speeds([each for each in measured if isinstance(each, Speed)], title)
     show_timings([each for each in measured if isinstance(each, Timing)], title)
+    show_latencies([each for each in measured if isinstance(each, Latency)], title)
     if standings := [each for each in measured if isinstance(each, Standing)]:
         print(f"{title}\n\n{as_markdown(standings)}")
 

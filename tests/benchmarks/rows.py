@@ -92,6 +92,26 @@ class Speed:
         return self.ours / self.floor
 
 
+@dataclass
+class Latency:
+    """One comparison of the time from commit to effect, in seconds: what half, 99 % and 99.9 % do not exceed."""
+
+    name: str
+    pace: str
+    floor_name: str
+    samples: int
+    p50: float
+    p99: float
+    p999: float
+    floor_p50: float
+    floor_p99: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long durable takes, in the median."""
+        return self.p50 / self.floor_p50
+
+
 @contextmanager
 def counting(engine: AsyncEngine) -> Iterator[Counts]:
     """Count what this engine executes and commits."""
@@ -159,6 +179,21 @@ def show_speeds(speeds: Sequence[Speed], title: str) -> None:
         seconds = speed.ours, speed.floor, speed.ours_computed, speed.floor_computed
         table.add_row(speed.name, speed.floor_name, f"{speed.ratio:.2f}", *(f"{each * 1e6:,.0f}" for each in seconds))
     _print(table)
+
+
+def show_latencies(latencies: Sequence[Latency], title: str) -> None:
+    table = Table(title=title)
+    texts = ("durable", "beside")
+    for column in ("durable", "p50, ms", "p99, ms", "p99.9, ms", "beside", "p50, ms", "p99, ms", "times as long"):
+        table.add_column(column, justify="left" if column in texts else "right")
+    for each in latencies:
+        ours, floors = (each.p50, each.p99, each.p999), (each.floor_p50, each.floor_p99)
+        table.add_row(each.name, *map(_ms, ours), each.floor_name, *map(_ms, floors), f"{each.ratio:.2f}")
+    _print(table)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:,.1f}"
 
 
 def _print(table: Table) -> None:

@@ -8,28 +8,21 @@ latency    a worker waits, and jobs are enlisted one after the other: from the c
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import psycopg
-
 from durable.embedded import Embedded, postgres, rabbitmq
-from durable.embedded.ports import free_port
 from tests.benchmarks.peers import commits
 from tests.benchmarks.peers.processes import Process, run
 from tests.benchmarks.peers.program import Order
 from tests.benchmarks.peers.sides import ENLIST, HANDLE, LATENCY, OURS, Side, python_of
 from tests.benchmarks.peers.standings import JOBS_PER_SECOND, MILLISECONDS, Standing, percentile, standings
+from tests.benchmarks.peers.trial import latencies_in_turn, prepare
 
 PACED = 200
 WARM_UP = 20
-_LONGEST_START = 60.0
-_LONGEST_JOB = 30.0
-_PAUSE = 0.02  # seconds after each job: the side is idle again
-_LOOKING = 0.005
 
 TITLES = {
     ENLIST: ("enlist, 8 at once", JOBS_PER_SECOND),
@@ -47,7 +40,6 @@ class Contest:
         self._broker_url = broker_url
         self._sides = list(sides)
         self._count = count
-        self._made = 0
         self._versions: dict[str, str] = {}
         self._measured: dict[str, dict[str, list[float]]] = {
             figure: {side.name: [] for side in sides if _work_of(figure) in side.works} for figure in TITLES
@@ -90,45 +82,16 @@ class Contest:
         self._measured[HANDLE][side.name].append(commits.rate(order.url, commits.EFFECTS, self._count))
 
     def _run_paced(self, side: Side) -> None:
-        order = self._prepare(side)
-        worker = nullcontext() if side.is_one_process else Process(side, replace(order, work="handle"))
-        enlisting = Process(side, replace(order, work="pace"))
-        with worker as handling, enlisting, psycopg.connect(order.url, autocommit=True) as connection:
-            processes = [process for process in (handling, enlisting) if process]
-            for number in range(1, WARM_UP + PACED + 1):
-                enlisting.write(str(number))
-                longest = _LONGEST_START if number == 1 else _LONGEST_JOB
-                _wait_for_effect(connection, number, longest, processes)
-        seconds = commits.latencies(order.url, WARM_UP)
+        seconds = latencies_in_turn(side, self._prepare(side), PACED, WARM_UP)
         for figure, share in (("p50", 0.5), ("p99", 0.99)):
             self._measured[figure][side.name].append(percentile(seconds, share) * 1000)
 
     def _prepare(self, side: Side) -> Order:
-        """A fresh database with the tables of this side."""
-        self._made += 1
-        name = f"peers_{self._made}"
-        url = self._server.url(name)
-        commits.make_business(url)
-        address = f"tcp://127.0.0.1:{free_port()}"
-        order = Order("install", url, name, side.variant, self._broker_url, address)
-        run(side, order)
-        return order
+        return prepare(side, self._server, self._broker_url)
 
 
 def _work_of(figure: str) -> str:
     return figure if figure in (ENLIST, HANDLE) else LATENCY
-
-
-def _wait_for_effect(connection: psycopg.Connection, number: int, longest: float, processes: list[Process]) -> None:
-    """Wait for the effect of this number, without hurry: looking is work for Postgres."""
-    deadline = time.monotonic() + longest
-    time.sleep(_PAUSE)
-    while not connection.execute("SELECT 1 FROM business WHERE number = %s", (-number,)).fetchone():
-        for process in processes:
-            process.check()
-        if time.monotonic() > deadline:
-            raise processes[0].failure(f"did not handle job {number} in {longest:g} seconds")
-        time.sleep(_LOOKING)
 
 
 def run_contest(sides: Sequence[Side], rounds: int, count: int) -> list[Standing]:

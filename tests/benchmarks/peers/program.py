@@ -3,9 +3,10 @@
     install    make the peer's tables
     enlist     commit a business row with a job, for each number from 1 to `count`, AT_ONCE at once
     pace       the same for each number on a line of standard input, one after the other
+    flow       the same, `rate` numbers a second, whether those before are done or not; lives until its input ends
     handle     handle the jobs until SIGTERM: the job of a number inserts the negative number, and commits
 
-The first two print one line of JSON: {"package": "dbos", "version": "3.4.0", "done": 500}. No program measures: the
+All but the last print one line of JSON: {"package": "dbos", "version": "3.4.0", "done": 500}. No program measures: the
 parent reads the times of the commits from Postgres.
 
 This module is run by the Python of each peer, so it imports the standard library only.
@@ -49,6 +50,8 @@ class Order:
     address: str = ""
     """tcp://..., where the second service listens."""
     count: int = 0
+    rate: float = 0.0
+    """Numbers a second of `flow`."""
 
     def url_for(self, driver: str) -> str:
         """The URL as SQLAlchemy reads it, with this driver."""
@@ -90,6 +93,8 @@ async def _obey(program: Program, order: Order) -> int:
         await program.handle(order)
         return 0
     async with program.enlisting(order) as enlist:
+        if order.work == "flow":
+            return await _enlist_at_rate(enlist, order.count, order.rate)
         return await (_enlist_at_once(enlist, order.count) if order.work == "enlist" else _enlist_in_turn(enlist))
 
 
@@ -110,6 +115,18 @@ async def _enlist_at_once(enlist: Enlist, count: int) -> int:
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(AT_ONCE) as threads:
             await asyncio.gather(*(loop.run_in_executor(threads, work_in_thread) for _ in range(AT_ONCE)))
+    return count
+
+
+async def _enlist_at_rate(enlist: Enlist, count: int, rate: float) -> int:
+    loop = asyncio.get_running_loop()
+    began, running = loop.time(), set[asyncio.Task[None]]()
+    for number in range(1, count + 1):
+        await asyncio.sleep(began + number / rate - loop.time())
+        running.add(asyncio.create_task(enlist(number)))
+        running = {task for task in running if not task.done() or task.result()}
+    await asyncio.gather(*running)
+    await asyncio.to_thread(sys.stdin.read)  # what was enlisted may still have to leave this process
     return count
 
 

@@ -13,6 +13,8 @@ ROOT: Final = Path(__file__).parents[3]
 REQUIREMENTS: Final = ROOT / "requirements" / "peers"
 ENVIRONMENTS: Final = ROOT / "build" / "peers"
 OURS: Final = "durable"
+FLOOR: Final = "asyncpg"
+"""LISTEN, NOTIFY and four statements, in the environment of the tests."""
 
 ENLIST: Final = "enlist"
 HANDLE: Final = "handle"
@@ -25,9 +27,9 @@ class Side:
 
     name: str
     peer: str
-    """The name of its requirement file and of its environment; OURS runs in the environment of the tests."""
+    """The name of its requirement file and of its environment; OURS and FLOOR run in the environment of the tests."""
     works: tuple[str, ...]
-    """What is measured of it."""
+    """What the contest of peers measures of it."""
     variant: str = ""
     needs_broker: bool = False
     is_one_process: bool = False
@@ -69,7 +71,7 @@ def python_of(peer: str, environments: Path = ENVIRONMENTS, requirements: Path =
 
     Raises InvalidSetting when its environment is missing, or was made from other requirements.
     """
-    if peer == OURS:
+    if peer in (OURS, FLOOR):
         return Path(sys.executable)
     made = environments / peer / "requirements.txt"
     if not made.exists() or made.read_text() != (requirements / f"{peer}.txt").read_text():

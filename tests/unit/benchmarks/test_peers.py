@@ -15,7 +15,7 @@ from durable.errors import InvalidSetting
 from tests.benchmarks.peers import sides
 from tests.benchmarks.peers.processes import Process, Report, read_report
 from tests.benchmarks.peers.program import Order
-from tests.benchmarks.peers.sides import OURS, PEERS, SIDES, python_of, sides_without
+from tests.benchmarks.peers.sides import FLOOR, OURS, PEERS, SIDES, python_of, sides_without
 from tests.benchmarks.peers.standings import JOBS_PER_SECOND, MILLISECONDS, as_markdown, percentile, standings
 from tests.support.pages import DOCS, ROOT
 
@@ -122,7 +122,7 @@ def test_program_of_a_peer_does_not_import_durable(module: Path) -> None:
     source = module.read_text()
 
     assert ("from durable" in source) == (module.name == "on_durable.py")
-    assert {f"on_{peer.replace('-', '_')}.py" for peer in (*PEERS, OURS)} >= {module.name}
+    assert {f"on_{peer.replace('-', '_')}.py" for peer in (*PEERS, OURS, FLOOR)} >= {module.name}
 
 
 def test_frame_of_the_programs_imports_the_standard_library_only() -> None:
