@@ -172,7 +172,7 @@ async def handle_singly(pool: Pool, items: Sequence[Envelope]) -> None:
             for item in remaining:
                 async with conn.transaction():
                     await conn.execute(BUSINESS, 1)
-                    await _fetch(conn, inbox.FINISH_HANDLED, **_finished([item]))
+                    await _fetch(conn, inbox.FINISH_HANDLED, **finished([item]))
 
     await asyncio.gather(*(work() for _ in range(CONNECTIONS)))
 
@@ -187,7 +187,7 @@ async def handle_in_groups(pool: Pool, items: Sequence[Envelope]) -> None:
                 async with conn.transaction():
                     for _ in batch:
                         await conn.execute(BUSINESS, 1)
-                    await _fetch(conn, inbox.FINISH_HANDLED, **_finished(batch))
+                    await _fetch(conn, inbox.FINISH_HANDLED, **finished(batch))
 
     await asyncio.gather(*(work() for _ in range(CONNECTIONS)))
 
@@ -201,12 +201,12 @@ async def handle_lists(pool: Pool, items: Sequence[Envelope]) -> None:
             for batch in remaining:
                 async with conn.transaction():
                     await conn.execute(BUSINESS_LIST, [1] * len(batch))
-                    await _fetch(conn, inbox.FINISH_HANDLED, **_finished(batch))
+                    await _fetch(conn, inbox.FINISH_HANDLED, **finished(batch))
 
     await asyncio.gather(*(work() for _ in range(CONNECTIONS)))
 
 
-def _finished(batch: Sequence[Envelope]) -> dict[str, Any]:
+def finished(batch: Sequence[Envelope]) -> dict[str, Any]:
     ids = [envelope.id for envelope in batch]
     return {"ids": ids, "addresses": ["bench"] * len(ids), "epochs": [0] * len(ids), "node": 1, "keep_body": False}
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from durable import Bus
 from durable.application.handlers import MaxBatch
-from durable.envelope import Envelope, new_id
+from durable.envelope import Envelope
 from durable.telemetry import Event
-from tests.benchmarks import floor
+from tests.benchmarks import floor, session_floor
 from tests.benchmarks.databases import Databases
 from tests.benchmarks.floor import Note
 from tests.benchmarks.racing import until
-from tests.benchmarks.rows import Row, counting
+from tests.benchmarks.rows import Counts, Row, counting
 
 FloorWork = Callable[[floor.Pool, list[Envelope]], Awaitable[None]]
 
@@ -29,47 +29,57 @@ async def rate(count: int, work: Callable[[], Awaitable[object]]) -> float:
 
 
 class Local:
-    """Rows of durable in this process against asyncpg and SQLAlchemy in this process."""
+    """Rows of durable in this process against asyncpg, and against a session of SQLAlchemy, in this process."""
 
     def __init__(self, databases: Databases, count: int) -> None:
         self._databases = databases
         self._count = count
-        self._stored = Row("store a send in a business transaction", "asyncpg: two INSERTs in a transaction")
-        self._stored_plainly = Row("the same", "SQLAlchemy session: two INSERTs in a transaction")
-        self._singly = Row("handle, a transaction each", "asyncpg: effect and completion in a transaction")
-        self._auto = Row('handle, max_batch="auto"', "asyncpg: effect and completion in a transaction")
-        self._grouped = Row("handle, max_batch=100", "asyncpg: 100 effects and a completion in a transaction")
-        self._listed = Row("handle, max_batch=100 as a list", "asyncpg: 100 effects by one statement, and a completion")
+        inserts = "two INSERTs in a transaction"
+        self._sent = _rows("store a send to a destination", inserts)
+        self._kept = _rows("store a send to a local handler", inserts)
+        self._singly = _rows("handle, a transaction each", "effect and completion in a transaction")
+        self._auto = _rows('handle, max_batch="auto"', "effect and completion in a transaction")
+        self._grouped = _rows("handle, max_batch=100", "100 effects and a completion in a transaction")
+        self._listed = _rows("handle, max_batch=100 as a list", "100 effects by one statement, and a completion")[:1]
 
     @property
     def storing(self) -> list[Row]:
-        return [self._stored, self._stored_plainly]
+        return [*self._sent, *self._kept]
 
     @property
     def handling(self) -> list[Row]:
-        return [self._singly, self._auto, self._grouped, self._listed]
+        return [*self._singly, *self._auto, *self._grouped, *self._listed]
 
     async def run_round(self) -> None:
-        await self._store(self._stored, self._stored_plainly)
-        await self._handle(self._singly, _take, floor.handle_singly, max_batch=1)
-        await self._handle(self._auto, _take, floor.handle_singly, max_batch="auto")
-        await self._handle(self._grouped, _take, floor.handle_in_groups, max_batch=100)
-        await self._handle(self._listed, _take_list, floor.handle_lists, max_batch=100)
+        await self._store()
+        singly = await self._floors_of_handling(floor.handle_singly, 1)
+        grouped = await self._floors_of_handling(floor.handle_in_groups, floor.BATCH)
+        listed = await self._floors_of_handling(floor.handle_lists, None)
+        await self._handle(self._singly, singly, _take, max_batch=1)
+        await self._handle(self._auto, singly, _take, max_batch="auto")
+        await self._handle(self._grouped, grouped, _take, max_batch=100)
+        await self._handle(self._listed, listed, _take_list, max_batch=100)
 
-    async def _store(self, row: Row, plain: Row) -> None:
+    # ------------------------------------------------------------------ storing
+
+    async def _store(self) -> None:
         url = self._databases.fresh()
         async with floor.open_pool(url) as pool:
-            row.floor = max(row.floor, await rate(self._count, lambda: floor.store(pool, self._count)))
-        plain.floor = max(plain.floor, await rate(self._count, lambda: self._store_with_sqlalchemy(url)))
-        bus = Bus("bench", url, pool_size=floor.CONNECTIONS)
-        bus.route(Note, to=floor.DESTINATION)
-        with counting(bus.runtime.sessions.engine) as counts:
-            ours = await rate(self._count, lambda: self._store_with_durable(bus))
-        await bus.runtime.stop()
-        row.ours = plain.ours = max(row.ours, ours)
-        # Without the business INSERT and the business transaction: what enlisting a send adds.
-        row.statements_per_message = plain.statements_per_message = counts.statements / self._count - 1
-        row.commits_per_message = plain.commits_per_message = counts.commits / self._count - 1
+            by_driver = await rate(self._count, lambda: floor.store(pool, self._count))
+        async with session_floor.open_engine(url) as engine:
+            by_session = await rate(self._count, lambda: session_floor.store(engine, self._count))
+        for rows, destination in ((self._sent, floor.DESTINATION), (self._kept, None)):
+            bus = Bus("bench", url, pool_size=floor.CONNECTIONS)
+            if destination:
+                bus.route(Note, to=destination)
+            else:
+                bus.handles(Note)(_take)
+            with counting(bus.runtime.sessions.engine) as counts:
+                ours = await rate(self._count, lambda: self._store_with_durable(bus))  # noqa: B023  runs at once
+            await bus.runtime.stop()
+            # Without the business INSERT and the business transaction: what enlisting a send adds.
+            added = Counts(counts.statements - self._count, counts.commits - self._count)
+            _note(rows, (by_driver, by_session), ours, added, self._count)
 
     async def _store_with_durable(self, bus: Bus) -> None:
         numbers = iter(range(self._count))
@@ -78,42 +88,34 @@ class Local:
         async def work() -> None:
             for number in numbers:
                 async with bus.unit_of_work() as uow:
-                    await uow.session.execute(_BUSINESS, {"number": number})
+                    await uow.session.execute(session_floor.BUSINESS, {"number": number})
                     bus.send(Note(number, note_text))
 
         await asyncio.gather(*(work() for _ in range(floor.CONNECTIONS)))
 
-    async def _store_with_sqlalchemy(self, url: str) -> None:
-        engine = create_async_engine(url.replace("postgresql:", "postgresql+asyncpg:"), pool_size=floor.CONNECTIONS)
-        numbers = iter(range(self._count))
-        insert = text(
-            "INSERT INTO durable.outgoing_envelopes (id, destination, message_type, source, correlation_id,"
-            " content_type, headers, body, sent_at, owner_id)"
-            " VALUES (:id, :destination, 'bench.note', 'floor', :id, 'application/json', '{}', :body, now(), 1)"
-        )
+    # ------------------------------------------------------------------ handling
 
-        async def work() -> None:
-            for number in numbers:
-                async with AsyncSession(engine) as session:
-                    await session.execute(_BUSINESS, {"number": number})
-                    params = {"id": new_id(), "destination": floor.DESTINATION, "body": floor.BODY}
-                    await session.execute(insert, params)
-                    await session.commit()
-
-        await asyncio.gather(*(work() for _ in range(floor.CONNECTIONS)))
-        await engine.dispose()
-
-    async def _handle(
-        self, row: Row, handler: Callable[..., Awaitable[None]], work: FloorWork, *, max_batch: MaxBatch
-    ) -> None:
+    async def _floors_of_handling(self, work: FloorWork, batch: int | None) -> Sequence[float]:
+        """The rates of asyncpg, and of a session with batches of this size."""
         items = floor.envelopes(self._count)
         async with floor.open_pool(self._databases.fresh()) as pool:
             await floor.fill_inbox(pool, items)
-            row.floor = max(row.floor, await rate(self._count, lambda: work(pool, items)))
+            rates = [await rate(self._count, lambda: work(pool, items))]
+        if batch is not None:
+            url = self._databases.fresh()
+            async with floor.open_pool(url) as pool:
+                await floor.fill_inbox(pool, items)
+            async with session_floor.open_engine(url) as engine:
+                batches = (items[start : start + batch] for start in range(0, self._count, batch))
+                rates.append(await rate(self._count, lambda: session_floor.handle(engine, batches)))
+        return rates
 
+    async def _handle(
+        self, rows: Sequence[Row], floors: Sequence[float], handler: Callable[..., Awaitable[None]], max_batch: MaxBatch
+    ) -> None:
         url = self._databases.fresh()
         async with floor.open_pool(url) as pool:
-            await floor.fill_inbox(pool, items)
+            await floor.fill_inbox(pool, floor.envelopes(self._count))
             await pool.execute("UPDATE durable.incoming_envelopes SET owner_id = 0")
         bus = Bus("bench", url, pool_size=floor.CONNECTIONS)
         bus.handles(Note, max_batch=max_batch, concurrency=floor.CONNECTIONS)(handler)
@@ -122,14 +124,23 @@ class Local:
             async with bus:
                 await until(lambda: bus.runtime.counters[Event.HANDLED] >= self._count)
                 elapsed = time.perf_counter() - began
-        row.ours = max(row.ours, self._count / elapsed)
         effects = self._count if handler is _take else counts.commits
-        row.statements_per_message = (counts.statements - effects) / self._count
-        row.commits_per_message = counts.commits / self._count
+        added = Counts(counts.statements - effects, counts.commits)
+        _note(rows, floors, self._count / elapsed, added, self._count)
+
+
+def _rows(name: str, work: str) -> list[Row]:
+    return [Row(name, f"asyncpg: {work}"), Row("the same", f"SQLAlchemy session: {work}")]
+
+
+def _note(rows: Sequence[Row], floors: Sequence[float], ours: float, added: Counts, count: int) -> None:
+    for row, of_floor in zip(rows, floors, strict=True):
+        row.floor, row.ours = max(row.floor, of_floor), max(row.ours, ours)
+        row.cost(added, count)
 
 
 async def _take(note: Note, session: AsyncSession) -> None:
-    await session.execute(_BUSINESS, {"number": 1})
+    await session.execute(session_floor.BUSINESS, {"number": 1})
 
 
 async def _take_list(notes: list[Note], session: AsyncSession) -> None:
@@ -137,4 +148,3 @@ async def _take_list(notes: list[Note], session: AsyncSession) -> None:
 
 
 _BUSINESS_LIST = text("INSERT INTO business (number) SELECT unnest(CAST(:numbers AS integer[]))")
-_BUSINESS = text("INSERT INTO business (number) VALUES (:number)")
