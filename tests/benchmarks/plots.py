@@ -1,6 +1,6 @@
 """Pictures of what was measured, for the documentation: `python -m tests.benchmarks.plots FOLDER RESULTS.json ...`.
 
-RESULTS.json is what `python -m tests.benchmarks --json` prints. Of a figure that is in several files the last one counts.
+RESULTS.json is what `python -m tests.benchmarks --json` prints. The last file counts, where several have a figure.
 """
 
 from __future__ import annotations
