@@ -46,7 +46,7 @@ from durable.calls.providers import Anywhere, Provider
 from durable.duration import Duration
 from durable.encryption.keys import Keys
 from durable.encryption.ring import KeyRing
-from durable.errors import InvalidMessage, InvalidSetting, WiringError
+from durable.errors import InvalidMessage, InvalidSetting, WiringError, needs
 from durable.kinds import shown
 from durable.messages.registry import name_of
 from durable.messages.routing import LOCAL
@@ -391,11 +391,9 @@ class Bus:
         `provider`: tracer provider of the spans (default: the global one). Call it before use() of middleware that is
         to run within the spans. Raises InvalidSetting when `durable-bus[tracing]` is not installed.
         """
-        try:
+        with needs("trace()", extra="tracing"):
             from durable.application.call_tracing import CallTracing
             from durable.application.tracing import Tracing
-        except ImportError as error:
-            raise InvalidSetting(f"trace() needs {error.name}; run: pip install 'durable-bus[tracing]'") from error
         if provider is not None and not hasattr(provider, "get_tracer"):
             raise InvalidSetting(f"trace: provider={provider!r}: give a TracerProvider of OpenTelemetry")
         tracing = Tracing(provider, lambda: self.settings.limits)

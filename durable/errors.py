@@ -43,7 +43,8 @@ Without a message, an error uses the first line of its docstring. No message sho
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
 from datetime import timedelta
 from typing import Any, Final, TypeVar
@@ -324,6 +325,15 @@ def said(error: BaseException) -> str:
         return f"{kind}: {error}".partition("\n")[0]
     except BaseException:
         return f"{kind}{_NO_TEXT}"
+
+
+@contextmanager
+def needs(what: str, *, extra: str) -> Iterator[None]:
+    """Raise InvalidSetting, which says what to install, when an import in this block fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise InvalidSetting(f"{what} needs {error.name}; run: pip install 'durable-bus[{extra}]'") from error
 
 
 def again(error: E) -> E:

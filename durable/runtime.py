@@ -29,7 +29,7 @@ from durable.calls.providers import CALLED, Provider, Providers
 from durable.calls.registry import Registry
 from durable.clock import Clock, SystemClock
 from durable.envelope import ANY_NODE, Envelope, NodeId
-from durable.errors import InvalidSetting, StorageUnavailable, WiringError
+from durable.errors import StorageUnavailable, WiringError, needs
 from durable.node import Node
 from durable.observability.loop_watch import LoopWatch
 from durable.observability.monitor import Monitor
@@ -168,10 +168,8 @@ class Runtime:
     @cached_property
     def http(self) -> HttpTransport:
         """Raises InvalidSetting when what it is built on is not installed."""
-        try:
+        with needs("http://", extra="http"):
             from durable.transports.http.transport import HttpTransport
-        except ImportError as error:
-            raise _not_installed("http://", "http", error) from error
         outcomes = Outcomes(self.watch, lambda: self.database, self.application.ring)
         return HttpTransport(
             self.settings,
@@ -186,24 +184,18 @@ class Runtime:
         self, monitor: Callable[[], Monitor], receiver: Callable[[], Receiver | None], others: Collector | None = None
     ) -> Starlette:
         """Build the app of /metrics and /health. Raises InvalidSetting when a package of it is not installed."""
-        try:
+        with needs("metrics_app()", extra="metrics"):
             from durable.observability.metrics.server import make_app
-        except ImportError as error:
-            raise _not_installed("metrics_app()", "metrics", error) from error
         return make_app(monitor, receiver, others)
 
     def _metrics_server(self) -> MetricsServer:
-        try:
+        with needs("metrics_port", extra="metrics"):
             from durable.observability.metrics.server import MetricsServer
-        except ImportError as error:
-            raise _not_installed("metrics_port", "metrics", error) from error
         return MetricsServer(self.monitor, lambda: self.receiver, self.settings)
 
     def _rabbitmq(self) -> Transport:
-        try:
+        with needs("rabbitmq://", extra="rabbitmq"):
             from durable.transports.rabbitmq.transport import RabbitTransport
-        except ImportError as error:
-            raise _not_installed("rabbitmq://", "rabbitmq", error) from error
         return RabbitTransport(self.settings, service=self.application.service, messages=self._handled)
 
     def _handled(self) -> Mapping[str, type]:
@@ -506,7 +498,3 @@ class Runtime:
     def abandoned(self, sent: Sequence[Sent]) -> None:
         if node := self.node:
             node.agents.give_back(sent)
-
-
-def _not_installed(scheme: str, extra: str, error: ImportError) -> InvalidSetting:
-    return InvalidSetting(f"{scheme} needs {error.name}; run: pip install 'durable-bus[{extra}]'")

@@ -18,7 +18,7 @@ from durable.cli.command import taking
 from durable.cli.output import emit
 from durable.cli.runs import actor_name
 from durable.cli.target import OptionalBusName, load_bus
-from durable.errors import InvalidSetting
+from durable.errors import InvalidSetting, needs
 
 Port = Annotated[int, typer.Option("--port", help="port on 127.0.0.1", min=0, max=65_535)]
 TokenFile = Annotated[
@@ -64,12 +64,10 @@ def _read(file: Path) -> str:
 
 
 async def _serve(buses: Sequence[Bus], app: str | None, port: int, token: str, *, is_new: bool) -> None:
-    try:
+    with needs("console", extra="console"):
         import uvicorn
 
         from durable.console import Person, Role, console_app
-    except ImportError as error:
-        raise InvalidSetting(f"console needs {error.name}; run: pip install 'durable-bus[console]'") from error
     person = Person(re.sub(r"[^A-Za-z0-9._@+-]", "-", actor_name())[:100], Role.ADMIN)
     asgi = console_app(*buses, tokens={token: person}, app=app)
     config = uvicorn.Config(

@@ -17,7 +17,7 @@ from durable.description.asyncapi import asyncapi
 from durable.description.changes import Change, changes
 from durable.description.document import Description, read
 from durable.description.survey import describe as survey
-from durable.errors import InvalidSetting, text_of
+from durable.errors import InvalidSetting, needs, text_of
 from durable.messages.schemas import placed
 from durable.transports import peers
 from durable.transports.rabbitmq.address import broker_url
@@ -106,10 +106,8 @@ def _public(url: str) -> str:
 
 
 def _openapi(bus: Bus, description: Description) -> dict[str, Any]:
-    try:
+    with needs("--openapi", extra="http"):
         from durable.transports.http.openapi import describe as describe_http
-    except ImportError as error:
-        raise InvalidSetting(f"--openapi needs {error.name}; run: pip install 'durable-bus[http]'") from error
     messages = {name: handler.cls for name, handler in bus.application.by_type().items()}
     document = describe_http(bus.service, messages, secured=peers.has_secrets(bus.settings))
     served = [each.address for each in description.listeners if each.address.startswith("http")]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from durable.embedded.ports import free_port
 from durable.embedded.rabbitmq import Broker, find_scripts, rabbitmq
-from durable.errors import InvalidSetting
+from durable.errors import InvalidSetting, needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,8 @@ def check(transport: str) -> None:
     if transport not in ROADS:
         raise InvalidSetting(f"--transport: {transport!r} is none of {', '.join(ROADS)}")
     extra, module = ("demo", "durable.demo.certificates") if transport == "tcp" else (transport, _package(transport))
-    try:
+    with needs(f"--transport {transport}", extra=extra):
         import_module(module)
-    except ImportError as error:
-        needed = f"--transport {transport} needs {error.name}"
-        raise InvalidSetting(f"{needed}; run: pip install 'durable-bus[{extra}]'") from error
     if transport == "rabbitmq":
         find_scripts()
 

@@ -13,14 +13,13 @@ Bounds are kept of the columns that Delta keeps them of, so that no content is i
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from durable.errors import InvalidSetting
+from durable.errors import InvalidSetting, needs
 from durable.pipeline import places
 from durable.pipeline.describing import properties
 from durable.pipeline.lake import Lake
@@ -54,7 +53,7 @@ def export(lake: Lake, table: LakeTable) -> Exported:
 
     One exporter at a time. Raises InvalidSetting without the extra, or where the table holds nothing yet.
     """
-    with needs_iceberg():
+    with needs("export", extra="iceberg"):
         import pyiceberg.table  # noqa: F401
     if not lake.exists(table):
         raise InvalidSetting(f"lake {lake.url}: no {table}; fill it with durable-agent pipeline archive")
@@ -76,15 +75,6 @@ def export(lake: Lake, table: LakeTable) -> Exported:
     return Exported(
         table=table, metadata=metadata, version=version, files=files, added=len(added), removed=len(removed)
     )
-
-
-@contextmanager
-def needs_iceberg() -> Iterator[None]:
-    """Raise an error that says which extra to install, when an import fails without it."""
-    try:
-        yield
-    except ImportError as error:
-        raise InvalidSetting(f"export needs {error.name}; run: pip install 'durable-bus[iceberg]'") from error
 
 
 # ---------------------------------------------------------------- the table

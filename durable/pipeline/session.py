@@ -15,14 +15,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from durable import errors
-from durable.errors import DurableError, InvalidSetting
+from durable.errors import DurableError, InvalidSetting, needs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -116,13 +116,9 @@ def _must_answer(remote: str) -> None:
         ) from error
 
 
-@contextmanager
-def needs_spark() -> Iterator[None]:
-    """Raise an error that says which extra to install, when an import fails without it."""
-    try:
-        yield
-    except ImportError as error:
-        raise InvalidSetting(f"the pipeline needs {error.name}; run: pip install 'durable-bus[spark]'") from error
+def needs_spark() -> AbstractContextManager[None]:
+    """Raise InvalidSetting, which says what to install, when an import in this block fails."""
+    return needs("the pipeline", extra="spark")
 
 
 @contextmanager
