@@ -28,15 +28,16 @@ from durable.calls.places import reachable, this_machine
 from durable.calls.providers import CALLED, Provider, Providers
 from durable.calls.registry import Registry
 from durable.clock import Clock, SystemClock
-from durable.envelope import ANY_NODE, Envelope, NodeId
+from durable.envelope import ANY_NODE, NodeId
 from durable.errors import StorageUnavailable, WiringError, needs
 from durable.node import Node
 from durable.observability.loop_watch import LoopWatch
 from durable.observability.monitor import Monitor
 from durable.outbox.envelope_factory import EnvelopeFactory
+from durable.outbox.outbox import Dispatcher
 from durable.outbox.scope import Scope
 from durable.outbox.sessions import Sessions
-from durable.outbox.transactions import Ending
+from durable.process.dispatching import AgentsDispatcher
 from durable.process.life import Life
 from durable.process.starting import once_it_answers
 from durable.recovery.announcing import Announcing
@@ -48,7 +49,6 @@ from durable.settings import Settings
 from durable.statistics import Statistics
 from durable.storage import migrator
 from durable.storage.database import Database
-from durable.storage.outbox import Sent
 from durable.tasks.crew import cancel_once, contained, end, in_time, in_turn
 from durable.telemetry import Counters, Subject, log
 from durable.transports.base import Receiver, Transport
@@ -86,7 +86,9 @@ class Runtime:
             around=application.stack.around_sending,
             ring=application.ring,
         )
-        self.sessions = Sessions(settings, self.envelope_factory, self, scope, **engines)
+        self._waker = Waker(settings)
+        self.dispatcher: Dispatcher = AgentsDispatcher(lambda: self.node, self._waker, self.clock, settings)
+        self.sessions = Sessions(settings, self.envelope_factory, self.dispatcher, scope, **engines)
         self._stuck = StuckThreads()
         self.links = Links(lambda uri: self.transports().of(uri), idle=settings.address_idle)
         self.registry = Registry(self.listings)
@@ -118,7 +120,6 @@ class Runtime:
         self._storing_task: asyncio.Task[None] | None = None
         self._reading_task: asyncio.Task[None] | None = None
         self._database: Database | None = None
-        self._waker = Waker(settings)
         self._loop_watch = LoopWatch(self.life.alive)
         self._watching: asyncio.Task[None] | None = None
         self._metrics: MetricsServer | None = None
@@ -471,30 +472,3 @@ class Runtime:
     def _context(self) -> AgentContext:
         """Return the context of agents without a node."""
         return AgentContext(self.database, ANY_NODE, self.settings, self.clock, self.counters, self.application.ring)
-
-    # ------------------------------------------------------------------ for units of work: the Dispatcher
-
-    def reserve(self, envelopes: Sequence[Envelope]) -> list[NodeId]:
-        node = self.node
-        return [node.agents.reserve(envelope) for envelope in envelopes] if node else [ANY_NODE] * len(envelopes)
-
-    def committed(self, sent: Sequence[Sent]) -> None:
-        if node := self.node:
-            node.in_loop(node.agents.deliver, sent)
-        if any(self._is_for_others(each) for each in sent):
-            self._waker.wake()
-
-    def committing(self, ending: Ending, sent: Sequence[Sent]) -> None:
-        self.abandoned(sent)  # whoever claims them then sees whether they are there
-        self._waker.wake_after(ending)
-
-    def _is_for_others(self, sent: Sent) -> bool:
-        """Tell whether other nodes must look: a node claims ordered rows itself, as soon as it hears of the commit."""
-        if sent.owner != ANY_NODE or (self.node is not None and sent.place.ordering_key is not None):
-            return False
-        due = sent.envelope.execution_time
-        return due is None or due - self.clock.now() < self.settings.poll_interval
-
-    def abandoned(self, sent: Sequence[Sent]) -> None:
-        if node := self.node:
-            node.agents.give_back(sent)

@@ -76,11 +76,10 @@ class JoinedSessions(Sessions):
     """Sessions that are all part of one transaction: their commits only end savepoints of it."""
 
     def __init__(self, runtime: Runtime) -> None:
-        super().__init__(runtime.settings, runtime.envelope_factory, runtime, runtime.sessions.scope)
+        super().__init__(runtime.settings, runtime.envelope_factory, runtime.dispatcher, runtime.sessions.scope)
         self.sent: list[Sent] = []
         self.done: list[str] = []
         """Other changes: by `bus.pause()`, `ctx.circuit.open()` and the like."""
-        self._runtime = runtime
         self._real = runtime.sessions
         self._schema = runtime.settings.db_schema
         self._connection: AsyncConnection | Connection | None = None
@@ -133,7 +132,7 @@ class JoinedSessions(Sessions):
         sync_session = session.sync_session if isinstance(session, AsyncSession) else session
         if _OURS not in sync_session.info:
             raise WiringError("rehearsal: cannot undo commits of a session that the bus has not opened")
-        outbox = enlist(session, self._schema, self._envelope_factory, self._runtime, _ObservedOutbox)
+        outbox = enlist(session, self._schema, self._envelope_factory, self._dispatcher, _ObservedOutbox)
         assert isinstance(outbox, _ObservedOutbox)
         outbox.sent = self.sent
         return outbox

@@ -25,6 +25,7 @@ from durable.storage.leases import Burials
 from durable.storage.rows import UNCOUNTED, Letter
 from durable.telemetry import Event
 from durable.testing.clock import ManualClock
+from durable.testing.dispatching import MemoryDispatcher
 from durable.testing.faults import Fault, Faults
 from durable.testing.handling import MemoryAttempts, MemoryHandling
 from durable.testing.mailbox import Mailbox
@@ -69,6 +70,7 @@ class InMemoryBus:
         self._called: dict[str, Bus] = {}
         self._agents: dict[str, MemoryHandling] = {}
         self._schedules: MemorySchedules
+        self._dispatcher: MemoryDispatcher
         self._runtime: MemoryRuntime
         self._entered = ExitStack()
         self._draining = False
@@ -77,11 +79,12 @@ class InMemoryBus:
         if self.bus.runtime.node is not None:
             raise WiringError("the bus runs on a database already: put it into memory before it starts")
         self._schedules = MemorySchedules(self.bus.application.schedules, self.clock, self._mailbox.circuits)
+        self._dispatcher = MemoryDispatcher(self._committed)
         self._runtime = MemoryRuntime(
             self.bus,
             self._mailbox,
             self._schedules,
-            when_committed=self._committed,
+            self._dispatcher,
             receive=self._receive_at,
             **self._factories,
         )
@@ -108,14 +111,14 @@ class InMemoryBus:
 
     def sent_to(self, destination: str) -> list[Any]:
         """The messages that were committed for this destination."""
-        self._runtime.settle_commits()
+        self._dispatcher.settle_commits()
         destinations = self.bus.runtime.envelope_factory.destinations_of(destination)
         ring = self.bus.application.ring
         return [decoded(envelope, ring) for envelope in self._sent if envelope.destination in destinations]
 
     def envelopes(self, cls: type | None = None) -> list[Envelope]:
         """Return the committed envelopes: ids, headers, times. One for each message, as in sent()."""
-        self._runtime.settle_commits()
+        self._dispatcher.settle_commits()
         wanted = None if cls is None else name_of(cls)
         first = {e.id: e for e in reversed(self._sent) if wanted is None or e.message_type == wanted}
         return list(reversed(first.values()))
@@ -136,7 +139,7 @@ class InMemoryBus:
     @property
     def scheduled(self) -> list[Scheduled]:
         """Scheduled messages, the next first: delayed messages, and attempts that were put off."""
-        self._runtime.settle_commits()
+        self._dispatcher.settle_commits()
         return self._mailbox.scheduled()
 
     @property
@@ -253,7 +256,7 @@ class InMemoryBus:
 
     async def _step(self) -> bool:
         """Send due messages and handle the first. False when none was due."""
-        self._runtime.settle_commits()
+        self._dispatcher.settle_commits()
         self._committed(self._schedules.due(self._runtime.envelope_factory))
         self._runtime.counters.add(Event.EXPIRED, self._mailbox.expire_late(self._burials()))
         departing = self._mailbox.departing(self._reachable().keys())

@@ -10,14 +10,13 @@ from durable.bus import Bus
 from durable.calls.links import Links
 from durable.calls.places import LocalCaller
 from durable.clock import SystemClock
-from durable.envelope import ANY_NODE, Envelope, NodeId
+from durable.envelope import Envelope
 from durable.errors import ConnectionFailed
-from durable.outbox.transactions import Ending
 from durable.outcomes import Outcome
 from durable.runtime import Runtime
 from durable.storage.database import Database
-from durable.storage.outbox import Sent
 from durable.testing.database import MemoryDatabase
+from durable.testing.dispatching import MemoryDispatcher
 from durable.testing.mailbox import Mailbox
 from durable.testing.schedules import MemorySchedules
 from durable.testing.sessions import MemorySessions, SessionFactory
@@ -61,7 +60,7 @@ class MemoryLinks(Links):
 class MemoryRuntime(Runtime):
     """Runtime with sessions and a clock, and no node: `async with bus`, such as in a lifespan, starts no process.
 
-    `when_committed` is given what each commit has sent; `receive` stores what arrives at an endpoint.
+    `dispatcher` is told of commits; `receive` stores what arrives at an endpoint.
     """
 
     def __init__(
@@ -69,20 +68,19 @@ class MemoryRuntime(Runtime):
         bus: Bus,
         mailbox: Mailbox,
         schedules: MemorySchedules,
+        dispatcher: MemoryDispatcher,
         *,
         session_factory: SessionFactory | None,
         sync_session_factory: SessionFactory | None,
-        when_committed: Callable[[Sequence[Envelope]], None],
         receive: Callable[[str, Envelope], Outcome],
     ) -> None:
         scope = bus.runtime.sessions.scope
         super().__init__(bus.application, bus.settings, scope, clock=mailbox.clock)
+        self.dispatcher = dispatcher
         self.sessions = MemorySessions(
-            bus.settings, self.envelope_factory, self, scope, session_factory, sync_session_factory
+            bus.settings, self.envelope_factory, dispatcher, scope, session_factory, sync_session_factory
         )
         self._in_memory = MemoryDatabase(bus.settings, mailbox, schedules)
-        self._when_committed = when_committed
-        self._endings: list[tuple[Ending, Sequence[Sent]]] = []
         self._receiver = MemoryReceiver(bus.settings.buffer_size, mailbox, receive)
         self._peers: dict[str, Bus] = {}
         self._unlearn: dict[str, Callable[[], None]] = {}
@@ -148,24 +146,4 @@ class MemoryRuntime(Runtime):
         await self.check()
 
     async def stop(self) -> None:
-        pass
-
-    def reserve(self, envelopes: Sequence[Envelope]) -> list[NodeId]:
-        return [ANY_NODE] * len(envelopes)
-
-    def committed(self, sent: Sequence[Sent]) -> None:
-        self._when_committed([envelope for envelope, _, _, _ in sent])
-
-    def committing(self, ending: Ending, sent: Sequence[Sent]) -> None:
-        self._endings.append((ending, sent))
-
-    def settle_commits(self) -> None:
-        """Take over commits of connections whose sessions could not tell of them."""
-        over = [each for each in self._endings if each[0].is_over]
-        self._endings = [each for each in self._endings if not each[0].is_over]
-        for ending, sent in over:
-            if not ending.has_failed:
-                self.committed(sent)
-
-    def abandoned(self, sent: Sequence[Sent]) -> None:
         pass
