@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 from durable.agents import startup_check as in_flight
 from durable.agents.context import AgentContext
 from durable.agents.doors import Doors
-from durable.agents.intake import LeftToOthers
 from durable.agents.node_agents import NodeAgents
 from durable.agents.receiving import ReceivingAgent
 from durable.agents.stuck_threads import StuckThreads
@@ -40,6 +39,7 @@ from durable.outbox.sessions import Sessions
 from durable.process.dispatching import AgentsDispatcher
 from durable.process.life import Life
 from durable.process.starting import once_it_answers
+from durable.process.storing import Storing
 from durable.recovery.announcing import Announcing
 from durable.recovery.former import Memberships
 from durable.recovery.registering import Registering
@@ -49,7 +49,7 @@ from durable.settings import Settings
 from durable.statistics import Statistics
 from durable.storage import migrator
 from durable.storage.database import Database
-from durable.tasks.crew import cancel_once, contained, end, in_time, in_turn
+from durable.tasks.crew import cancel_once, end, in_time, in_turn
 from durable.telemetry import Counters, Subject, log
 from durable.transports.base import Receiver, Transport
 from durable.transports.frames import MAX_ADDRESSES, Listing
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from durable.transports.http.transport import HttpTransport
 
 _CLOSING_SECONDS: Final = 5.0  # for connections that may be broken
-_STORE_AGAIN_SECONDS: Final = 0.5
 
 
 class Runtime:
@@ -116,8 +115,7 @@ class Runtime:
         self._end_watching: Callable[[], None] | None = None
         self.life = Life(settings, self._make_node, self._empty_pools)
         self.watch = Watch(lambda: self.database, settings)
-        self._storing: ReceivingAgent | None = None
-        self._storing_task: asyncio.Task[None] | None = None
+        self._storing = Storing(application, lambda: self._context)
         self._reading_task: asyncio.Task[None] | None = None
         self._database: Database | None = None
         self._loop_watch = LoopWatch(self.life.alive)
@@ -206,7 +204,7 @@ class Runtime:
     @property
     def receiver(self) -> Receiver | None:
         """Return the receiver that can store arrivals now; None while this process is not ready."""
-        return self.node.agents.receiver if self.node is not None else self._storing
+        return self.node.agents.receiver if self.node is not None else self._storing.receiver
 
     @property
     def is_running(self) -> bool:
@@ -351,8 +349,7 @@ class Runtime:
         await once_it_answers(
             partial(self.database.transaction, migrator.check_version), within=self.settings.start_timeout
         )
-        self._storing = self._make_storing()
-        self._storing_task = asyncio.create_task(self._store(), name=f"durable {self.application.service}")
+        self._storing.start()
         self._reading_task = asyncio.create_task(self._registering.run(asyncio.Event()), name="registry")
         self._open_connections()
 
@@ -360,25 +357,6 @@ class Runtime:
         """Connect to the directories of other services."""
         for address in self.application.connected:
             self.connections.open(address)
-
-    async def _store(self) -> None:
-        """Keep a receiving agent running: start another one whenever an agent fails."""
-        while self._storing is not None:
-            try:
-                await contained(self._storing.run())
-                return
-            except Exception:
-                log.exception("storing what arrives broke off, and begins again")
-                self._storing = self._make_storing()
-                await asyncio.sleep(_STORE_AGAIN_SECONDS)
-
-    def _make_storing(self) -> ReceivingAgent:
-        return ReceivingAgent(
-            self._context,
-            LeftToOthers(),
-            places=self.application.routes.places,
-            spans=self.application.batch_spans,
-        )
 
     async def stop(self) -> None:
         """Drain, release, leave, and close the connections, in bounded time."""
@@ -388,7 +366,7 @@ class Runtime:
             self.connections.close_all(_CLOSING_SECONDS),  # first: callers elsewhere go elsewhere
             self.life.stop(),
             self._drain_offers(deadline),
-            self._stop_storing(drain_seconds),
+            self._storing.stop(drain_seconds, _CLOSING_SECONDS),
             self._stop_telling(),
             self._doors.close(patience=drain_seconds, ending_seconds=_CLOSING_SECONDS),
             in_time(self.links.close(), _CLOSING_SECONDS),
@@ -401,12 +379,6 @@ class Runtime:
 
     async def _drain_offers(self, deadline: float) -> None:
         await self.application.offers.drain(deadline - asyncio.get_running_loop().time())
-
-    async def _stop_storing(self, drain_seconds: float) -> None:
-        if self._storing_task is not None and self._storing is not None:
-            self._storing.stop()
-            await asyncio.wait([self._storing_task], timeout=drain_seconds)
-            await end([self._storing_task], within=_CLOSING_SECONDS)
 
     async def _stop_telling(self) -> None:
         """Remove what was announced here."""
