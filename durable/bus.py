@@ -223,7 +223,7 @@ class Bus:
         message_type = name_of(cls)
         self._refuse_when_running("expects", message_type)
         if at != LOCAL:
-            self.runtime.transports().resolve(at, message_type)
+            self.runtime.transports.resolve(at, message_type)
         self.handles(cls, max_batch=answers.GROUP)(answers.keeper_of(cls))
         self._application.expect(message_type, at)
 
@@ -426,7 +426,7 @@ class Bus:
         before, and WiringError while the bus runs.
         """
         self._refuse_when_running("listen", uri)
-        self.runtime.transports().of(uri)
+        self.runtime.transports.of(uri)
         _check_endpoint("listen", name)
         if any(listening.uri == uri for listening in self._application.listeners):
             raise InvalidSetting(f"{uri}: the bus has this listener already; declare each address once")
@@ -446,7 +446,9 @@ class Bus:
         endpoint = name or self.service
         _check_endpoint("asgi", name)
         counts = self._application.mounted.setdefault(f"asgi:{endpoint}", Counter())
-        return self.runtime.http.app(endpoint, lambda: self.runtime.receiver, counts, allow_local=allow_local)
+        return self.runtime.transports.http.app(
+            endpoint, lambda: self.runtime.receiver, counts, allow_local=allow_local
+        )
 
     @checked
     def metrics_app(self, registry: Collector | None = None) -> ASGIApp:
@@ -458,7 +460,9 @@ class Bus:
         """
         if registry is not None and not hasattr(registry, "collect"):
             raise InvalidSetting(f"metrics_app: registry={registry!r}: give a Collector of prometheus_client")
-        return self.runtime.metrics_app(lambda: self.runtime.monitor, lambda: self.runtime.receiver, registry)
+        with needs("metrics_app()", extra="metrics"):
+            from durable.observability.metrics.server import make_app
+        return make_app(lambda: self.runtime.monitor, lambda: self.runtime.receiver, registry)
 
     def statistics(self) -> Statistics:
         """Return the counters of this process since the bus was started. Call it in the bus's event loop."""
@@ -501,7 +505,7 @@ class Bus:
 
     def _connect(self, declare: Callable[[str, str], None], cls: type, to: str) -> str:
         message_type = name_of(cls)
-        destination = self.runtime.transports().resolve(to, message_type)
+        destination = self.runtime.transports.resolve(to, message_type)
         declare(message_type, destination)
         return destination
 
@@ -529,7 +533,7 @@ class Bus:
         if name in self._application.schedules:
             raise InvalidSetting(f"every {name!r}: there is a schedule of this name already; give each its own")
         if to is not None:
-            self.runtime.transports().of(to)
+            self.runtime.transports.of(to)
         self._application.schedules[name] = declare(
             cron, message, name=name, tz=tz, misfire=misfire, to=to, options=options
         )

@@ -1,12 +1,9 @@
-"""The composition root: a process of a service, which is one node after another.
-
-The only module that builds concrete transports.
-"""
+"""The composition root: a process of a service, which is one node after another."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +15,7 @@ from durable.agents.node_agents import NodeAgents
 from durable.agents.receiving import ReceivingAgent
 from durable.agents.stuck_threads import StuckThreads
 from durable.agents.waking import Waker
-from durable.application.application import Application, Transports
+from durable.application.application import Application
 from durable.calls.choice import Origin
 from durable.calls.connections import Connections
 from durable.calls.hub import Hub
@@ -40,6 +37,7 @@ from durable.process.dispatching import AgentsDispatcher
 from durable.process.life import Life
 from durable.process.starting import once_it_answers
 from durable.process.storing import Storing
+from durable.process.switchboard import Switchboard
 from durable.recovery.announcing import Announcing
 from durable.recovery.former import Memberships
 from durable.recovery.registering import Registering
@@ -51,16 +49,11 @@ from durable.storage import migrator
 from durable.storage.database import Database
 from durable.tasks.crew import cancel_once, end, in_time, in_turn
 from durable.telemetry import Counters, Subject, log
-from durable.transports.base import Receiver, Transport
+from durable.transports.base import Receiver
 from durable.transports.frames import MAX_ADDRESSES, Listing
-from durable.transports.tcp.transport import TcpTransport
 
 if TYPE_CHECKING:
-    from prometheus_client.registry import Collector
-    from starlette.applications import Starlette
-
     from durable.observability.metrics.server import MetricsServer
-    from durable.transports.http.transport import HttpTransport
 
 _CLOSING_SECONDS: Final = 5.0  # for connections that may be broken
 
@@ -75,13 +68,12 @@ class Runtime:
         self.settings = settings
         self.counters = Counters()
         self.clock = clock or SystemClock()
-        self._transports: Transports | None = None
         self.envelope_factory = EnvelopeFactory(
             application.service,
             application.routes,
             settings,
             self.clock,
-            resolve=lambda uri, message_type: self.transports().resolve(uri, message_type),
+            resolve=lambda uri, message_type: self.transports.resolve(uri, message_type),
             around=application.stack.around_sending,
             ring=application.ring,
         )
@@ -89,7 +81,7 @@ class Runtime:
         self.dispatcher: Dispatcher = AgentsDispatcher(lambda: self.node, self._waker, self.clock, settings)
         self.sessions = Sessions(settings, self.envelope_factory, self.dispatcher, scope, **engines)
         self._stuck = StuckThreads()
-        self.links = Links(lambda uri: self.transports().of(uri), idle=settings.address_idle)
+        self.links = Links(lambda uri: self.transports.of(uri), idle=settings.address_idle)
         self.registry = Registry(self.listings)
         self.providers = Providers(
             self.registry,
@@ -109,7 +101,7 @@ class Runtime:
             store=self._announcing,
         )
         self.connections = Connections(
-            self.registry, lambda uri: self.transports().of(uri), settings, application.service, own=self.listings
+            self.registry, lambda uri: self.transports.of(uri), settings, application.service, own=self.listings
         )
         self._announcing_task: asyncio.Task[None] | None = None
         self._end_watching: Callable[[], None] | None = None
@@ -150,56 +142,20 @@ class Runtime:
             self._database = Database(self.settings)
         return self._database
 
-    def transports(self) -> Transports:
-        if self._transports is None:
-            tcp = TcpTransport(
-                self.settings,
-                self.application.service,
-                node=lambda: self.node_id,
-                provider=self.application.offers,
-                directory=self.hub,
-            )
-            optional: dict[str, Callable[[], Transport]]
-            optional = {"http": lambda: self.http, "https": lambda: self.http, "rabbitmq": self._rabbitmq}
-            self._transports = Transports([tcp, *self.application.transports], optional)
-        return self._transports
-
     @cached_property
-    def http(self) -> HttpTransport:
-        """Raises InvalidSetting when what it is built on is not installed."""
-        with needs("http://", extra="http"):
-            from durable.transports.http.transport import HttpTransport
-        outcomes = Outcomes(self.watch, lambda: self.database, self.application.ring)
-        return HttpTransport(
+    def transports(self) -> Switchboard:
+        return Switchboard(
+            self.application,
             self.settings,
-            service=self.application.service,
-            messages=self._handled,
-            outcomes=outcomes,
-            provider=self.application.offers,
+            node_id=lambda: self.node_id,
             directory=self.hub,
+            outcomes=Outcomes(self.watch, lambda: self.database, self.application.ring),
         )
-
-    def metrics_app(
-        self, monitor: Callable[[], Monitor], receiver: Callable[[], Receiver | None], others: Collector | None = None
-    ) -> Starlette:
-        """Build the app of /metrics and /health. Raises InvalidSetting when a package of it is not installed."""
-        with needs("metrics_app()", extra="metrics"):
-            from durable.observability.metrics.server import make_app
-        return make_app(monitor, receiver, others)
 
     def _metrics_server(self) -> MetricsServer:
         with needs("metrics_port", extra="metrics"):
             from durable.observability.metrics.server import MetricsServer
         return MetricsServer(self.monitor, lambda: self.receiver, self.settings)
-
-    def _rabbitmq(self) -> Transport:
-        with needs("rabbitmq://", extra="rabbitmq"):
-            from durable.transports.rabbitmq.transport import RabbitTransport
-        return RabbitTransport(self.settings, service=self.application.service, messages=self._handled)
-
-    def _handled(self) -> Mapping[str, type]:
-        """Return the class under which messages of each type are handled here; more may be declared later."""
-        return {name: handler.cls for name, handler in self.application.by_type().items()}
 
     @property
     def receiver(self) -> Receiver | None:
@@ -312,9 +268,8 @@ class Runtime:
         await self.database.transaction(migrator.check_version)
 
     def _check_wiring(self) -> None:
-        transports = self.transports()
         for uri in [*self.application.destinations(), *(listening.uri for listening in self.application.listeners)]:
-            transports.of(uri)
+            self.transports.of(uri)
         self.application.check(self.envelope_factory)
         self.application.check_retention(self.settings.dedupe_window)
         if self.application.handlers:
@@ -429,7 +384,7 @@ class Runtime:
             await self._metrics.close()
 
     def _make_node(self, memberships: Memberships) -> Node:
-        context, transports = self._context, self.transports()
+        context, transports = self._context, self.transports
         return Node(
             self.application,
             context,

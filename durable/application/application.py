@@ -108,6 +108,10 @@ class Application:
         """
         return _by_type(self.handlers)
 
+    def handled_classes(self) -> dict[str, type]:
+        """The class under which messages of each type are handled here; more may be declared later."""
+        return {name: handler.cls for name, handler in self.by_type().items()}
+
     def placements(self) -> list[Declared]:
         """The place of every message type that is handled here, and of every declared destination."""
         places = self.routes.places

@@ -107,7 +107,7 @@ async def _call(
     bus: Bus, contract: Contract, method: Method, given: dict[str, Any], at: str, options: dict[str, Any]
 ) -> Any:
     errors: list[CallFailed] = []
-    links = Links(lambda uri: bus.runtime.transports().of(uri))
+    links = Links(lambda uri: bus.runtime.transports.of(uri))
     links.check(at)
     remote = RemoteService(
         contract,
@@ -127,7 +127,7 @@ async def _call(
 
 
 async def _seen(bus: Bus) -> list[Seen]:
-    links = Links(lambda uri: bus.runtime.transports().of(uri))
+    links = Links(lambda uri: bus.runtime.transports.of(uri))
     try:
         return await asyncio.gather(
             *(_look(links, contract, role, at) for contract, role, at in _contracts(bus) if at != _HERE)

@@ -108,8 +108,7 @@ def _public(url: str) -> str:
 def _openapi(bus: Bus, description: Description) -> dict[str, Any]:
     with needs("--openapi", extra="http"):
         from durable.transports.http.openapi import describe as describe_http
-    messages = {name: handler.cls for name, handler in bus.application.by_type().items()}
-    document = describe_http(bus.service, messages, secured=peers.has_secrets(bus.settings))
+    document = describe_http(bus.service, bus.application.handled_classes(), secured=peers.has_secrets(bus.settings))
     served = [each.address for each in description.listeners if each.address.startswith("http")]
     if served:
         document["servers"] = [{"url": address} for address in served]

@@ -49,7 +49,7 @@ def send(bus: Bus, options: SendOptions, message_type: MessageType, body: Body, 
     """
     cls = class_of(message_type)
     if to is not None:
-        bus.runtime.transports().of(to)
+        bus.runtime.transports.of(to)
     try:
         message = codec.decode(read_body(body, bus.settings.max_message_bytes), cls)
         envelope_id = asyncio.run(_send(bus, message_type, message, to, options))

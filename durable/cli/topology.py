@@ -99,7 +99,7 @@ def _checked(bus: Bus, uris: Iterable[str]) -> list[str]:
     """Select RabbitMQ addresses. Raises InvalidSetting for a wrong one, and when aio-pika is not installed."""
     chosen = [uri for uri in uris if uri.startswith(_SCHEME)]
     for uri in chosen:
-        bus.runtime.transports().of(uri)
+        bus.runtime.transports.of(uri)
     return chosen
 
 

@@ -45,7 +45,7 @@ class Pings:
         longest = self._bus.settings.connect_timeout + self._bus.settings.send_timeout
         try:
             async with asyncio.timeout(longest.total_seconds()):
-                async with self._bus.runtime.transports().of(address).sender(address) as sender:
+                async with self._bus.runtime.transports.of(address).sender(address) as sender:
                     await sender.ping()
         except TimeoutError:
             return f"{address}: no answer within {longest.total_seconds():g} seconds"

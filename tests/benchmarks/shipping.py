@@ -22,7 +22,7 @@ async def sender(race: Race) -> AsyncIterator[Ship]:
     """A node that runs when the rows are committed: it is woken, and claims them."""
     bus = Bus("sender", settings=load_settings(database_url=race.sender_url, **race.settings))
     bus.route(Note, to=race.destination)
-    destination = bus.runtime.transports().resolve(race.destination, floor.MESSAGE_TYPE)
+    destination = bus.runtime.transports.resolve(race.destination, floor.MESSAGE_TYPE)
     counters = bus.runtime.counters
 
     async def ship(count: int, start: Start) -> Counts:

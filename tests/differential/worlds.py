@@ -400,7 +400,7 @@ class OnPostgres(World):
         return datetime.now(UTC)
 
     async def arrive(self, envelope: Envelope) -> None:
-        transport = self.bus("here").runtime.transports().of(self.addresses["there"])
+        transport = self.bus("here").runtime.transports.of(self.addresses["there"])
         letters = self._tables["there"].one(_NAMELESS)
         destination = transport.resolve(self.addresses["there"], envelope.message_type)
         async with transport.sender(destination) as sender:

@@ -62,7 +62,7 @@ async def bus(tables: Tables) -> AsyncIterator[Bus]:
 
 
 async def test_unregistered_node_comes_back_under_another_id_with_its_listener(bus: Bus, tables: Tables) -> None:
-    transport = bus.runtime.transports().of(HERE)
+    transport = bus.runtime.transports.of(HERE)
     first = bus.runtime.node_id
     await tables.change("DELETE FROM durable.nodes")
     await eventually(lambda: bus.runtime.node_id not in (first, ANY_NODE), within=15, what="another node")

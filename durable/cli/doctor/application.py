@@ -82,7 +82,7 @@ def _if_plaintext(uri: str) -> str:
 
 def _address(bus: Bus, kind: str, uri: str) -> Check:
     try:
-        bus.runtime.transports().of(uri)
+        bus.runtime.transports.of(uri)
     except InvalidSetting as error:
         return fail(kind, str(error), "correct the address")
     return ok(kind, uri)
@@ -98,7 +98,7 @@ async def _ping(bus: Bus, uri: str) -> Check:
     if checked.advice:
         return checked
     try:
-        async with asyncio.timeout(_PING_SECONDS), bus.runtime.transports().of(uri).sender(uri) as sender:
+        async with asyncio.timeout(_PING_SECONDS), bus.runtime.transports.of(uri).sender(uri) as sender:
             await sender.ping()
     except InvalidSetting as error:
         return fail("destination", str(error), "correct the address")

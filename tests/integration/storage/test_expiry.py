@@ -88,7 +88,7 @@ async def test_rest_of_a_deadline_is_independent_of_the_clock_of_the_sender(
         assert node is not None
         address = node.listeners[0].address
         batch = [urgent(1, theirs + timedelta(hours=1)), urgent(2, theirs - timedelta(minutes=1))]
-        async with bus.runtime.transports().of(address).sender(address) as sender:
+        async with bus.runtime.transports.of(address).sender(address) as sender:
             assert await sender.send(batch) == [STORED, STORED]
         await eventually(lambda: tables.count("incoming_envelopes") == 0)
     assert list(seen) == [1]

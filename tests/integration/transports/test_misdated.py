@@ -31,7 +31,7 @@ async def test_misdated_envelope_is_quarantined_at_every_door(tables: Tables, do
         address = bus.runtime.node.listeners[0].address
         changed, reason = misdate(datetime.now(UTC))
         bad, good = replace(arriving(), destination=address, **changed), replace(arriving(), destination=address)
-        async with bus.runtime.transports().of(address).sender(address) as sender:
+        async with bus.runtime.transports.of(address).sender(address) as sender:
             outcomes = await sender.send([bad, good])
         assert outcomes[1] == STORED
         assert [reason in said for said in tables.rows("SELECT reason FROM durable.dead_letters")] == [True]

@@ -197,4 +197,5 @@ class TestHandlers:
         assert [binding.routing_key for binding in bindings] == [
             f"orders-{each}" for each in (V1_TYPE, V2_TYPE, V3_TYPE)
         ]
-        assert shop.runtime._handled() == dict.fromkeys((V3_TYPE, V1_TYPE, V2_TYPE), V3)  # what its listener asks
+        listened = shop.application.handled_classes()
+        assert listened == dict.fromkeys((V3_TYPE, V1_TYPE, V2_TYPE), V3)

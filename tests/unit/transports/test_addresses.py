@@ -90,7 +90,7 @@ def test_well_formed_destination_is_routed_by_the_bus(bus: Bus, uri: str) -> Non
 
 @pytest.mark.parametrize("uri", UNRESOLVED[1:])
 def test_topic_can_be_published_to_in_its_resolved_form(bus: Bus, uri: str) -> None:
-    check_destination(bus.runtime.transports().resolve(uri, "addresses.sent"))
+    check_destination(bus.runtime.transports.resolve(uri, "addresses.sent"))
 
 
 SCHEMES = ("tcp", "unix", "http", "https", "rabbitmq", "memory", "local", "lines", "9p", "")
@@ -118,7 +118,7 @@ def error_of(use: Callable[[], object]) -> str:
 @example("lines\n://x")
 @example("tcp://127.0.0.1:1\nERROR forged")
 def test_error_with_an_address_is_one_printable_line(bus: Bus, uri: str) -> None:
-    transports = bus.runtime.transports()
+    transports = bus.runtime.transports
     for use in (
         check_destination,
         transports.of,
