@@ -252,14 +252,14 @@ class Bus:
         it before the bus runs, or in its event loop. Raises InvalidSetting for an address that cannot be connected to,
         or is connected to already.
         """
-        self._here.connections.check(address)
+        self._here.calls.connections.check(address)
         connected = self._application.connected
         if address in connected:
             raise InvalidSetting(f"connect: {address} is connected to already; connect to each address once")
         if len(connected) == MOST_CONNECTIONS:
             raise InvalidSetting(f"connect: {MOST_CONNECTIONS} addresses are connected to already; disconnect from one")
         if self.runtime.is_running:
-            self.runtime.connections.open(address)
+            self.runtime.calls.connections.open(address)
         connected.append(address)
 
     @checked
@@ -270,7 +270,7 @@ class Bus:
         """
         if address not in self._application.connected:
             raise InvalidSetting(f"disconnect: {address} is not connected to; give an address of connect()")
-        connections = self._here.connections
+        connections = self._here.calls.connections
         self._application.connected.remove(address)
         connections.cancel(address)
 
@@ -319,7 +319,7 @@ class Bus:
     def _place(self, contract: Contract, at: str | Provider | None) -> tuple[Place, str | None]:
         """Return the place to call, and its address; None: whichever provider is best."""
         if at is None:
-            return Anywhere(contract, lambda: self.runtime.providers), None
+            return Anywhere(contract, lambda: self.runtime.calls.providers), None
         epoch = 0
         if isinstance(at, Provider):
             if at.service != contract.name or not at.address:
@@ -327,7 +327,7 @@ class Bus:
             epoch, at = at.epoch, at.address
         if at == HERE:
             return Here(lambda: self._application.offers, epoch), None
-        self.runtime.links.check(at)
+        self.runtime.calls.links.check(at)
         return Elsewhere(at, self._links, epoch), at
 
     @checked
@@ -337,7 +337,7 @@ class Bus:
         They are read from the service's database; while that is away, they are those of before. A bus that does not run
         knows only itself. Raises InvalidSetting for a class that is no service.
         """
-        return await self._here.look_up(contract_of(contract).name)
+        return await self._here.calls.look_up(contract_of(contract).name)
 
     @property
     def _here(self) -> Runtime:
@@ -346,7 +346,7 @@ class Bus:
         return self.runtime
 
     def _links(self) -> Links | None:
-        return self.runtime.open_links
+        return self.runtime.calls.open_links
 
     @checked
     def on_error(self, *errors: type[Exception], retry: Retry | RetryAfter) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,16 +15,9 @@ from durable.agents.receiving import ReceivingAgent
 from durable.agents.stuck_threads import StuckThreads
 from durable.agents.waking import Waker
 from durable.application.application import Application
-from durable.calls.choice import Origin
-from durable.calls.connections import Connections
-from durable.calls.hub import Hub
-from durable.calls.links import Links
-from durable.calls.places import reachable, this_machine
-from durable.calls.providers import CALLED, Provider, Providers
-from durable.calls.registry import Registry
 from durable.clock import Clock, SystemClock
 from durable.envelope import ANY_NODE, NodeId
-from durable.errors import StorageUnavailable, WiringError, needs
+from durable.errors import WiringError, needs
 from durable.node import Node
 from durable.observability.loop_watch import LoopWatch
 from durable.observability.monitor import Monitor
@@ -33,24 +25,22 @@ from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.outbox.outbox import Dispatcher
 from durable.outbox.scope import Scope
 from durable.outbox.sessions import Sessions
+from durable.process.calling import Calls
 from durable.process.dispatching import AgentsDispatcher
 from durable.process.life import Life
 from durable.process.starting import once_it_answers
 from durable.process.storing import Storing
 from durable.process.switchboard import Switchboard
-from durable.recovery.announcing import Announcing
 from durable.recovery.former import Memberships
-from durable.recovery.registering import Registering
 from durable.requests.outcomes import Outcomes
 from durable.requests.watch import Watch
 from durable.settings import Settings
 from durable.statistics import Statistics
 from durable.storage import migrator
 from durable.storage.database import Database
-from durable.tasks.crew import cancel_once, end, in_time, in_turn
-from durable.telemetry import Counters, Subject, log
+from durable.tasks.crew import end, in_time, in_turn
+from durable.telemetry import Counters, Subject
 from durable.transports.base import Receiver
-from durable.transports.frames import MAX_ADDRESSES, Listing
 
 if TYPE_CHECKING:
     from durable.observability.metrics.server import MetricsServer
@@ -81,34 +71,17 @@ class Runtime:
         self.dispatcher: Dispatcher = AgentsDispatcher(lambda: self.node, self._waker, self.clock, settings)
         self.sessions = Sessions(settings, self.envelope_factory, self.dispatcher, scope, **engines)
         self._stuck = StuckThreads()
-        self.links = Links(lambda uri: self.transports.of(uri), idle=settings.address_idle)
-        self.registry = Registry(self.listings)
-        self.providers = Providers(
-            self.registry,
-            self._origin,
-            links=lambda: self.open_links,
-            provider=lambda: application.offers,
-        )
-        self._registering = Registering(lambda: self.database, self.registry, self.listings, settings)
         self._doors = Doors()
-        self._announcing = Announcing(lambda: self.database, settings)
-        self.hub = Hub(
-            self.registry,
+        self.calls = Calls(
+            application,
             settings,
-            application.service,
-            machine=this_machine(),
-            own_addresses=self._addresses,
-            store=self._announcing,
+            database=lambda: self.database,
+            node=lambda: self.node,
+            transport_of=lambda uri: self.transports.of(uri),
         )
-        self.connections = Connections(
-            self.registry, lambda uri: self.transports.of(uri), settings, application.service, own=self.listings
-        )
-        self._announcing_task: asyncio.Task[None] | None = None
-        self._end_watching: Callable[[], None] | None = None
         self.life = Life(settings, self._make_node, self._empty_pools)
         self.watch = Watch(lambda: self.database, settings)
         self._storing = Storing(application, lambda: self._context)
-        self._reading_task: asyncio.Task[None] | None = None
         self._database: Database | None = None
         self._loop_watch = LoopWatch(self.life.alive)
         self._watching: asyncio.Task[None] | None = None
@@ -125,16 +98,7 @@ class Runtime:
 
     def _problems(self) -> Sequence[str]:
         of_node = self.node.agents.problems() if self.node is not None else []
-        return [*self._stuck.problems(), *of_node, *self.life.problems(), *self._unprovided()]
-
-    def _unprovided(self) -> Sequence[str]:
-        """List the services that this application has called in vain, and that still have no known provider."""
-        known = {each.offer.service for each in self.registry.listings()}
-        return [
-            f"service {name}: its last call found no provider: start one, or see durable-agent services"
-            for name in self.application.offers.telemetry.unprovided()
-            if name not in known
-        ]
+        return [*self._stuck.problems(), *of_node, *self.life.problems(), *self.calls.problems()]
 
     @property
     def database(self) -> Database:
@@ -148,14 +112,9 @@ class Runtime:
             self.application,
             self.settings,
             node_id=lambda: self.node_id,
-            directory=self.hub,
+            directory=self.calls.hub,
             outcomes=Outcomes(self.watch, lambda: self.database, self.application.ring),
         )
-
-    def _metrics_server(self) -> MetricsServer:
-        with needs("metrics_port", extra="metrics"):
-            from durable.observability.metrics.server import MetricsServer
-        return MetricsServer(self.monitor, lambda: self.receiver, self.settings)
 
     @property
     def receiver(self) -> Receiver | None:
@@ -199,51 +158,6 @@ class Runtime:
     def node_id(self) -> NodeId:
         return self.node.node_id if self.node is not None else ANY_NODE
 
-    @property
-    def open_links(self) -> Links | None:
-        """Return the connections for calls; None while the bus does not run."""
-        return self.links if self.is_running and self.links.is_open else None
-
-    def _origin(self) -> Origin:
-        offered = frozenset(each.contract.name for each in self.application.offers.offered)
-        return Origin(self.application.service, self.node_id, this_machine(), offered)
-
-    def _addresses(self) -> Sequence[str]:
-        """Return the addresses at which this process listens."""
-        return [each.address for each in self.node.listeners] if self.node is not None else []
-
-    def listings(self) -> Sequence[Listing]:
-        """Return what this process offers, as others see it."""
-        offers, node = self.application.offers, self.node
-        listeners = node.listeners if node is not None else ()
-        addresses = [
-            reachable(each.address, self.settings.call_host) for each in listeners if each.address.startswith(CALLED)
-        ]
-        return [
-            Listing(
-                each.contract.offer,
-                self.application.service,
-                self.node_id,
-                addresses[:MAX_ADDRESSES],
-                each.since,
-                offers.load,
-                each.is_singleton,
-                offers.singletons.known_epoch(each.contract.name) if each.is_singleton else 0,
-                this_machine(),
-            )
-            for each in offers.offered
-        ]
-
-    async def look_up(self, service: str) -> list[Provider]:
-        """Return the providers of a service: as the database knows them, or as they were known before its outage."""
-        self.registry.use()
-        if self.is_running:
-            try:
-                await self._registering.read()
-            except StorageUnavailable as error:
-                log.warning("providers of %s are those that were known before: %s", service, error)
-        return self.providers.of(service)
-
     def statistics(self) -> Statistics:
         """Return the counters of this process since it started. Call it in the event loop."""
         node, receiver = self.node, self.receiver
@@ -280,65 +194,57 @@ class Runtime:
 
         Waits for a database that is away, for `start_timeout`.
         """
-        self._watching = asyncio.create_task(self._loop_watch.run(), name="measure the event loop")
-        await asyncio.to_thread(self.application.ring.load)  # its source may ask a KMS
-        self._check_wiring()
+        await self._open()
         self.application.warn()
-        self._waker.start(self.database)
-        await self._start_watching()
         await once_it_answers(self._begin, within=self.settings.start_timeout)
+        self.calls.connect()
 
     async def _begin(self) -> None:
         await self.database.transaction(migrator.check_version)
         await in_flight.guard(self.database, self.application, self.settings)
         await self.life.start()
-        self._open_connections()
 
     async def start_storing(self) -> None:
         """Check the wiring, and only store arrivals, for the nodes of the service's other processes."""
-        self._watching = asyncio.create_task(self._loop_watch.run(), name="measure the event loop")
-        await asyncio.to_thread(self.application.ring.load)
-        self._check_wiring()
-        self._waker.start(self.database)
-        await self._start_watching()
+        await self._open()
         await once_it_answers(
             partial(self.database.transaction, migrator.check_version), within=self.settings.start_timeout
         )
         self._storing.start()
-        self._reading_task = asyncio.create_task(self._registering.run(asyncio.Event()), name="registry")
-        self._open_connections()
+        self.calls.read_without_node()
+        self.calls.connect()
 
-    def _open_connections(self) -> None:
-        """Connect to the directories of other services."""
-        for address in self.application.connected:
-            self.connections.open(address)
+    async def _open(self) -> None:
+        """Check the wiring, and begin what needs no database."""
+        self._watching = asyncio.create_task(self._loop_watch.run(), name="measure the event loop")
+        self.calls.open()
+        await asyncio.to_thread(self.application.ring.load)  # its source may ask a KMS
+        self._check_wiring()
+        self._waker.start(self.database)
+        if self.settings.metrics_port is not None:
+            with needs("metrics_port", extra="metrics"):
+                from durable.observability.metrics.server import MetricsServer
+            self._metrics = MetricsServer(self.monitor, lambda: self.receiver, self.settings)
+            await self._metrics.open()
 
     async def stop(self) -> None:
         """Drain, release, leave, and close the connections, in bounded time."""
         drain_seconds = self.settings.drain_timeout.total_seconds()
         deadline = asyncio.get_running_loop().time() + drain_seconds
         await in_turn(
-            self.connections.close_all(_CLOSING_SECONDS),  # first: callers elsewhere go elsewhere
+            self.calls.connections.close_all(_CLOSING_SECONDS),  # first: callers elsewhere go elsewhere
             self.life.stop(),
-            self._drain_offers(deadline),
+            self.calls.drain(deadline),
             self._storing.stop(drain_seconds, _CLOSING_SECONDS),
-            self._stop_telling(),
+            self.calls.end_tasks(_CLOSING_SECONDS),
             self._doors.close(patience=drain_seconds, ending_seconds=_CLOSING_SECONDS),
-            in_time(self.links.close(), _CLOSING_SECONDS),
+            in_time(self.calls.links.close(), _CLOSING_SECONDS),
             in_time(self.application.offers.stop(_CLOSING_SECONDS), _CLOSING_SECONDS + 1),
             in_time(self.watch.stop(), _CLOSING_SECONDS),
             self._stop_watching(),
             in_time(self._waker.stop(), _CLOSING_SECONDS),
             self._empty_pools(),
         )
-
-    async def _drain_offers(self, deadline: float) -> None:
-        await self.application.offers.drain(deadline - asyncio.get_running_loop().time())
-
-    async def _stop_telling(self) -> None:
-        """Remove what was announced here."""
-        tasks = [each for each in (self._reading_task, self._announcing_task) if each is not None]
-        await cancel_once(tasks, within=_CLOSING_SECONDS)
 
     async def _empty_pools(self) -> None:
         """Drop pooled connections. After a fault that broke the membership they may be broken too."""
@@ -348,34 +254,8 @@ class Runtime:
         if self._database is not None:
             await in_time(self._database.close(), _CLOSING_SECONDS)
 
-    def _watch_offers(self) -> None:
-        """Let changes of what is offered here, and held, reach the registry; the latter come from another thread."""
-        offers, loop = self.application.offers, asyncio.get_running_loop()
-
-        def changed() -> None:
-            self.registry.tell()
-            self._registering.woken.set()
-
-        def changed_elsewhere() -> None:
-            with suppress(RuntimeError):  # the loop was closed
-                loop.call_soon_threadsafe(changed)
-
-        self.registry.ask = self._registering.woken.set
-        offers.singletons.on_change = changed_elsewhere
-        self._end_watching = offers.watch(changed)
-
-    async def _start_watching(self) -> None:
-        if self._end_watching is None:
-            self._watch_offers()
-            self._announcing_task = asyncio.create_task(self._announcing.run(), name="announcements")
-        if self.settings.metrics_port is not None and self._metrics is None:
-            self._metrics = self._metrics_server()
-            await self._metrics.open()
-
     async def _stop_watching(self) -> None:
-        if self._end_watching is not None:
-            self._end_watching()
-            self._end_watching = self.registry.ask = None
+        self.calls.close()
         watching = [self._watching] if self._watching is not None else []
         await in_turn(self._close_metrics(), end(watching, within=_CLOSING_SECONDS))
 
@@ -384,14 +264,16 @@ class Runtime:
             await self._metrics.close()
 
     def _make_node(self, memberships: Memberships) -> Node:
-        context, transports = self._context, self.transports
+        context = self._context
         return Node(
             self.application,
             context,
-            NodeAgents(self.application, context, sessions=self.sessions, transports=transports, stuck=self._stuck),
+            NodeAgents(
+                self.application, context, sessions=self.sessions, transports=self.transports, stuck=self._stuck
+            ),
             envelope_factory=self.envelope_factory,
             memberships=memberships,
-            registering=self._registering,
+            registering=self.calls.registering,
             doors=self._doors,
         )
 

@@ -84,7 +84,9 @@ class MemoryRuntime(Runtime):
         self._receiver = MemoryReceiver(bus.settings.buffer_size, mailbox, receive)
         self._peers: dict[str, Bus] = {}
         self._unlearn: dict[str, Callable[[], None]] = {}
-        self.links = MemoryLinks(self.links, self._peers)
+        self._end_watching: Callable[[], None] | None = None
+        self.calls.links = MemoryLinks(self.calls.links, self._peers)
+        self.calls.is_open = True
 
     @property
     def receiver(self) -> Receiver:
@@ -93,10 +95,6 @@ class MemoryRuntime(Runtime):
     @property
     def database(self) -> Database:
         return self._in_memory
-
-    @property
-    def open_links(self) -> Links:
-        return self.links
 
     async def check(self) -> None:
         """Check the bus as before a start, but without the database."""
@@ -114,7 +112,7 @@ class MemoryRuntime(Runtime):
         offers.singletons.everything_is_held = True
         if self._end_watching is None:
             offers.use(self.clock)
-            self._end_watching = offers.watch(self.registry.tell)
+            self._end_watching = offers.watch(self.calls.registry.tell)
 
     def offer_no_longer(self) -> None:
         """Leave what is offered as it was."""
@@ -137,10 +135,11 @@ class MemoryRuntime(Runtime):
     def disconnect(self, uri: str) -> None:
         if self._peers.pop(uri, None) is not None:
             self._unlearn.pop(uri)()
-            self.registry.forget(uri)
+            self.calls.registry.forget(uri)
 
     def _learn(self, uri: str, other: Bus) -> None:
-        self.registry.learn(uri, [replace(listing, addresses=[uri]) for listing in other.runtime.listings()])
+        listings = [replace(listing, addresses=[uri]) for listing in other.runtime.calls.listings()]
+        self.calls.registry.learn(uri, listings)
 
     async def start_storing(self) -> None:
         await self.check()

@@ -100,7 +100,9 @@ async def test_holder_of_a_singleton_refuses_while_the_database_is_away(own_serv
             await running
         await asyncio.to_thread(own_server.server.ensure_postgres_running)
         await eventually(lambda: bus.runtime.node_id != ANY_NODE, within=30)
-        await eventually(lambda: [each.node for each in caller.runtime.registry.listings()] == [bus.runtime.node_id])
+        await eventually(
+            lambda: [each.node for each in caller.runtime.calls.registry.listings()] == [bus.runtime.node_id]
+        )
         assert await caller.caller(Who, name={"timeout": 20}).name() == "one"
 
 
@@ -128,4 +130,4 @@ async def test_provider_in_the_own_process_needs_no_database(own_server: Embedde
         await asyncio.to_thread(stop_at_once, own_server)
         await eventually(lambda: bus.runtime.node_id == ANY_NODE)
         assert {await who.name() for _ in range(10)} == {"here"}
-        assert [each.address for each in bus.runtime.providers.of("who")] == [HERE, ""]
+        assert [each.address for each in bus.runtime.calls.providers.of("who")] == [HERE, ""]

@@ -29,7 +29,7 @@ async def caller(database_url: str) -> AsyncIterator[Bus]:
 
 
 def listed(bus: Bus) -> list[str]:
-    return [address for listing in bus.runtime.registry.listings() for address in listing.addresses]
+    return [address for listing in bus.runtime.calls.registry.listings() for address in listing.addresses]
 
 
 async def sees(bus: Bus, *providers: Providing) -> None:
@@ -169,7 +169,7 @@ async def test_providers_stay_known_for_a_lease_when_the_database_is_back(databa
         async with Bus("shop", url, **QUICK, call_timeout=20, mode="send-only") as caller:
             with providing(database_url, "one", "heartbeat_stale=2") as one:
                 await sees(caller, one)
-                registering = caller.runtime._registering
+                registering = caller.runtime.calls.registering
                 proxy.cut()
                 proxy.refuse()
                 await eventually(lambda: registering._was_away)

@@ -45,7 +45,7 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
 
 
 def known(bus: Bus) -> list[tuple[str, str]]:
-    return sorted((each.application, each.offer.service) for each in bus.runtime.registry.listings())
+    return sorted((each.application, each.offer.service) for each in bus.runtime.calls.registry.listings())
 
 
 def address(bus: Bus) -> str:
@@ -133,9 +133,7 @@ async def test_announcements_of_a_killed_hub_end_with_their_lease(
     raw = await Raw.connect(address(hub))
     await raw.join(listing("inventory"))
     await eventually(lambda: known(other) == [("stock", "inventory")])
-    task = hub.runtime._announcing_task
-    assert task is not None
-    hub.runtime._announcing._wanted.clear()  # as if nobody lengthened their leases any more
+    hub.runtime.calls.announcing._wanted.clear()  # as if nobody lengthened their leases any more
     await eventually(lambda: known(other) == [])
 
 

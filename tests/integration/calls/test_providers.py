@@ -109,10 +109,10 @@ async def test_offers_while_the_bus_runs_are_told_to_other_nodes(start: Start) -
     with pytest.raises(NoProvider, match="not offered by any provider"):
         await inventory.reserve("A-1")
     stock.offer(Inventory, Stock())
-    await eventually(lambda: caller.runtime.registry.listings())
+    await eventually(lambda: caller.runtime.calls.registry.listings())
     assert await inventory.reserve("A-1") == Reservation("A-1", 1)
     stock.withdraw(Inventory)
-    await eventually(lambda: not caller.runtime.registry.listings())
+    await eventually(lambda: not caller.runtime.calls.registry.listings())
     with pytest.raises(NoProvider):
         await inventory.reserve("A-1")
 
@@ -125,14 +125,14 @@ async def test_node_takes_its_offers_along_when_stopped(start: Start, database_u
     async with stock:
         await sees(caller, Inventory, 1)
     assert rows(database_url, "SELECT * FROM durable.offers") == []
-    await eventually(lambda: not caller.runtime.registry.listings())
+    await eventually(lambda: not caller.runtime.calls.registry.listings())
 
 
 async def test_changes_gather_when_an_offer_comes_and_goes_all_the_time(start: Start, database_url: str) -> None:
     stock, caller = await start("shop", TCP), await start("shop")
     await caller.providers(Inventory)
     told: list[int] = []
-    caller.runtime.registry.watch(lambda: told.append(1))
+    caller.runtime.calls.registry.watch(lambda: told.append(1))
     count = "SELECT n_tup_ins + n_tup_upd + n_tup_del FROM pg_stat_user_tables WHERE relname = 'offers'"
     for _ in range(100):
         stock.offer(Inventory, Stock())
@@ -170,7 +170,7 @@ async def test_provider_stays_known_for_a_lease_when_losing_its_node_in_an_outag
     caller = await start("shop", **slow)
     await sees(caller, Who, 1)
     node = stock.runtime.node_id
-    await caller.runtime._registering.join(caller.runtime.node_id)  # as after an outage
+    await caller.runtime.calls.registering.join(caller.runtime.node_id)  # as after an outage
     rows(database_url, f"DELETE FROM durable.offers WHERE node_id = {node}")
     assert await nodes_of(caller, Who) == [node]
     assert await caller.caller(Who).name() == "one"
@@ -253,7 +253,7 @@ async def test_reading_goes_on_when_nothing_can_be_written(start: Start, databas
     rows(database_url, "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE ''no''; END'")
     rows(database_url, "CREATE TRIGGER refuse BEFORE INSERT ON durable.offers EXECUTE FUNCTION refuse()")
     caller = await start("shop", TCP, offer=lambda bus: bus.offer(Inventory, Stock()))
-    registry = caller.runtime.registry
+    registry = caller.runtime.calls.registry
     registry.use()
     await eventually(lambda: "who" in {each.offer.service for each in registry.listings()})
 
@@ -351,7 +351,7 @@ async def test_send_only_process_finds_providers_by_polling(start: Start) -> Non
     with pytest.raises(NoProvider):
         await who.name()
     await start("shop", TCP, offer=named("one"))
-    await eventually(lambda: caller.runtime.registry.listings())
+    await eventually(lambda: caller.runtime.calls.registry.listings())
     assert await who.name() == "one"
     assert caller.runtime.node is None
 
@@ -393,7 +393,7 @@ async def test_call_of_an_older_epoch_is_refused(start: Start) -> None:
     assert await caller.caller(Who).name() == "one"
     (old,) = await caller.providers(Who)
     stock.withdraw(Who)
-    await eventually(lambda: not caller.runtime.registry.listings())
+    await eventually(lambda: not caller.runtime.calls.registry.listings())
     stock.offer(Who, Named("again"), singleton=True)
     await sees(caller, Who, 1)
     assert await caller.caller(Who).name() == "again"

@@ -28,7 +28,7 @@ async def test_announcements_are_removed_to_the_last_one(runtime: Runtime, monke
                 await asyncio.sleep(0.01)
                 removed.append(number)
 
-    runtime._announcing_task = asyncio.create_task(announce(), name="announcements")
+    runtime.calls.tasks.append(asyncio.create_task(announce(), name="announcements"))
     await asyncio.sleep(0)
     await runtime.stop()
     assert len(removed) == 10
@@ -47,7 +47,7 @@ async def test_cancelled_stop_closes_everything(runtime: Runtime, step: str, mon
         closed.append("sessions")
 
     standing = {
-        "close_all": (runtime.connections, "close_all"),
+        "close_all": (runtime.calls.connections, "close_all"),
         "life": (runtime.life, "stop"),
         "metrics": (runtime, "_close_metrics"),
     }
