@@ -29,6 +29,7 @@ from durable.testing.dispatching import MemoryDispatcher
 from durable.testing.faults import Fault, Faults
 from durable.testing.handling import MemoryAttempts, MemoryHandling
 from durable.testing.mailbox import Mailbox
+from durable.testing.operators import MemoryOperators
 from durable.testing.rows import DeadLetter, Expired, Handled, Scheduled, decoded
 from durable.testing.runtime import MemoryRuntime
 from durable.testing.schedules import MemorySchedules
@@ -126,15 +127,15 @@ class InMemoryBus:
     @property
     def handled(self) -> list[Handled]:
         """Handled messages, in the order of their commits."""
-        return list(self._mailbox.handled)
+        return list(self._mailbox.history.handled)
 
     @property
     def dead_letters(self) -> list[DeadLetter]:
-        return list(self._mailbox.dead_letters)
+        return list(self._mailbox.history.dead_letters)
 
     @property
     def expired(self) -> list[Expired]:
-        return list(self._mailbox.expired)
+        return list(self._mailbox.history.expired)
 
     @property
     def scheduled(self) -> list[Scheduled]:
@@ -149,7 +150,7 @@ class InMemoryBus:
 
     def assert_no_dead_letters(self) -> None:
         """Raise AssertionError, with every reason and traceback, when a message was given up."""
-        letters = self._mailbox.dead_letters
+        letters = self._mailbox.history.dead_letters
         if letters:
             told = (f"{letter.envelope.message_type}: {letter.traceback or letter.reason}" for letter in letters)
             raise AssertionError(f"{len(letters)} dead letters:\n" + "\n".join(told))
@@ -196,7 +197,7 @@ class InMemoryBus:
         meanwhile.
         """
         for letter in chosen or self.dead_letters:
-            self._mailbox.replay(letter)
+            MemoryOperators(self._mailbox).replay(letter)
 
     def discard(self, *chosen: DeadLetter, reason: str | None = None) -> None:
         """Give these dead letters, or all of them, up: messages may be sent again under their business keys.
@@ -205,7 +206,7 @@ class InMemoryBus:
         discarded before.
         """
         for letter in chosen or self.dead_letters:
-            self._mailbox.discard(letter, letter.reason if reason is None else reason)
+            MemoryOperators(self._mailbox).discard(letter, letter.reason if reason is None else reason)
 
     def fail(
         self,
@@ -315,7 +316,7 @@ class InMemoryBus:
         reason = reason or self._find_misdating(arrived, max(self.clock.now(), sent_at or self.clock.now()))
         if reason is not None:
             whole = screening.is_whole(arrived, **self.bus.settings.limits)
-            self._mailbox.quarantine(endpoint, arrived, reason, replayable=whole)
+            self._mailbox.history.quarantine(endpoint, arrived, reason, replayable=whole)
             return STORED
         arrived = self.bus.application.ring.arrived(arrived)
         arrivals = self._faults.arrivals(arrived.message_type)

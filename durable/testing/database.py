@@ -13,6 +13,7 @@ from durable.settings import Settings
 from durable.storage import answers, circuits, delayed, expiry, inbox, leases, parked, receipts, schedules
 from durable.storage.database import Database, answer
 from durable.testing.mailbox import Mailbox
+from durable.testing.operators import MemoryOperators
 from durable.testing.schedules import MemorySchedules
 
 P = ParamSpec("P")
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 
 class MemoryDatabase(Database):
-    """Runs a method of the mailbox, its circuits or its schedules in place of each storage function."""
+    """Runs a method of the mailbox, of its parts, or of the schedules in place of each storage function."""
 
     def __init__(self, settings: Settings, mailbox: Mailbox, recurring: MemorySchedules) -> None:
         self.schema = settings.db_schema
@@ -34,13 +35,14 @@ class MemoryDatabase(Database):
         self._for(parked.park)(mailbox.park)
         self._for(leases.release)(mailbox.release)
         self._for(pause_and_release)(mailbox.pause_and_release)
-        self._for(delayed.cancel_message)(mailbox.cancel_message)
-        self._for(delayed.run_message_now)(mailbox.run_message_now)
-        self._for(delayed.reschedule_message)(mailbox.reschedule_message)
+        operators = MemoryOperators(mailbox)
+        self._for(delayed.cancel_message)(operators.cancel_message)
+        self._for(delayed.run_message_now)(operators.run_message_now)
+        self._for(delayed.reschedule_message)(operators.reschedule_message)
         self._for(receipts.look)(mailbox.look)
         self._for(receipts.look_again)(mailbox.look_again)
-        self._for(answers.read)(mailbox.read_answers)
-        self._for(answers.forget)(mailbox.forget_answer)
+        self._for(answers.read)(mailbox.history.read_answers)
+        self._for(answers.forget)(mailbox.history.forget_answer)
         self._for(circuits.pause_each)(recurring.pause_each)
         self._for(circuits.resume_each)(recurring.resume_each)
         self._for(circuits.pause_at_least)(mailbox.circuits.pause_at_least)

@@ -67,7 +67,7 @@ class MemoryAttempts(Attempts):
 
     def _finish(self, handled: Sequence[Handled], leases: Sequence[LeasedEnvelope]) -> None:
         if self.handler.keeps_answers:
-            tell_left_out(leases, self._mailbox.keep(arrived(leases)))
+            tell_left_out(leases, self._mailbox.history.keep(arrived(leases)))
         self._mailbox.finish(handled, leases)
 
 

@@ -35,7 +35,7 @@ class MemoryReceiver:
         return [self._receive(endpoint, envelope) for envelope in batch]
 
     async def reject(self, endpoint: str, raw: bytes, reason: str, headers: Mapping[str, str] | None = None) -> None:
-        self._mailbox.reject(endpoint, raw, reason, headers or {})
+        self._mailbox.history.reject(endpoint, raw, reason, headers or {})
 
     async def ready(self) -> bool:
         return True

@@ -11,8 +11,10 @@ import msgspec
 import pytest
 
 from durable.testing.circuits import MemoryCircuits
+from durable.testing.history import MemoryHistory
 from durable.testing.ids import KnownIds
 from durable.testing.mailbox import Mailbox
+from durable.testing.operators import MemoryOperators
 from tests.differential.hunting import compare
 from tests.differential.running import difference, run
 from tests.differential.shrinking import shrink
@@ -37,14 +39,14 @@ def uncounted(self: Mailbox, node: Any, lease: Any, tried: Any = None, *, delay:
 
 PLANTS: Final[dict[str, tuple[type, str, Callable[..., Any]]]] = {
     "deadlines forgotten": (Mailbox, "expire_late", lambda self, burials: 0),
-    "order forgotten": (Mailbox, "_queue", without_order),
+    "order forgotten": (Mailbox, "queue", without_order),
     "duplicates stored": (KnownIds, "is_free", lambda self, key, envelope: True),
     "attempts uncounted": (Mailbox, "retry_later", uncounted),
     "pauses forgotten": (MemoryCircuits, "pause", lambda self, kind, key, **_: None),
-    "cancelled messages kept": (Mailbox, "cancel_message", lambda self, message, **_: False),
+    "cancelled messages kept": (MemoryOperators, "cancel_message", lambda self, message, **_: False),
     "business keys never freed": (KnownIds, "give_up", lambda self, key: None),
-    "answers forgotten": (Mailbox, "keep", lambda self, arrived: set()),
-    "replays lost": (Mailbox, "replay", lambda self, letter: None),
+    "answers forgotten": (MemoryHistory, "keep", lambda self, arrived: set()),
+    "replays lost": (MemoryOperators, "replay", lambda self, letter: None),
 }
 
 

@@ -31,6 +31,7 @@ from durable.storage.sql import dead_letters as letter_statements
 from durable.storage.sql.statement import Statement
 from durable.testing import ManualClock
 from durable.testing.mailbox import Mailbox
+from durable.testing.operators import MemoryOperators
 from durable.testing.rows import Handled
 from tests.support.letters import ENDPOINT, NODE, SCHEMA
 from tests.support.tables import Tables, shared_tables
@@ -135,18 +136,19 @@ class InMemory(World):
     def __init__(self) -> None:
         self._clock = ManualClock(BEGAN)
         self._mailbox = Mailbox(self._clock)
+        self._operators = MemoryOperators(self._mailbox)
         self._resolved = set[datetime]()
 
     def arrive(self, envelope: Envelope, delay: timedelta | None = None) -> bool:
         outcome = self._mailbox.receive(ENDPOINT, envelope)
         if outcome is STORED and delay is not None:
             self._mailbox.incoming[KEY, ENDPOINT].due = self._clock.now() + delay
-        lettered = self._resolved | {each.envelope.sent_at for each in self._mailbox.dead_letters}
+        lettered = self._resolved | {each.envelope.sent_at for each in self._mailbox.history.dead_letters}
         assert outcome is not OTHER_BODY or envelope.sent_at in lettered
         return outcome is STORED
 
     def quarantine(self, envelope: Envelope) -> None:
-        self._mailbox.quarantine(ENDPOINT, envelope, "too large", replayable=True)
+        self._mailbox.history.quarantine(ENDPOINT, envelope, "too large", replayable=True)
 
     def handle(self) -> Envelope | None:
         leases = self._mailbox.take({})
@@ -159,26 +161,28 @@ class InMemory(World):
         return all(self._mailbox.dead_letter(NodeId(1), lease, FAILED) for lease in self._mailbox.take({}))
 
     def cancel(self) -> bool:
-        return self._mailbox.cancel_message(KEY, actor="ada", reason=None)
+        return self._operators.cancel_message(KEY, actor="ada", reason=None)
 
     def letters(self) -> list[tuple[Any, Envelope, bool]]:
-        return [(each, each.envelope, each.exception_type == QUARANTINED) for each in self._mailbox.dead_letters]
+        return [
+            (each, each.envelope, each.exception_type == QUARANTINED) for each in self._mailbox.history.dead_letters
+        ]
 
     def discard(self, letter: Any) -> None:
-        self._mailbox.discard(letter, "a test")
+        self._operators.discard(letter, "a test")
         self._resolved.add(letter.envelope.sent_at)
         with pytest.raises(ValueError, match="before"):
-            self._mailbox.discard(letter, "a test")
+            self._operators.discard(letter, "a test")
         with pytest.raises(ValueError, match=r"before|used meanwhile|waits already"):
-            self._mailbox.replay(letter)
+            self._operators.replay(letter)
 
     def replay(self, letter: Any) -> bool:
         try:
-            self._mailbox.replay(letter)
+            self._operators.replay(letter)
         except ValueError:
             return False
         with pytest.raises(ValueError, match="before"):
-            self._mailbox.discard(letter, "a test")
+            self._operators.discard(letter, "a test")
         return True
 
 
