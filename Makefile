@@ -8,10 +8,10 @@ export NO_MKDOCS_2_WARNING := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pipeline test quick fuzz simulate differential mutants mutate chaos soak check docs screenshots lowest pythons bench load clean
+.PHONY: help setup demo pipeline test quick fuzz simulate differential mutants mutate chaos soak check docs screenshots lowest pythons bench bench-gate load clean
 
 help: ## Show this help
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Make .venv with everything that the demo and the tests need
 
@@ -69,13 +69,14 @@ chaos: setup ## Break real processes and servers under traffic, and judge what b
 soak: setup ## Run two services under constant load and a fault a minute, and see that nothing grows (HOURS=n, PACE=transactions a second, SEED=n)
 	@nice -n 5 .venv/bin/python -m tests.soak --hours $(or $(HOURS),2) $(if $(PACE),--pace $(PACE)) $(if $(SEED),--seed $(SEED))
 
-check: setup docs ## Check style, types, the floors, the pages, and the requirements for known vulnerabilities
+check: setup docs ## Check style, types, the floors, the pages, the requirements for known vulnerabilities, and the costs of messages
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 	.venv/bin/pyright
 	.venv/bin/lint-imports
 	scripts/audit.sh
+	.venv/bin/python -m tests.benchmarks.costs
 
 docs: setup ## Build the documentation in build/site, with the reference from the code
 	.venv/bin/mkdocs build --quiet
@@ -94,6 +95,10 @@ bench: setup ## Run the benchmarks: messages, then bulk work on Spark; or durabl
 	@scripts/rabbitmq.sh
 	@$(if $(PEERS),scripts/peers.sh,scripts/java.sh && scripts/jdbc.sh)
 	.venv/bin/python -m tests.benchmarks $(if $(PEERS),--only peers)
+
+bench-gate: setup ## Count what each message costs the database, and fail when it has grown (RENEW=1 keeps it, RABBITMQ=1)
+	@$(if $(RABBITMQ),scripts/rabbitmq.sh)
+	.venv/bin/python -m tests.benchmarks.costs $(if $(RENEW),--renew) $(if $(RABBITMQ),--rabbitmq)
 
 load: setup ## Load a web service, then a storm of failures, then the pipeline with a million rows
 	.venv/bin/python -m tests.load
