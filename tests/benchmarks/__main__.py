@@ -9,8 +9,14 @@ row is about: a unit of work's for storing, the agents' for sending, the handler
     contests     a row for each transport and each of its floors       each as a sender and a receiver process
     calls        beside grpc.aio and plain streams                     each provider a process of its own
     bulk         archiving, publishing and auditing                    one warm Spark session, millions of rows
-    latency      from commit to effect at several rates              a sender and a receiver process, beside asyncpg
-    peers        beside other libraries, when asked for                each in an environment and processes of its own
+
+When asked for:
+
+    latency      from commit to effect at several rates                a sender and a receiver process, beside asyncpg
+    backlogs     handling beside a million waiting rows                durable in this process
+    nodes        2, 4 and 8 nodes of one database                      each node a process of its own
+    memory       the peak of nodes that a million messages pass        each node a process of its own
+    peers        beside other libraries                                each in an environment and processes of its own
 """
 
 from __future__ import annotations
@@ -29,7 +35,7 @@ from typing import Any, TypeAlias
 
 from durable.embedded import postgres, rabbitmq
 from durable.errors import InvalidSetting
-from tests.benchmarks import bulk, calls, contests, floor, latency
+from tests.benchmarks import backlogs, bulk, calls, contests, floor, latency, memory, nodes
 from tests.benchmarks.databases import Databases
 from tests.benchmarks.local import Local
 from tests.benchmarks.onion import Onions
@@ -40,23 +46,25 @@ from tests.benchmarks.racing import Processes
 from tests.benchmarks.rows import (
     Cost,
     Latency,
+    Relation,
     Row,
     Speed,
     Timing,
     show,
     show_costs,
     show_latencies,
+    show_relations,
     show_speeds,
     show_timings,
 )
 
-Measured: TypeAlias = Row | Cost | Speed | Timing | Latency | Standing
+Measured: TypeAlias = Row | Cost | Speed | Timing | Latency | Relation | Standing
 
 ROUNDS = 3
 MESSAGES = ("local", "tcp", "http", "rabbitmq")
 PARTS = (*MESSAGES, "onion", "calls", *bulk.PARTS)
-ASKED_FOR = ("latency", "peers")
-"""Parts that run only when they are named: they take long, or need environments that scripts/peers.sh makes."""
+ASKED_FOR = ("latency", "backlogs", "nodes", "memory", "peers")
+"""Parts that run only when they are named: they take long, or need the environments that scripts/peers.sh makes."""
 CALL_ROUNDS = 7  # short ones
 _PASSES = 100_000  # through the onion: a thing of microseconds
 
@@ -93,7 +101,7 @@ def main() -> int:
         "--only", action="append", choices=(*PARTS, *ASKED_FOR), help="run this part; may be given several times"
     )
     parser.add_argument("--count", type=int, default=10_000, help="messages in each round")
-    parser.add_argument("--rows", type=int, help="rows of each bulk part, in place of its own number")
+    parser.add_argument("--rows", type=int, help="rows of each part but messages, in place of its own number")
     parser.add_argument(
         "--without", action="append", default=[], help="leave this peer out; may be given several times"
     )
@@ -132,6 +140,12 @@ def _measured(
     if "latency" in parts:
         for pace, latencies in latency.run():
             yield latencies, f"from commit to effect, {pace}"
+    if "backlogs" in parts:
+        yield backlogs.run(ROUNDS, rows), f"backlogs, best of {ROUNDS} rounds"
+    if "nodes" in parts:
+        yield nodes.run(ROUNDS, rows), f"{nodes.title(rows)}, best of {ROUNDS} rounds"
+    if "memory" in parts:
+        yield memory.run(rows), f"memory of nodes through which {rows or memory.ROWS:,} messages pass"
     if "peers" in parts:
         yield run_contest(sides_without(without), ROUNDS, count), f"{count:,} jobs, {ROUNDS} rounds"
 
@@ -148,6 +162,7 @@ def _show(measured: Sequence[Measured], title: str) -> None:
     show_speeds([each for each in measured if isinstance(each, Speed)], title)
     show_timings([each for each in measured if isinstance(each, Timing)], title)
     show_latencies([each for each in measured if isinstance(each, Latency)], title)
+    show_relations([each for each in measured if isinstance(each, Relation)], title)
     if standings := [each for each in measured if isinstance(each, Standing)]:
         print(f"{title}\n\n{as_markdown(standings)}")
 

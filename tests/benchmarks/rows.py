@@ -95,6 +95,124 @@ class Speed:
 
 
 @dataclass
+class Latency:
+    """One comparison of the time from commit to effect, in seconds: what half, 99 % and 99.9 % do not exceed."""
+
+    name: str
+    pace: str
+    floor_name: str
+    samples: int
+    p50: float
+    p99: float
+    p999: float
+    floor_p50: float
+    floor_p99: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long durable takes, in the median."""
+        return self.p50 / self.floor_p50
+
+
+@dataclass
+class Relation:
+    """One quantity of durable, beside the same under less load."""
+
+    name: str
+    base_name: str
+    unit: str
+    base: float
+    ours: float
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.base
+
+
+@contextmanager
+def counting(engine: AsyncEngine) -> Iterator[Counts]:
+    """Count what this engine executes and commits."""
+    counts = Counts()
+    sync: Engine = engine.sync_engine
+
+    def executed(*_: object) -> None:
+        counts.statements += 1
+
+    def committed(*_: object) -> None:
+        counts.commits += 1
+
+    event.listen(sync, "after_cursor_execute", executed)
+    event.listen(sync, "commit", committed)
+    try:
+        yield counts
+    finally:
+        event.remove(sync, "after_cursor_execute", executed)
+        event.remove(sync, "commit", committed)
+
+
+def show(rows: Sequence[Row], title: str) -> None:
+    table = Table(title=title)
+    for column in ("durable", "floor", "floor/s", "durable/s", "ratio", "statements/msg", "commits/msg"):
+        table.add_column(column, justify="left" if column in ("durable", "floor") else "right")
+    for row in rows:
+        table.add_row(
+            row.name,
+            row.floor_name,
+            f"{row.floor:,.0f}",
+            f"{row.ours:,.0f}",
+            f"{row.ratio:.2f}",
+            f"{row.statements_per_message:.3f}",
+            f"{row.commits_per_message:.3f}",
+        )
+    _print(table)
+
+
+def show_costs(costs: Sequence[Cost], title: str) -> None:
+    table = Table(title=title)
+    for column in ("durable", "without", "with", "added"):
+        table.add_column(column, justify="left" if column == "durable" else "right")
+    for cost in costs:
+        table.add_row(cost.name, f"{cost.without:.2f}", f"{cost.within:.2f}", f"{cost.added:.2f}")
+    _print(table)
+
+
+def show_timings(timings: Sequence[Timing], title: str) -> None:
+    table = Table(title=title)
+    for column in ("durable", "floor", "floor, s", "durable, s", "times as long"):
+        table.add_column(column, justify="left" if column in ("durable", "floor") else "right")
+    for timing in timings:
+        table.add_row(
+            timing.name, timing.floor_name, f"{timing.floor:.2f}", f"{timing.ours:.2f}", f"{timing.ratio:.2f}"
+        )
+    _print(table)
+
+
+def show_speeds(speeds: Sequence[Speed], title: str) -> None:
+    table = Table(title=title)
+    columns = ("durable", "beside", "times as long", "durable, μs", "beside, μs", "durable, μs computed", "beside")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < 2 else "right")
+    for speed in speeds:
+        seconds = speed.ours, speed.floor, speed.ours_computed, speed.floor_computed
+        table.add_row(speed.name, speed.floor_name, f"{speed.ratio:.2f}", *(f"{each * 1e6:,.0f}" for each in seconds))
+    _print(table)
+
+
+def show_latencies(latencies: Sequence[Latency], title: str) -> None:
+    table = Table(title=title)
+    texts = ("durable", "beside")
+    for column in ("durable", "p50, ms", "p99, ms", "p99.9, ms", "beside", "p50, ms", "p99, ms", "times as long"):
+        table.add_column(column, justify="left" if column in texts else "right")
+    for each in latencies:
+        ours, floors = (each.p50, each.p99, each.p999), (each.floor_p50, each.floor_p99)
+        table.add_row(each.name, *map(_ms, ours), each.floor_name, *map(_ms, floors), f"{each.ratio:.2f}")
+    _print(table)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:,.1f}"
+
+
 def show_relations(relations: Sequence[Relation], title: str) -> None:
     table = Table(title=title)
     columns = ("durable", "beside", "unit", "durable", "beside", "ratio")
@@ -118,3 +236,8 @@ def show_message_costs(costs: Sequence[MessageCost], title: str) -> None:
 
 def _shown(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def _print(table: Table) -> None:
+    if table.rows:
+        Console(width=150).print(table)
