@@ -84,7 +84,7 @@ def _send(databases: Databases, rows: int) -> list[Relation]:
     url, peers_url, address = databases.fresh(), databases.fresh(), f"tcp://127.0.0.1:{free_port()}"
     bus = Bus("sender", url)
     bus.route(Note, to=address)
-    destination = bus.runtime.transports().resolve(address, floor.MESSAGE_TYPE)
+    destination = bus.runtime.transports.resolve(address, floor.MESSAGE_TYPE)
     with progress("fill an outbox", rows) as advance:
         filling.fill_outbox(url, rows, destination, advance=advance)
     orders = {

@@ -136,7 +136,7 @@ async def _ship(databases: Databases, count: int, network: Contest) -> MessageCo
     sender = Bus("sender", settings=load_settings(database_url=url, **_QUIET, **network.settings))
     receiver = Bus("receiver", settings=load_settings(database_url=peers_url, **_QUIET, **network.settings))
     sender.route(Note, to=address)
-    destination = sender.runtime.transports().resolve(address, floor.MESSAGE_TYPE)
+    destination = sender.runtime.transports.resolve(address, floor.MESSAGE_TYPE)
     receiver.listen(address)
     receiver.handles(Note, concurrency=1)(_wait)
     arrived, sent = receiver.runtime.counters, sender.runtime.counters
