@@ -46,7 +46,7 @@ def standings(work: str, unit: str, rounds: Mapping[str, Sequence[float]], ours:
 
 
 def as_markdown(made: Sequence[Standing]) -> str:
-    """The tables of these standings, one for each work, as docs/benchmarks.md has them."""
+    """The tables of these standings, one for each work, as docs/performance.md has them."""
     works = dict.fromkeys(standing.work for standing in made)
     return "\n\n".join(_table([standing for standing in made if standing.work == work]) for work in works)
 

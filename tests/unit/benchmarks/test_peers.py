@@ -157,7 +157,7 @@ def test_python_of_a_made_environment_is_found(tmp_path: Path) -> None:
 
 
 def test_every_peer_has_requirements_and_a_line_in_the_docs() -> None:
-    page = (DOCS / "benchmarks.md").read_text()
+    page = (DOCS / "performance.md").read_text()
 
     for peer in PEERS:
         pins = (sides.REQUIREMENTS / f"{peer}.txt").read_text().splitlines()
