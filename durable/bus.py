@@ -823,7 +823,10 @@ class Bus:
             life.end_watch()
 
     def run(self) -> None:
-        """Run serve() as a whole process, which threads of handlers that never end do not keep alive."""
+        """Run serve() as a whole process, which threads of handlers that never end do not keep alive.
+
+        SIGINT and SIGTERM stay its own afterwards: any further one ends the process at once.
+        """
         serving.run(self, self.runtime.life)
 
     @property

@@ -44,7 +44,8 @@ from durable.telemetry import Subject, log
 from durable.transports.base import Listener
 
 _LOOK_SECONDS: Final = 0.5  # between looks whether an agent stands
-_LONGEST_ENDING: Final = 5.0  # seconds for what was cancelled to end
+_SHORTEST_ENDING: Final = 3.0  # seconds for what was cancelled to end: closing a connection without answer takes two
+_LONGEST_ENDING: Final = 5.0
 DRAINS: Final = 3  # of listeners, of handlers, of senders
 
 
@@ -74,7 +75,8 @@ class Node:
         self._doors = doors
         self._has_worked = False
         self._relays: dict[str, tuple[Listener, Relay]] = {}  # by the address that was declared
-        self._ending_seconds = min(_LONGEST_ENDING, context.settings.drain_timeout.total_seconds())
+        drain_seconds = context.settings.drain_timeout.total_seconds()
+        self._ending_seconds = min(_LONGEST_ENDING, max(_SHORTEST_ENDING, drain_seconds))
         self._has_left_registry = asyncio.Event()
         self._has_left_registry.set()
         self._recovery: RecoveryAgent | None = None

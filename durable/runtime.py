@@ -17,7 +17,7 @@ from durable.agents.waking import Waker
 from durable.application.application import Application
 from durable.clock import Clock, SystemClock
 from durable.envelope import ANY_NODE, NodeId
-from durable.errors import WiringError, needs
+from durable.errors import needs
 from durable.node import Node
 from durable.observability.loop_watch import LoopWatch
 from durable.observability.monitor import Monitor
@@ -38,6 +38,7 @@ from durable.settings import Settings
 from durable.statistics import Statistics
 from durable.storage import migrator
 from durable.storage.database import Database
+from durable.storage.loops import another_loop
 from durable.tasks.crew import end, in_time, in_turn
 from durable.telemetry import Counters, Subject
 from durable.transports.base import Receiver
@@ -134,10 +135,7 @@ class Runtime:
     def check_loop(self) -> None:
         """Raise WiringError while it runs in another event loop than this code."""
         if self.loop not in (None, asyncio._get_running_loop()):
-            raise WiringError(
-                "the bus runs in another event loop: use it there, as by asyncio.run_coroutine_threadsafe(), or make"
-                " another Bus for this one"
-            )
+            raise another_loop()
 
     @property
     def node(self) -> Node | None:
@@ -216,6 +214,7 @@ class Runtime:
 
     async def _open(self) -> None:
         """Check the wiring, and begin what needs no database."""
+        self.sessions.enter_loop()
         self._watching = asyncio.create_task(self._loop_watch.run(), name="measure the event loop")
         self.calls.open()
         await asyncio.to_thread(self.application.ring.load)  # its source may ask a KMS

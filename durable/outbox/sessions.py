@@ -19,6 +19,7 @@ from durable.settings import Settings
 from durable.statistics import PoolStatistics
 from durable.storage.database import async_url, pool_statistics, sync_url
 from durable.storage.engines import LONGEST, Limits, is_in_autocommit, make_async_engine, make_engine
+from durable.storage.loops import HomeLoop
 
 _AUTOCOMMIT: Final = (
     "Bus({name}=...) is in AUTOCOMMIT: a handler's effects would stay when it fails, and be there twice after the next "
@@ -57,7 +58,12 @@ class Sessions:
         }
         self._made: AsyncEngine | None = None
         self._made_sync: Engine | None = None
+        self._home = HomeLoop()
         self._making = threading.Lock()  # sync handlers and endpoints ask for it from several threads at once
+
+    def enter_loop(self) -> None:
+        """Raise WiringError in an event loop other than that in which async sessions were used first."""
+        self._home.enter(self.engine)
 
     def check(self) -> None:
         """Raise WiringError for an engine without transactions: handlers need them."""
@@ -88,9 +94,10 @@ class Sessions:
         """A session whose transactions may do other things for so long, and whose statements may run for so long.
 
         Without a time, as `handler_timeout` and `unit_of_work_timeout` say. The engines that were given keep limits of
-        their own.
+        their own. Raises WiringError in an event loop other than that in which sessions were opened first.
         """
         engine = self.engine
+        self._home.enter(engine)
         if self._is_longer(longest) and self.given is None:
             engine = engine.execution_options(**{LONGEST: longest})
         return AsyncSession(engine, expire_on_commit=False, close_resets_only=False)
@@ -120,4 +127,4 @@ class Sessions:
         if self._made_sync is not None:
             self._made_sync.dispose()
         if self._made is not None:
-            await self._made.dispose()
+            await self._home.close(self._made)

@@ -138,6 +138,8 @@ class Life:
                 if isinstance(error, StorageUnavailable):
                     self._watchdog.hear()  # nothing can be a node now
                 if not started.done():
+                    if isinstance(error, Stuck) and error.tasks:
+                        self._given_up(error.tasks)
                     started.set_exception(error)
                     return
                 self._rejoin.failed()

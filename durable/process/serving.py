@@ -1,6 +1,7 @@
 """A process that is the bus's own: it ends when it is told to, and never by itself without a word.
 
-SIGTERM, SIGINT    drain and leave, within a bound that a watchdog keeps; a second one ends the process at once
+SIGTERM, SIGINT    drain and leave, within a bound that a watchdog keeps; a second one ends the process at once,
+                   also after the node has left
 the bus ended      raise what has ended it
 """
 
@@ -49,10 +50,14 @@ class Signals:
 
     def _heard(self, number: int, _: FrameType | None) -> None:
         if self._has_asked:
-            end_process(1, "the process ends at once: a second %s has come", signal.Signals(number).name)
+            _end_at_once(number, None)
         self._has_asked = True
         self._first()
         self._loop.call_soon_threadsafe(self.asked.set)
+
+
+def _end_at_once(number: int, _: FrameType | None) -> None:
+    end_process(1, "the process ends at once: a second %s has come", signal.Signals(number).name)
 
 
 async def serve(bus: AbstractAsyncContextManager[Any], life: Life) -> None:
@@ -86,6 +91,8 @@ def run(bus: AbstractAsyncContextManager[Any], life: Life) -> None:
     """serve() as a whole process: threads of handlers that never end do not keep it, and it may have as many open files
     as the system allows, since each destination takes a connection."""
     _raise_limit_of_open_files()
+    for number in _SIGNALS:  # for the time outside Signals, to the end of the process
+        signal.signal(number, _end_at_once)
     try:
         asyncio.run(serve(bus, life))
     except SystemExit as error:

@@ -35,7 +35,18 @@ _is_ours: ContextVar[bool] = ContextVar("is_ours", default=False)
 CLIENT_KEEPALIVES: Final = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
 
 
-class PsycopgConnection(psycopg.Connection[Any]):
+class _Psycopg:
+    """What connections of psycopg have in common."""
+
+    pgconn: Any
+
+    @property
+    def is_amid_transaction(self) -> bool:
+        status = psycopg.pq.TransactionStatus
+        return self.pgconn.transaction_status in (status.ACTIVE, status.INTRANS, status.INERROR)
+
+
+class PsycopgConnection(_Psycopg, psycopg.Connection[Any]):
     """Psycopg connection of sync engines."""
 
     answer_within: float | None = None
@@ -47,7 +58,7 @@ class PsycopgConnection(psycopg.Connection[Any]):
             return super().wait(_bounded(self, gen, self.answer_within), *args, **options)
 
 
-class AsyncPsycopgConnection(psycopg.AsyncConnection[Any]):
+class AsyncPsycopgConnection(_Psycopg, psycopg.AsyncConnection[Any]):
     """Psycopg connection of async engines."""
 
     answer_within: float | None = None
@@ -78,6 +89,10 @@ class AsyncpgConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg ha
     @answer_within.setter
     def answer_within(self, seconds: float | None) -> None:
         self._config = self._config._replace(command_timeout=seconds)
+
+    @property
+    def is_amid_transaction(self) -> bool:
+        return bool(self.is_in_transaction())
 
     def keep_alive(self, tcp_user_timeout: float) -> None:
         """asyncpg has no options for this, and its socket may belong to another loop than asyncio's."""

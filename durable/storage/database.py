@@ -25,6 +25,7 @@ from durable.errors import InvalidSetting, StorageUnavailable
 from durable.settings import Settings
 from durable.statistics import PoolStatistics
 from durable.storage.engines import Limits, make_async_engine
+from durable.storage.loops import HomeLoop
 from durable.storage.outages import keeping_cancellation, translated
 from durable.tasks.cancelling import end_if_cancelled
 from durable.telemetry import log
@@ -42,6 +43,7 @@ class Database:
     def __init__(self, settings: Settings) -> None:
         self.schema = settings.db_schema
         self._is_waited_for = False
+        self._home = HomeLoop()
         self._longest = 4 * settings.statement_timeout.total_seconds()
         self.engine: AsyncEngine = make_async_engine(
             async_url(settings),
@@ -60,6 +62,7 @@ class Database:
         Raises StorageUnavailable when the database cannot be used, or does not answer (whether a commit took place is
         then unknown), and InvalidMessage when it refuses the data.
         """
+        self._home.enter(self.engine)
         with keeping_cancellation(), translated():
             # Each wait within has a limit of its own; this one holds for all of them together.
             limit = asyncio.timeout(self._longest)
@@ -103,7 +106,7 @@ class Database:
         return pool_statistics(self.engine)
 
     async def close(self) -> None:
-        await self.engine.dispose()
+        await self._home.close(self.engine)
 
 
 def pool_statistics(engine: AsyncEngine | Engine) -> PoolStatistics:

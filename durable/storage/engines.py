@@ -2,7 +2,8 @@
 
     connect     keepalives; a direct connection gets its limits now, as server settings; each wait is bounded from the
                 first query on, which SQLAlchemy and the probe for a pooler make before any event
-    check-out   a connection that idled is asked first; when it says nothing, the whole pool is opened anew
+    check-out   one that is amid a transaction, or whose event loop was closed, is given up; one that idled is asked
+                first; when it says nothing, the whole pool is opened anew
     BEGIN       through a pooler, and where a transaction has a limit of its own: SET LOCAL, in effect
     no answer   the connection is closed, and the pool with it
 
@@ -13,6 +14,7 @@ prepared again for each execution, within its transaction.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from datetime import timedelta
 from types import ModuleType
@@ -21,12 +23,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.engine import Dialect, ExceptionContext
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import InvalidatePoolError, OperationalError
+from sqlalchemy.exc import DisconnectionError, InvalidatePoolError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from durable.database_url import for_asyncpg
 from durable.settings import Settings
+from durable.storage.loops import another_loop
 from durable.telemetry import log
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ LONGEST: Final = "durable_longest"
 
 _CHECKED_AFTER: Final = 1.0  # seconds without use; a connection in constant use shows by itself whether it answers
 _RETURNED: Final = "durable.returned"
+_LOOP: Final = "durable.loop"
 
 
 class Limits(NamedTuple):
@@ -114,8 +118,11 @@ class _Guard:
         event.listen(engine, "close", self._closing)
         event.listen(engine, "handle_error", self._failed)
 
-    def _connect(self, dialect: Dialect, _: object, args: tuple[Any, ...], params: dict[str, Any]) -> DBAPIConnection:
+    def _connect(
+        self, dialect: Dialect, entry: ConnectionPoolEntry, args: tuple[Any, ...], params: dict[str, Any]
+    ) -> DBAPIConnection:
         """The first connection finds out whether there is a pooler; it is opened as is safe with one."""
+        entry.info[_LOOP] = asyncio._get_running_loop() if dialect.is_async else None
         if self._pooled is None:
             first = self._open(dialect, args, params, pooled=True)
             try:
@@ -193,7 +200,17 @@ class _Guard:
             conn.exec_driver_sql(settings)
 
     def _checked_out(self, connection: DBAPIConnection, entry: ConnectionPoolEntry, _: object) -> None:
-        """Ask a connection that idled. Raises InvalidatePoolError, upon which the pool opens another."""
+        """Ask a connection that idled. Raises DisconnectionError, upon which the pool opens another.
+
+        Raises WiringError for one of another event loop.
+        """
+        loop = entry.info[_LOOP]
+        if loop not in (None, asyncio._get_running_loop()) and not loop.is_closed():
+            raise another_loop()
+        if loop is not None and loop.is_closed():
+            raise DisconnectionError("a pooled connection belongs to an event loop that was closed")
+        if _driver(connection).is_amid_transaction:
+            raise DisconnectionError("a pooled connection is amid a transaction that nobody has ended")
         if time.monotonic() - entry.info[_RETURNED] < _CHECKED_AFTER:
             return
         driver = _driver(connection)

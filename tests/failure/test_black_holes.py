@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
 import msgspec
@@ -25,8 +25,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable import Bus, message
+from durable.calls import service
 from durable.embedded import Embedded
+from durable.envelope import NodeId
 from durable.errors import StorageUnavailable
+from durable.recovery.registering import Registering
 from durable.settings import Settings, load_settings
 from durable.storage import engines
 from durable.storage.database import Database
@@ -55,6 +58,16 @@ QUICK: dict[str, Any] = {
     "heartbeat_stale": 3.0,
     "poll_interval": 0.1,
     "forgotten_after": 1.0,
+}
+
+PATIENT: dict[str, Any] = {
+    "drain_timeout": 1.0,
+    "heartbeat_interval": 0.5,
+    "heartbeat_stale": 4.0,
+    "dormant_grace": 1.0,
+    "connect_timeout": 2.0,
+    "statement_timeout": 3.0,
+    "poll_interval": 0.3,
 }
 
 
@@ -106,6 +119,53 @@ def open_from_a_thread(loop: asyncio.AbstractEventLoop, hole: Hole, proxy: Chaos
 
     loop.call_soon_threadsafe(open_it)
     assert opened.wait(BOUND)
+
+
+# ---------------------------------------------------------------- a start
+
+
+@service("clerk", version="1.0")
+class Clerk(Protocol):
+    async def greet(self, name: str) -> str: ...
+
+
+class Greeter:
+    async def greet(self, name: str) -> str:
+        return f"hello {name}"
+
+
+async def test_bus_starts_although_its_database_freezes_amid_the_start(
+    database_url: str, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The membership is lost meanwhile. What the node had begun has time to end, however short drain_timeout is."""
+    join, begun = Registering.join, asyncio.Event()
+
+    async def joining(self: Registering, node: NodeId) -> None:
+        asyncio.get_running_loop().call_later(0.15, begun.set)  # amid its work
+        await join(self, node)
+
+    monkeypatch.setattr(Registering, "join", joining)
+    async with proxied(database_url, driver) as (proxy, url):
+        bus = Bus("holes", database=url, **{**QUICK, **PATIENT})
+        bus.offer(Clerk, Greeter())
+        bus.handles(Noted)(_slow)
+        async with bus.unit_of_work():
+            for number in range(40):
+                bus.send(Noted(number))
+        starting = asyncio.create_task(bus.__aenter__())
+        await begun.wait()
+        proxy.hold(UP)
+        await asyncio.sleep(6)
+        proxy.release(UP)
+        proxy.restore()
+        async with asyncio.timeout(BOUND):
+            await starting
+            await bus.__aexit__(None, None, None)
+
+
+async def _slow(noted: Noted, session: AsyncSession) -> None:
+    await session.execute(text("SELECT 1"))
+    await asyncio.sleep(0.05)
 
 
 # ---------------------------------------------------------------- the pools

@@ -193,6 +193,32 @@ async def test_node_joins_again_when_a_handler_refuses_to_end(
         await eventually(lambda: waiting(database_url) == 0, within=20)
 
 
+async def test_handler_has_time_to_end_with_its_membership_however_short_a_drain_is(
+    database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As closing a connection to a database without answers takes."""
+    bus = Bus("shop", database_url, **{**PATIENT, "drain_timeout": 0.2})
+    begun = asyncio.Event()
+
+    @bus.handles(Done, concurrency=1)
+    async def handle(done: Done) -> None:
+        if not begun.is_set():
+            begun.set()
+            try:
+                await asyncio.sleep(600)
+            finally:
+                await asyncio.sleep(1.5)
+
+    async with bus:
+        before = bus.runtime.node_id
+        await send(bus, 1)
+        await begun.wait()
+        await asyncio.to_thread(cut_membership, database_url)
+        await eventually(another_node(bus, before), within=20)
+        await eventually(lambda: waiting(database_url) == 0, within=20)
+    assert not [record for record in caplog.records if "left behind" in record.message]
+
+
 async def test_rows_of_the_former_membership_are_handled_at_once(database_url: str) -> None:
     bus = Bus("shop", database_url, **PATIENT)
     handled: list[int] = []
@@ -637,6 +663,13 @@ async def handle(done: Done) -> None:
     print("begun", flush=True)
     time.sleep(600)
 """
+LEAVING = """
+async def handle(done: Done) -> None:
+    print("begun", flush=True)
+
+import atexit
+atexit.register(lambda: (print("has left", flush=True), time.sleep(600)))
+"""
 HUNG_THREAD = """
 def handle(done: Done) -> None:
     print("begun", flush=True)
@@ -718,6 +751,20 @@ async def test_second_signal_ends_the_process_at_once(start: Callable[..., Proce
     process.process.send_signal(signal.SIGTERM)
     assert await process.exit_code() == 1
     assert "a second SIGTERM has come" in process.output.read_text()
+
+
+@pytest.mark.usefixtures("message_waits")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+async def test_signal_after_the_node_has_left_ends_the_process_at_once(
+    start: Callable[..., Process], number: signal.Signals
+) -> None:
+    process = start(LEAVING)
+    await process.says("begun")
+    process.process.send_signal(signal.SIGTERM)
+    await process.says("has left")
+    process.process.send_signal(number)
+    assert await process.exit_code() == 1
+    assert f"a second {number.name} has come" in process.output.read_text()
 
 
 @pytest.mark.usefixtures("message_waits")

@@ -426,4 +426,34 @@ ROWS = (
         after="    for each in closing:\n        await wait([each], within=patience + ending_seconds)\n",
         killed_by=("tests/unit/agents/test_doors.py::test_doors_are_ended_together_after_their_time",),
     ),
+    Mutant(
+        "recovery",
+        "a short drain leaves no time to end what a lost membership has begun",
+        "durable/node.py",
+        before="min(_LONGEST_ENDING, max(_SHORTEST_ENDING, drain_seconds))",
+        after="min(_LONGEST_ENDING, drain_seconds)",
+        killed_by=(
+            "tests/failure/test_memberships.py::test_handler_has_time_to_end_with_its_membership_however_short_a_drain_is",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "a start that is stuck ends with the exit code of any error",
+        "durable/process/life.py",
+        before="                    if isinstance(error, Stuck) and error.tasks:\n                        self._given_up(error.tasks)\n",
+        after="",
+        killed_by=(
+            "tests/unit/process/test_life.py::test_stuck_task_of_a_start_ends_the_process_of_a_bus_and_is_told_to_an_application[True]",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "a signal after the last drain kills the process",
+        "durable/process/serving.py",
+        before="        signal.signal(number, _end_at_once)\n",
+        after="        pass\n",
+        killed_by=(
+            "tests/failure/test_memberships.py::test_signal_after_the_node_has_left_ends_the_process_at_once[SIGTERM]",
+        ),
+    ),
 )

@@ -147,4 +147,55 @@ ROWS = (
             "tests/integration/cli/test_embedded.py::test_forked_process_keeps_no_server_alive[killed]",
         ),
     ),
+    Mutant(
+        "storage",
+        "an engine is used in a second loop beside the first",
+        "durable/storage/loops.py",
+        before="            if not self._loop.is_closed():\n                raise another_loop()\n",
+        after="",
+        killed_by=(
+            "tests/integration/outbox/unit_of_work/test_loops.py::test_use_in_a_second_loop_is_refused_and_costs_the_first_nothing[asyncpg]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "connections of a closed loop are used in the next one",
+        "durable/storage/loops.py",
+        before="            engine.sync_engine.dispose(close=False)\n        self._loop = running",
+        after="        self._loop = running",
+        killed_by=(
+            "tests/integration/outbox/unit_of_work/test_loops.py::test_each_loop_after_another_stores_what_it_commits[asyncpg]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a connection amid a transaction is handed out",
+        "durable/storage/engines.py",
+        before="        if _driver(connection).is_amid_transaction:\n",
+        after="        if False:\n",
+        killed_by=(
+            "tests/integration/outbox/unit_of_work/test_loops.py::test_connection_given_back_amid_a_transaction_is_closed[asyncpg]",
+            "tests/integration/outbox/unit_of_work/test_loops.py::test_connection_given_back_amid_a_transaction_is_closed[psycopg]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a connection of another loop is handed out",
+        "durable/storage/engines.py",
+        before="        if loop not in (None, asyncio._get_running_loop()) and not loop.is_closed():\n            raise another_loop()\n",
+        after="",
+        killed_by=(
+            "tests/integration/outbox/unit_of_work/test_loops.py::test_unit_of_work_made_outside_loops_is_refused_with_a_connection_of_another[asyncpg]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a bus starts in another loop than its sessions",
+        "durable/runtime.py",
+        before="        self.sessions.enter_loop()\n",
+        after="",
+        killed_by=(
+            "tests/integration/outbox/unit_of_work/test_loops.py::test_start_in_a_second_loop_is_refused[asyncpg]",
+        ),
+    ),
 )
