@@ -23,15 +23,28 @@ def main(arguments: list[str]) -> int:
         return 2
     folder, *databases = arguments
     try:
-        with postgres(folder) as server:
-            for database in databases:
-                print(f"export DURABLE_DATABASE_URL='{server.url(database)}'", flush=True)
-            if not server.owned:
-                _tell(f"joined the server of {folder}, which another process has started")
-            ended = not _runs_until_asked(server)
+        while (code := _serve(folder, databases)) is None:
+            pass  # its owner was ending the server: the next one is owned
     except InvalidSetting as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    return code
+
+
+def _serve(folder: str, databases: list[str]) -> int | None:
+    """Serve these databases until asked to end. None when the server was joined, and ended before it had them."""
+    with postgres(folder) as server:
+        try:
+            urls = [server.url(database) for database in databases]
+        except InvalidSetting:
+            if server.owned or server.is_running:
+                raise
+            return None
+        for url in urls:
+            print(f"export DURABLE_DATABASE_URL='{url}'", flush=True)
+        if not server.owned:
+            _tell(f"joined the server of {folder}, which another process has started")
+        ended = not _runs_until_asked(server)
     if ended:
         _tell(f"error: the server of {folder} has ended; start it again")
         return 1

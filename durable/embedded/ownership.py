@@ -5,49 +5,33 @@
                                becomes a process that ends the server, unless a new owner has begun
     a new owner begins         it ends the server that still runs, and starts its own
 
-It never takes over a server: that may be about to end. A server is known by its command line, which has the path of its
-data, and never by a file with its pid alone: after a crash that may be the pid of any process.
+It never takes over a server: that may be about to end.
 
-The file "lock" is locked while a server is started, joined, restarted or ended. Processes forked from the owner hold
-neither lock, nor the pipe.
+The file "lock" is locked while a server is started, joined, restarted or ended, and has the pid of the process that
+does so. Processes forked from the owner hold neither lock, nor the pipe.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Self
+from typing import IO, Final, Self
 
+from durable.embedded.forks import hold, let_go
+from durable.embedded.processes import end_left_behind, postmaster
+from durable.embedded.sockets import remove_socket_directory
 from durable.errors import InvalidSetting
 
-if TYPE_CHECKING:
-    import psutil
-
-_POLL_SECONDS: Final = 0.01
-_ENDING_SECONDS: Final = 30.0
-_PROGRAMS: Final = ("postgres", "pg_ctl", "initdb")
+LOCK_SECONDS = 660.0  # longer than a recovery of the data, during which the owner holds it
+_POLL_SECONDS: Final = 0.02
 _SHELL: Final = 'read -r line; exec "$@"'
 _ENDING: Final = "import sys; from durable.embedded.ownership import end_orphan; end_orphan(*sys.argv[1:])"
-
-_held_here: Final = set[IO[Any]]()
-"""Files of locks, and ends of pipes, that are for this process alone."""
-
-
-def _close_in_child() -> None:
-    """Close the copies of a forked process, which may outlive the owner."""
-    for file in list(_held_here):
-        file.close()
-    _held_here.clear()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
 
 
 class Keeper:
@@ -70,7 +54,7 @@ class Keeper:
         )
         assert self._shell.stdin is not None
         self._pipe = self._shell.stdin
-        _held_here.add(self._pipe)
+        hold(self._pipe)
 
     def __enter__(self) -> Self:
         return self
@@ -81,14 +65,27 @@ class Keeper:
         finally:
             with self._shell:
                 self._shell.kill()
-            _held_here.discard(self._pipe)
+            let_go(self._pipe)
 
 
 @contextmanager
 def changing(folder: Path) -> Iterator[None]:
-    """Start, join or end the server of this folder while no other process does."""
+    """Start, join or end the server of this folder while no other process does.
+
+    Raises InvalidSetting when another process does so for too long.
+    """
     with _opened(folder / "lock") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        deadline = time.monotonic() + LOCK_SECONDS
+        while not _is_locked(file):
+            if time.monotonic() >= deadline:
+                raise InvalidSetting(
+                    f"postgres: folder={str(folder)!r}: process {_holder(file)} has been starting or ending its server"
+                    f" for {LOCK_SECONDS:.0f} s; end that process"
+                )
+            time.sleep(_POLL_SECONDS)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
         yield
 
 
@@ -101,12 +98,18 @@ def owned(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[str]]:
-    with path.open("w") as file:
-        _held_here.add(file)
+    try:
+        file = path.open("a+")
+    except OSError as error:
+        raise InvalidSetting(
+            f"postgres: folder={str(path.parent)!r}: its file {path.name!r} cannot be opened: {error.strerror}"
+        ) from error
+    with file:
+        hold(file)
         try:
             yield file
         finally:
-            _held_here.discard(file)
+            let_go(file)
 
 
 def _is_locked(file: IO[str]) -> bool:
@@ -117,62 +120,25 @@ def _is_locked(file: IO[str]) -> bool:
     return False
 
 
+def _holder(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read() or "of an earlier version"
+
+
 def end_orphan(folder: str, data: str) -> None:
     """End the server of an owner that was killed. A new owner, if there is one, has ended it before."""
     try:
         with changing(Path(folder)), owned(Path(folder)) as is_free:
             if is_free:
-                end_left_behind(Path(data))
-    except FileNotFoundError:  # the folder was removed: nobody can own it
-        end_left_behind(Path(data))
+                end_last(Path(data))
+    except InvalidSetting:
+        if Path(folder).exists():
+            raise
+        end_last(Path(data))  # the folder was removed: nobody can own it
 
 
-def end_left_behind(data: Path) -> None:
-    """End the server that runs on this data without an owner. Raises InvalidSetting when it does not end in time.
-
-    Then the data have no server: the file with its pid is removed, because that may be the pid of another process now.
-    """
-    deadline = time.monotonic() + _ENDING_SECONDS
-    while left := list(_programs_on(data)):
-        if time.monotonic() >= deadline:
-            pids = ", ".join(str(process.pid) for process in left)
-            raise InvalidSetting(
-                f"postgres: folder={str(data.parent)!r}: its last server does not end; end the processes {pids}"
-            )
-        for process in left:
-            _end(process)
-        time.sleep(_POLL_SECONDS)
-    (data / "postmaster.pid").unlink(missing_ok=True)
-
-
-def serves(pid: int, data: Path) -> bool:
-    """Tell whether this pid is the one of a server that runs on this data."""
-    import psutil  # comes with the wheel
-
-    with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-        process = psutil.Process(pid)
-        return process.name() == "postgres" and str(data) in process.cmdline()
-    return False
-
-
-def is_served(data: Path) -> bool:
-    """Tell whether a server runs on this data, or is about to."""
-    return next(_programs_on(data), None) is not None
-
-
-def _programs_on(data: Path) -> Iterator[psutil.Process]:
-    """Find the server on this data, and the programs that are about to make one."""
-    import psutil
-
-    for process in psutil.process_iter(["name", "cmdline"]):
-        if process.info["name"] in _PROGRAMS and str(data) in (process.info["cmdline"] or ()):
-            yield process
-
-
-def _end(process: psutil.Process) -> None:
-    """Tell a server to end at once; the programs that make one end by themselves."""
-    import psutil
-
-    if process.info["name"] == "postgres":
-        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            process.send_signal(signal.SIGQUIT)
+def end_last(data: Path) -> None:
+    """End the server of the last owner, and remove what it leaves outside its folder."""
+    found = postmaster(data)
+    end_left_behind(data)
+    remove_socket_directory(found.sockets if found else None)

@@ -25,14 +25,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from durable.embedded.folders import made
+from durable.embedded.forks import hold, let_go
 from durable.embedded.ports import free_port
-from durable.errors import InvalidSetting, WiringError
+from durable.errors import InvalidSetting, WiringError, said
 
 NODE = "durable@localhost"
 START_SECONDS = 60.0
 STOP_SECONDS = 15.0
 CONTROL_SECONDS = 60.0
 MEMORY = "1GB"
+REFUSED = " '\""  # in the path of its folder: its scripts take it apart there
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 METHOD_FRAME = b"\x01"
 CONFIGURATION = f"""\
@@ -78,6 +81,8 @@ class Broker:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C at the terminal is meant for this process, which ends the broker
             )
+        assert self._process.stdin is not None
+        hold(self._process.stdin)  # a forked process with a copy would keep the VM alive
         deadline = time.monotonic() + START_SECONDS
         while not accepts_amqp("127.0.0.1", self.port):
             if self.pid is None or time.monotonic() > deadline:
@@ -161,6 +166,7 @@ class Broker:
             self._process.kill()
             self._process.wait()
         if self._process.stdin is not None:
+            let_go(self._process.stdin)
             self._process.stdin.close()
         self._process = None
 
@@ -172,18 +178,24 @@ class Broker:
 
 
 @contextmanager
-def rabbitmq(folder: Path) -> Iterator[Broker]:
+def rabbitmq(folder: Path | str) -> Iterator[Broker]:
     """Start a private broker that keeps its data in `folder`; stop it at the end.
 
-    Raises InvalidSetting when RabbitMQ is not installed, or does not start.
+    Raises InvalidSetting when RabbitMQ is not installed, does not start, or cannot use the folder.
     """
-    broker = Broker(folder.absolute(), find_scripts(), free_port())
-    _write_configuration(broker.folder)
+    scripts = find_scripts()
+    broker = Broker(made("rabbitmq", folder, refused=REFUSED), scripts, free_port())
+    try:
+        _write_configuration(broker.folder)
+    except OSError as error:
+        raise InvalidSetting(f"rabbitmq: folder={str(folder)!r} cannot be used: {said(error)}") from error
+    owner = os.getpid()
     try:
         broker.start()
         yield broker
     finally:
-        broker.stop()
+        if os.getpid() == owner:  # the broker of a forked process is its parent's
+            broker.stop()
 
 
 def find_scripts() -> Path:
@@ -209,7 +221,6 @@ def accepts_amqp(host: str, port: int) -> bool:
 
 
 def _write_configuration(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / "rabbitmq.conf").write_text(CONFIGURATION)
     (folder / "environment.conf").write_text("")
     cookie = folder / ".erlang.cookie"

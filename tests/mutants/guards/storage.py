@@ -79,8 +79,8 @@ ROWS = (
         "storage",
         "a new owner of an embedded server takes over the last one, which is about to end",
         "durable/embedded/postgres.py",
-        before="    end_left_behind(server.pgdata)\n    with _explained(server):\n",
-        after="    with _explained(server):\n",
+        before="    end_last(server.data)\n",
+        after="",
         killed_by=(
             "tests/integration/cli/test_embedded.py::test_successor_ends_a_server_without_an_owner",
             "tests/integration/cli/test_embedded.py::test_successor_of_a_killed_owner_has_a_server_of_its_own",
@@ -111,9 +111,9 @@ ROWS = (
     Mutant(
         "storage",
         "a process with the pid of a killed server is taken for the server",
-        "durable/embedded/ownership.py",
-        before='    (data / "postmaster.pid").unlink(missing_ok=True)\n',
-        after="",
+        "durable/embedded/processes.py",
+        before='        (data / "postmaster.pid").unlink(missing_ok=True)\n',
+        after="        pass\n",
         killed_by=(
             "tests/integration/cli/test_embedded.py::test_process_with_the_pid_of_a_killed_server_is_left_alone",
         ),
@@ -121,8 +121,8 @@ ROWS = (
     Mutant(
         "storage",
         "any process with the pid of a server runs for it",
-        "durable/embedded/ownership.py",
-        before='process.name() == "postgres" and str(data) in process.cmdline()',
+        "durable/embedded/processes.py",
+        before='process.name() == "postgres" and _is_on(process, data)',
         after="True",
         killed_by=(
             "tests/integration/cli/test_embedded.py::test_process_with_the_pid_of_a_killed_server_is_no_server",
@@ -131,15 +131,15 @@ ROWS = (
     Mutant(
         "storage",
         "an embedded server that recovers its data for long is given up",
-        "durable/embedded/postgres.py",
-        before="            _await_recovery(server)\n",
-        after="            raise\n",
+        "durable/embedded/server.py",
+        before="time.monotonic() + RECOVERY_SECONDS",
+        after="time.monotonic() + 0.5",
         killed_by=("tests/integration/cli/test_embedded.py::test_long_recovery_of_a_server_is_waited_for",),
     ),
     Mutant(
         "storage",
         "a forked process keeps an embedded server alive",
-        "durable/embedded/ownership.py",
+        "durable/embedded/forks.py",
         before="os.register_at_fork(after_in_child=_close_in_child)\n",
         after="",
         killed_by=(

@@ -1,0 +1,120 @@
+"""The processes of a private Postgres, found by its data.
+
+A file with a pid alone would not do: after a crash that may be the pid of any process. So these are known by
+
+    their command line          the server, and the programs that make one: it has the path of the data
+    their title                 the server's own processes, which outlive it when it is killed: it has the server's name
+    their working folder        both, and those of `initdb`, which show neither; not every system tells it
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from durable.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    import psutil
+
+_POLL_SECONDS: Final = 0.01
+_ENDING_SECONDS: Final = 30.0
+_PROGRAMS: Final = ("postgres", "pg_ctl", "initdb")
+
+
+class Postmaster(NamedTuple):
+    """A server, as its own file tells."""
+
+    pid: int
+    sockets: Path
+    is_ready: bool
+
+
+def postmaster(data: Path) -> Postmaster | None:
+    """Read the server's own file. None when there is none, and while it is not whole."""
+    with suppress(OSError, IndexError, ValueError):
+        lines = os.fsdecode((data / "postmaster.pid").read_bytes()).split("\n")
+        return Postmaster(int(lines[0]), Path(lines[4]), lines[7].strip() == "ready")
+    return None
+
+
+def server_name(data: Path) -> str:
+    """The name that the server of this data has in the titles of its processes."""
+    return f"durable-{hashlib.sha256(os.fsencode(data)).hexdigest()[:16]}"
+
+
+def is_ready(data: Path) -> bool:
+    """Tell whether a server runs on this data, and takes connections."""
+    found = postmaster(data)
+    return found is not None and found.is_ready and _serves(found.pid, data)
+
+
+def is_served(data: Path) -> bool:
+    """Tell whether a server runs on this data, or is about to."""
+    return next(_programs_on(data), None) is not None
+
+
+def end_left_behind(data: Path) -> None:
+    """End the server that runs on this data without an owner, and what is left of one that was killed.
+
+    Then the data have no server: the file with its pid is removed, because that may be the pid of another process now.
+    Raises InvalidSetting when a process does not end in time.
+    """
+    deadline = time.monotonic() + _ENDING_SECONDS
+    while left := list(_programs_on(data)):
+        if time.monotonic() >= deadline:
+            pids = ", ".join(str(process.pid) for process in left)
+            raise InvalidSetting(
+                f"postgres: folder={str(data.parent)!r}: its last server does not end; end the processes {pids}"
+            )
+        for process in left:
+            _end(process)
+        time.sleep(_POLL_SECONDS)
+    with suppress(NotADirectoryError):
+        (data / "postmaster.pid").unlink(missing_ok=True)
+
+
+def _serves(pid: int, data: Path) -> bool:
+    """Tell whether this pid is the one of a server that runs on this data."""
+    import psutil  # comes with the wheel
+
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        return process.name() == "postgres" and _is_on(process, data)
+    return False
+
+
+def _programs_on(data: Path) -> Iterator[psutil.Process]:
+    """Find the server on this data, its processes, and the programs that are about to make one."""
+    import psutil
+
+    for process in psutil.process_iter(["name"]):
+        if process.info["name"] in _PROGRAMS and _is_on(process, data):
+            yield process
+
+
+def _is_on(process: psutil.Process, data: Path) -> bool:
+    import psutil
+
+    with suppress(psutil.Error):
+        command = process.cmdline()
+        if str(data) in command or " ".join(command).startswith(f"postgres: {server_name(data)}: "):
+            return True
+    with suppress(psutil.Error):
+        return bool(process.cwd() == str(data))
+    return False
+
+
+def _end(process: psutil.Process) -> None:
+    """Tell a server to end at once; the programs that make one end by themselves."""
+    import psutil
+
+    if process.info["name"] == "postgres":
+        with suppress(psutil.Error):
+            process.send_signal(signal.SIGQUIT)
