@@ -14,7 +14,7 @@ from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
 from typing import Final
 
 from durable.embedded.processes import end_left_behind, is_ready, postmaster, server_name
-from durable.embedded.sockets import url_to
+from durable.embedded.sockets import remove_sockets, url_to
 from durable.embedded.wheel import Programs
 from durable.errors import InvalidSetting, said
 from durable.telemetry import log
@@ -60,11 +60,16 @@ class Server:
         return True
 
     def run(self, sockets: Path | None = None) -> None:
-        """Start it, where it has been before unless told otherwise, and wait while it recovers its data.
+        """Start it unless it runs, where it was before or is told to, and wait while it recovers its data.
 
         Raises InvalidSetting, with the end of its log, when it does not start.
         """
+        if self.is_running:
+            return
+        self._end(signal.SIGQUIT, _ENDING_SECONDS)  # the last one may be on its way out
         self._sockets = sockets or self._sockets
+        assert self._sockets is not None
+        remove_sockets(self._sockets)
         begun = self._started()
         deadline = time.monotonic() + RECOVERY_SECONDS
         warned = time.monotonic() + _QUIET_SECONDS

@@ -27,12 +27,17 @@ def socket_directory(data: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=shared if _is_usable(shared / _PREFIX / "12345678") else "/tmp"))
 
 
+def remove_sockets(sockets: Path) -> None:
+    """Remove what a killed server has left here: the pid in it may be that of another process now."""
+    for left in sockets.glob(".s.PGSQL.*"):
+        left.unlink(missing_ok=True)
+
+
 def remove_socket_directory(sockets: Path | None) -> None:
     """Remove the directory of a server that has ended, if it was made for its socket."""
     if sockets is not None and sockets.name.startswith(_PREFIX):
         with suppress(OSError):
-            for left in sockets.glob(".s.PGSQL.*"):
-                left.unlink()
+            remove_sockets(sockets)
             sockets.rmdir()
 
 

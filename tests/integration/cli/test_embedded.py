@@ -24,6 +24,7 @@ from durable.embedded.ownership import end_orphan
 from durable.embedded.postgres import START_SECONDS
 from durable.embedded.processes import is_served
 from durable.embedded.rabbitmq import accepts_amqp, find_scripts
+from durable.embedded.wheel import find_programs
 from durable.errors import InvalidSetting, WiringError
 from tests.failure.waiting import eventually
 from tests.support.broker import foreign
@@ -155,7 +156,7 @@ def test_successor_ends_a_server_without_an_owner() -> None:
 
 @pytest.fixture
 def foreign_process() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["sleep", "600"]) as process:
+    with subprocess.Popen(["sleep", "600"], user=find_programs(None).user) as process:  # of whom Postgres is aware
         yield process
         process.kill()
 
@@ -164,6 +165,7 @@ def claim(data: Path, pid: int) -> None:
     """Leave the file of a server that was killed, with a pid that is in use again."""
     lines = [str(pid), str(data), str(int(time.time())), "5432", str(data), "", " 1 1", "ready", ""]
     (data / "postmaster.pid").write_text("\n".join(lines))
+    (data / ".s.PGSQL.5432.lock").write_text("\n".join(lines[:5]))
 
 
 def test_process_with_the_pid_of_a_killed_server_is_left_alone(foreign_process: subprocess.Popen[bytes]) -> None:

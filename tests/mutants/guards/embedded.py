@@ -55,6 +55,17 @@ ROWS: Final = (
     ),
     Mutant(
         "embedded",
+        "the lock of a killed server's socket stays",
+        "durable/embedded/server.py",
+        before="        remove_sockets(self._sockets)\n",
+        after="",
+        killed_by=(
+            "tests/integration/cli/test_embedded.py::test_process_with_the_pid_of_a_killed_server_is_left_alone",
+            "tests/integration/cli/test_embedded.py::test_process_with_the_pid_of_a_killed_server_is_no_server",
+        ),
+    ),
+    Mutant(
+        "embedded",
         "the name of a database is not quoted in its URL",
         "durable/embedded/sockets.py",
         before="quote(database, safe='')",
