@@ -20,7 +20,7 @@ import pytest
 from durable.embedded import Embedded, __main__, postgres, rabbitmq
 from durable.embedded.ownership import changing
 from durable.embedded.processes import is_served, postmaster
-from durable.embedded.rabbitmq import accepts_amqp, find_scripts
+from durable.embedded.rabbitmq import find_scripts
 from durable.embedded.server import Server
 from durable.errors import InvalidSetting
 from tests.support.containers import docker_answers
@@ -420,14 +420,15 @@ def test_forked_process_keeps_no_broker_alive(folder: Path) -> None:
             if not (child := os.fork()):
                 time.sleep(600)
                 os._exit(0)
-            print(child, broker.port, flush=True)
+            print(child, broker.pid, flush=True)
             time.sleep(600)
     """
     with running(program, str(folder)) as owner, contextlib.ExitStack() as ending:
-        child, port = map(int, line_of(owner).split())
+        child, broker = map(int, line_of(owner).split())
         ending.callback(os.kill, child, signal.SIGKILL)
+        machine = psutil.Process(broker)
         owner.kill()
-        assert within(30, lambda: not accepts_amqp("127.0.0.1", port))
+        assert within(30, lambda: not works(machine))
 
 
 @pytest.mark.parametrize("name", ["a b", "a'b", 'a"b'])

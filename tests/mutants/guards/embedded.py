@@ -33,6 +33,7 @@ ROWS: Final = (
         before="            if time.monotonic() >= deadline:\n",
         after="            if time.monotonic() >= deadline + 600:\n",
         killed_by=(_MISHAPS + "test_endless_start_of_another_process_is_told",),
+        hangs=True,
     ),
     Mutant(
         "embedded",
