@@ -36,7 +36,7 @@ CLIENT_KEEPALIVES: Final = {"keepalives_idle": 5, "keepalives_interval": 2, "kee
 
 
 class _Psycopg:
-    """What connections of psycopg have in common."""
+    """Base of the connections of psycopg."""
 
     pgconn: Any
 

@@ -164,7 +164,7 @@ ROWS = (
         before="            engine.sync_engine.dispose(close=False)\n        self._loop = running",
         after="        self._loop = running",
         killed_by=(
-            "tests/integration/outbox/unit_of_work/test_loops.py::test_each_loop_after_another_stores_what_it_commits[asyncpg]",
+            "tests/integration/outbox/unit_of_work/test_loops.py::test_loops_in_turn_store_all_their_commits[asyncpg]",
         ),
     ),
     Mutant(

@@ -67,7 +67,7 @@ def stored(database_url: str) -> tuple[int, int]:
 
 
 @DRIVERS
-def test_each_loop_after_another_stores_what_it_commits(
+def test_loops_in_turn_store_all_their_commits(
     make_bus: Callable[..., Bus], database_url: str, driver: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     bus = make_bus(driver)
