@@ -29,7 +29,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -69,15 +69,29 @@ CALL_ROUNDS = 7  # short ones
 _PASSES = 100_000  # through the onion: a thing of microseconds
 
 
-def run_onions() -> list[Cost]:
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured."""
+
+    parts: Sequence[str]
+    count: int
+    """Messages, or jobs, in each round."""
+    rows: int | None
+    """Rows of the other parts; None: as many as each has by itself."""
+    rounds: int
+    without: Sequence[str]
+    """Peers that are left out."""
+
+
+def run_onions(rounds: int) -> list[Cost]:
     """The costs of the onions."""
     onions = Onions(_PASSES)
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         onions.run_round()
     return onions.costs
 
 
-def run(count: int, parts: Sequence[str]) -> list[Row]:
+def run(count: int, parts: Sequence[str], rounds: int) -> list[Row]:
     """The rows of these parts."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -86,7 +100,7 @@ def run(count: int, parts: Sequence[str]) -> list[Row]:
         broker = stack.enter_context(rabbitmq(folder / "rabbitmq")) if "rabbitmq" in parts else None
         processes = stack.enter_context(Processes())
         transports = [contests.of(name, broker) for name in parts if name != "local"]
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             if "local" in parts:
                 asyncio.run(local.run_round())
             for contest in transports:
@@ -102,16 +116,19 @@ def main() -> int:
     )
     parser.add_argument("--count", type=int, default=10_000, help="messages in each round")
     parser.add_argument("--rows", type=int, help="rows of each part but messages, in place of its own number")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds of each part; {ROUNDS} without this")
     parser.add_argument(
         "--without", action="append", default=[], help="leave this peer out; may be given several times"
     )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error("--rounds: give 1 or more")
+    plan = Plan(arguments.only or PARTS, arguments.count, arguments.rows, arguments.rounds, arguments.without)
     warnings.simplefilter("ignore")
-    parts = arguments.only or PARTS
     told: list[dict[str, Any]] = []
     try:
-        for measured, title in _measured(parts, arguments.count, arguments.rows, arguments.without):
+        for measured, title in _measured(plan):
             told += [asdict(each) | {"of": title} | _derived(each) for each in measured]
             if not arguments.json:
                 _show(measured, title)
@@ -123,31 +140,31 @@ def main() -> int:
     return 0
 
 
-def _measured(
-    parts: Sequence[str], count: int, rows: int | None, without: list[str]
-) -> Iterator[tuple[Sequence[Measured], str]]:
+def _measured(plan: Plan) -> Iterator[tuple[Sequence[Measured], str]]:
     """What was measured, and of what: each as soon as it is there."""
+    parts, count, rows, rounds = plan.parts, plan.count, plan.rows, plan.rounds
+    best = "one round" if rounds == 1 else f"best of {rounds} rounds"
     messages = [name for name in MESSAGES if name in parts]
     if messages:
-        yield run(count, messages), f"{count:,} messages of {len(floor.BODY)} bytes, best of {ROUNDS} rounds"
+        yield run(count, messages, rounds), f"{count:,} messages of {len(floor.BODY)} bytes, {best}"
     if "onion" in parts:
-        yield run_onions(), "microseconds for each message"
+        yield run_onions(rounds), "microseconds for each message"
     if "calls" in parts:
         with tempfile.TemporaryDirectory() as folder:
             yield calls.run(Path(folder), CALL_ROUNDS), f"each call, best of {CALL_ROUNDS} rounds"
-    for title, timings in bulk.run([name for name in bulk.PARTS if name in parts], ROUNDS, rows):
-        yield timings, f"{title}, best of {ROUNDS} rounds"
+    for title, timings in bulk.run([name for name in bulk.PARTS if name in parts], rounds, rows):
+        yield timings, f"{title}, {best}"
     if "latency" in parts:
-        for pace, latencies in latency.run():
-            yield latencies, f"from commit to effect, {pace}"
+        for pace, latencies in latency.run(rounds):
+            yield latencies, f"from commit to effect, {pace}, {best}"
     if "backlogs" in parts:
-        yield backlogs.run(ROUNDS, rows), f"backlogs, best of {ROUNDS} rounds"
+        yield backlogs.run(rounds, rows), f"backlogs, {best}"
     if "nodes" in parts:
-        yield nodes.run(ROUNDS, rows), f"{nodes.title(rows)}, best of {ROUNDS} rounds"
+        yield nodes.run(rounds, rows), f"{nodes.title(rows)}, {best}"
     if "memory" in parts:
         yield memory.run(rows), f"memory of nodes through which {rows or memory.ROWS:,} messages pass"
     if "peers" in parts:
-        yield run_contest(sides_without(without), ROUNDS, count), f"{count:,} jobs, {ROUNDS} rounds"
+        yield run_contest(sides_without(list(plan.without)), rounds, count), f"{count:,} jobs, {best}"
 
 
 def _derived(measured: Measured) -> dict[str, float]:

@@ -22,7 +22,6 @@ from tests.benchmarks.peers.standings import percentile
 from tests.benchmarks.peers.trial import latencies_at_rate, latencies_in_turn, prepare
 from tests.benchmarks.rows import Latency
 
-ROUNDS: Final = 2
 _WARM_UP: Final = 50
 
 
@@ -45,7 +44,7 @@ class Spread(NamedTuple):
     p999: float
 
 
-PACES: Final = (Pace(0, 500), Pace(10, 300), Pace(100, 2_000), Pace(1_000, 10_000))
+PACES: Final = (Pace(0, 300), Pace(10, 200), Pace(100, 1_500), Pace(1_000, 10_000))
 BESIDE: Final = Side("asyncpg: LISTEN and NOTIFY", FLOOR, ())
 ROADS: Final = (
     Side("in one process", OURS, (), "here", is_one_process=True),
@@ -56,7 +55,7 @@ ROADS: Final = (
 )
 
 
-def run(paces: Sequence[Pace] = PACES, rounds: int = ROUNDS) -> Iterator[tuple[Pace, Sequence[Latency]]]:
+def run(rounds: int, paces: Sequence[Pace] = PACES) -> Iterator[tuple[Pace, Sequence[Latency]]]:
     """The latencies of all roads at each pace, as soon as they are measured."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
