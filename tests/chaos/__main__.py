@@ -17,7 +17,7 @@ from tests.chaos.plan import TRANSPORTS
 from tests.chaos.profiles import PROFILES
 from tests.chaos.report import write
 from tests.chaos.run import run
-from tests.support.command import ROOT
+from tests.support.root import ROOT
 
 
 def main() -> int:

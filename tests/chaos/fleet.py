@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from durable.process.last_resort import EXIT_NO_MEMBER, EXIT_STUCK
-from tests.support.command import ROOT
+from tests.support.root import ROOT
 
 SERVICES = ("orders", "billing")
 SLOTS = 2

@@ -41,7 +41,7 @@ from durable.storage.ordering import Lane
 from durable.transports.memory import MemoryTransport
 from tests.failure.waiting import eventually
 from tests.failure.workbench import QUICK
-from tests.support.command import ROOT
+from tests.support.root import ROOT
 from tests.support.servers import EMBEDDED, own_postgres
 
 NEVER = timedelta(minutes=5)

@@ -26,8 +26,8 @@ from rich.table import Table
 
 from tests.load.databases import migrated_database
 from tests.support.cluster import SPARK
-from tests.support.command import ROOT
 from tests.support.history import add_history, add_letters, add_old_day
+from tests.support.root import ROOT
 
 DAYS, DESTINATIONS, TYPES = 30, 1_000, 50
 WORK = SPARK / "work"

@@ -12,9 +12,9 @@ import pytest
 
 from durable.pipeline.session import spark_session
 from tests.support.archiving import Archiver
-from tests.support.command import ROOT
 from tests.support.object_store import BUCKET, object_store
 from tests.support.quick_spark import java_options
+from tests.support.root import ROOT
 from tests.support.warm_workers import warm_python
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import pytest
 
 from durable.embedded import Embedded
 from tests.support import cluster, every_command
-from tests.support.command import ROOT
 from tests.support.history import add_history, add_old_day
 from tests.support.publishing import Outbox
+from tests.support.root import ROOT
 
 pytestmark = pytest.mark.timeout(600)
 

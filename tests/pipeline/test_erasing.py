@@ -34,9 +34,10 @@ from durable.pipeline.purge import Retention, purge
 from durable.storage import archives
 from durable.storage.erasures import Chosen, Erasure
 from tests.support.archiving import Archiver
-from tests.support.command import ROOT, Agent
+from tests.support.command import Agent
 from tests.support.history import add_history, add_letters, add_old_day
 from tests.support.lakes import fill, handled, sent, table
+from tests.support.root import ROOT
 
 MIDNIGHT = datetime(2026, 11, 20, tzinfo=UTC)
 ANNA, BERT = "customer anna", "customer bert"

@@ -19,8 +19,8 @@ import yaml  # type: ignore[import-untyped]
 from durable.cli.app import app
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import LakeTable
-from tests.support.command import ROOT
 from tests.support.lakes import at, fill, handled, letter, message_id, sent, table
+from tests.support.root import ROOT
 
 EXAMPLES: Final = ROOT / "docs" / "examples" / "pipeline"
 DBT: Final = EXAMPLES / "dbt"

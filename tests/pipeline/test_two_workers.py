@@ -19,9 +19,9 @@ from durable.pipeline import publish
 from durable.settings import load_settings
 from tests.failure.waiting import eventually
 from tests.support import cluster
-from tests.support.command import ROOT
 from tests.support.history import add_history
 from tests.support.publishing import Outbox, messages, orders
+from tests.support.root import ROOT
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from tests.soak.page import page
 from tests.soak.run import Outcome, run
-from tests.support.command import ROOT
+from tests.support.root import ROOT
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ import pyspark
 
 from durable.pipeline.session import find_java
 from tests.failure.waiting import eventually
-from tests.support.command import ROOT
+from tests.support.root import ROOT
 
 SPARK = Path(pyspark.__file__).parent
 _MASTER = "org.apache.spark.deploy.master.Master"

@@ -18,8 +18,7 @@ import pytest
 
 from durable.cli import main
 from durable.redaction import has_password
-
-ROOT = Path(__file__).parents[2]
+from tests.support.root import ROOT
 
 APPLICATION = """
 import msgspec

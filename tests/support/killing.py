@@ -14,7 +14,7 @@ from pyspark import TaskContext
 
 from durable import failpoints
 from durable.pipeline import copying
-from tests.support.command import ROOT
+from tests.support.root import ROOT
 
 
 def dies_at(failpoint: str, module: str, *arguments: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from durable import Bus
 from durable.calls import service
 from tests.failure.workbench import QUICK
-from tests.support.command import ROOT
+from tests.support.root import ROOT
 
 
 @service("who", version="1.0")

@@ -19,8 +19,8 @@ import pyspark
 from durable.pipeline.audit import Question, audit
 from durable.pipeline.lake import Lake
 from durable.pipeline.session import FEW_ROWS, find_java, java_version, spark_session
-from tests.support.command import ROOT
 from tests.support.lakes import fill, frame, handled, many, sent
+from tests.support.root import ROOT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

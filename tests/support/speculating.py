@@ -33,8 +33,8 @@ from durable.pipeline.session import spark_session
 from durable.pipeline.source import EnvelopeSource
 from durable.pipeline.writer import EnvelopeWriter, Written
 from tests.support.archiving import origin_of
-from tests.support.command import ROOT
 from tests.support.publishing import messages, orders, write
+from tests.support.root import ROOT
 
 ORDERS, PARTITIONS = 1_000, 8
 _DIES, _TAKES_ITS_WORKER, _TWICE, _KILLS_THE_DRIVER = 1, 3, 5, 6

@@ -1,8 +1,9 @@
-"""Python workers of Spark that have imported what they need before they are forked.
+"""Python processes of Spark that begin quickly.
 
-Spark forks the workers of each kind of work from a daemon that has imported nothing, so that each write, plan and
-commit begins with a second of imports. The program of warm_python() is given to Spark as its Python: its daemons import
-once, and not from the archive of Spark's sources, which Python would compile anew each time.
+Spark puts the archives of its sources before all else on PYTHONPATH, and Python compiles what it imports from an
+archive anew in each process. And it forks the workers of each kind of work from a daemon that has imported nothing, so
+that each write, plan and commit begins with a second of imports. The program of warm_python() is given to Spark as its
+Python: it imports Spark from the installed package, and its daemons import once.
 """
 
 from __future__ import annotations
@@ -15,21 +16,24 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from tests.support.command import ROOT
+from tests.support.root import ROOT
 
 _DAEMON: Final = "pyspark.daemon"
+_OF_TASKS: Final = "pyspark.worker"
 _IMPORTED: Final = (
-    "pyspark.worker",
     "pyspark.sql.worker.plan_data_source_read",
     "pyspark.sql.worker.write_into_data_source",
     "pyspark.sql.worker.commit_data_source_write",
     "pyspark.sql.pandas.serializers",
     "pyarrow.parquet",
+    "durable.pipeline.source",
+)
+_IMPORTED_FOR_TASKS: Final = (
+    _OF_TASKS,
     "pandas",
     "durable.pipeline.archive",
     "durable.pipeline.publish",
     "durable.pipeline.audit",
-    "durable.pipeline.source",
 )
 
 
@@ -37,6 +41,15 @@ def warm_python(folder: Path) -> Path:
     """Write a program into this folder that takes the arguments of Python, and whose daemons of Spark are warm."""
     program = folder / "python"
     program.write_text(f"""#!/bin/sh
+IFS=:
+kept=
+for place in $PYTHONPATH; do
+    case $place in
+        */pyspark/python/lib/*.zip | */pyspark/jars/*.jar) ;;
+        *) kept="$kept:$place" ;;
+    esac
+done
+export PYTHONPATH="${{kept#:}}"
 [ "$2" = {_DAEMON} ] || exec {sys.executable} "$@"
 PYTHONPATH="$PYTHONPATH:{ROOT}" exec {sys.executable} -m {__name__} "$3"
 """)
@@ -46,8 +59,7 @@ PYTHONPATH="$PYTHONPATH:{ROOT}" exec {sys.executable} -m {__name__} "$3"
 
 def main() -> None:
     """Run the daemon, for the workers that the argument names."""
-    sys.path = [place for place in sys.path if not place.endswith((".zip", ".jar")) or "pyspark" not in place]
-    for name in _IMPORTED:
+    for name in (*_IMPORTED, *(_IMPORTED_FOR_TASKS if sys.argv[1] == _OF_TASKS else ())):
         with suppress(ImportError):
             import_module(name)
     gc.collect()

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import ROOT, Agent
+from tests.support.command import Agent
 from tests.support.providing import providing
+from tests.support.root import ROOT
 
 CALLING = """
 from dataclasses import dataclass

@@ -24,10 +24,10 @@ from durable.storage import archives, erasures, replays
 from durable.storage.erasures import Chosen, Erasure
 from tests.conftest import fresh_databases
 from tests.support.archiving import origin_of
-from tests.support.command import ROOT
 from tests.support.console_pages import OPERATOR, VIEWER, plain, row, rows, section, shown
 from tests.support.history import add_history, add_letters, add_old_day
 from tests.support.roles import runtime_role
+from tests.support.root import ROOT
 
 HISTORY, LETTERS = "envelope_history", "dead_letters"
 RUNS = "Runs of the archive"
