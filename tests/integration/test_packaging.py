@@ -28,6 +28,7 @@ from packaging.utils import canonicalize_name
 
 from durable.pipeline.session import find_java
 from tests.support.history import add_history
+from tests.support.quick_spark import java_options
 
 ROOT = Path(__file__).parents[2]
 INSTALLED_AS = {
@@ -233,6 +234,7 @@ def read_plainly(
     """Run this with an interpreter of its own, which is that of the workers too, and far from the checkout."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     own = {"JAVA_HOME": str(find_java()), "PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"}
+    own["SPARK_SUBMIT_OPTS"] = java_options()
     return subprocess.run(
         [python, "-c", program, url],
         cwd=python.parent,
