@@ -11,7 +11,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,9 @@ import pyspark
 
 from durable.pipeline.session import find_java
 from tests.failure.waiting import eventually
+from tests.support.quick_spark import java_options
 from tests.support.root import ROOT
+from tests.support.warm_workers import plain_python
 
 SPARK = Path(pyspark.__file__).parent
 _MASTER = "org.apache.spark.deploy.master.Master"
@@ -29,12 +30,13 @@ _CONNECT = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _LOOPBACK = ["--host", "127.0.0.1"]
 
 
-def environment() -> dict[str, str]:
+def environment(folder: Path) -> dict[str, str]:
     """Of a machine on which Java and the libraries are installed, and durable is not."""
     hidden = {"PYTHONPATH", "DURABLE_DATABASE_URL", "SPARK_HOME"}
     return {name: value for name, value in os.environ.items() if name not in hidden} | {
         "JAVA_HOME": str(find_java()),
-        "PYSPARK_PYTHON": sys.executable,
+        "JDK_JAVA_OPTIONS": java_options(),
+        "PYSPARK_PYTHON": str(plain_python(folder)),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_NO_DAEMONIZE": "1",
     }
@@ -105,7 +107,7 @@ def submit(script: Path, *arguments: str, master: str, folder: Path) -> subproce
     command = ["--master", master, *settings, "--py-files", str(packed(folder)), str(script), *arguments]
     return subprocess.run(
         [SPARK / "bin" / "spark-submit", *command],
-        env=environment(),
+        env=environment(folder),
         cwd=folder,
         capture_output=True,
         text=True,
@@ -120,7 +122,7 @@ def _logged(log: Path, program: str, *arguments: str, **variables: str) -> Itera
         log.open("wb") as output,
         subprocess.Popen(
             [SPARK / "bin" / program, *arguments],
-            env=environment() | variables,
+            env=environment(log.parent) | variables,
             cwd=log.parent,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -2,8 +2,8 @@
 
 Spark puts the archives of its sources before all else on PYTHONPATH, and Python compiles what it imports from an
 archive anew in each process. And it forks the workers of each kind of work from a daemon that has imported nothing, so
-that each write, plan and commit begins with a second of imports. The program of warm_python() is given to Spark as its
-Python: it imports Spark from the installed package, and its daemons import once.
+that each write, plan and commit begins with a second of imports. Given to Spark as its Python, a program of this module
+imports Spark from the installed package, and its daemons import once.
 """
 
 from __future__ import annotations
@@ -35,12 +35,7 @@ _IMPORTED_FOR_TASKS: Final = (
     "durable.pipeline.publish",
     "durable.pipeline.audit",
 )
-
-
-def warm_python(folder: Path) -> Path:
-    """Write a program into this folder that takes the arguments of Python, and whose daemons of Spark are warm."""
-    program = folder / "python"
-    program.write_text(f"""#!/bin/sh
+_WITHOUT_ARCHIVES: Final = """#!/bin/sh
 IFS=:
 kept=
 for place in $PYTHONPATH; do
@@ -49,11 +44,26 @@ for place in $PYTHONPATH; do
         *) kept="$kept:$place" ;;
     esac
 done
-export PYTHONPATH="${{kept#:}}"
-[ "$2" = {_DAEMON} ] || exec {sys.executable} "$@"
-PYTHONPATH="$PYTHONPATH:{ROOT}" exec {sys.executable} -m {__name__} "$3"
-""")
-    program.chmod(0o755)
+export PYTHONPATH="${kept#:}"
+"""
+
+
+def warm_python(folder: Path) -> Path:
+    """Write a program into this folder that takes the arguments of Python, and whose daemons of Spark are warm."""
+    daemon = f'[ "$2" = {_DAEMON} ] && PYTHONPATH="$PYTHONPATH:{ROOT}" exec {sys.executable} -m {__name__} "$3"'
+    return _program(folder, daemon)
+
+
+def plain_python(folder: Path) -> Path:
+    """Write a program into this folder that takes the arguments of Python, and finds durable nowhere by itself."""
+    return _program(folder)
+
+
+def _program(folder: Path, *lines: str) -> Path:
+    program = folder / "python"
+    if not program.exists():  # a shell reads it line by line
+        program.write_text("\n".join([_WITHOUT_ARCHIVES, *lines, f'exec {sys.executable} "$@"', ""]))
+        program.chmod(0o755)
     return program
 
 
