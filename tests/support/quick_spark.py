@@ -25,7 +25,8 @@ from tests.support.root import ROOT
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_QUICK: Final = "-XX:TieredStopAtLevel=1"
+_QUICK: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
+"""One level of compilation has room for 48 MB of code, which a session of many tests would drop and compile again."""
 _END_SECONDS: Final = 300.0
 
 
