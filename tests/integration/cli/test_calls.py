@@ -42,8 +42,9 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return Agent(tmp_path, monkeypatch, capsys)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def address() -> Iterator[str]:
+    """Where a service answers that all these tests call: none looks at what it keeps."""
     command = [sys.executable, "-m", "tests.support.calling", "tcp://127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
