@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import NamedTuple
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -22,10 +24,17 @@ from tests.benchmarks.rows import Counts, Row, counting
 FloorWork = Callable[[floor.Pool, list[Envelope]], Awaitable[None]]
 
 
-async def rate(count: int, work: Callable[[], Awaitable[object]]) -> float:
-    began = time.perf_counter()
+class Pace(NamedTuple):
+    """Messages a second, and the seconds that this process computes for each."""
+
+    rate: float
+    computed: float
+
+
+async def pace(count: int, work: Callable[[], Awaitable[object]]) -> Pace:
+    began, computed = time.perf_counter(), time.process_time()
     await work()
-    return count / (time.perf_counter() - began)
+    return Pace(count / (time.perf_counter() - began), (time.process_time() - computed) / count)
 
 
 class Local:
@@ -65,9 +74,9 @@ class Local:
     async def _store(self) -> None:
         url = self._databases.fresh()
         async with floor.open_pool(url) as pool:
-            by_driver = await rate(self._count, lambda: floor.store(pool, self._count))
+            by_driver = await pace(self._count, lambda: floor.store(pool, self._count))
         async with session_floor.open_engine(url) as engine:
-            by_session = await rate(self._count, lambda: session_floor.store(engine, self._count))
+            by_session = await pace(self._count, lambda: session_floor.store(engine, self._count))
         for rows, destination in ((self._sent, floor.DESTINATION), (self._kept, None)):
             bus = Bus("bench", url, pool_size=floor.CONNECTIONS)
             if destination:
@@ -75,7 +84,7 @@ class Local:
             else:
                 bus.handles(Note)(_take)
             with counting(bus.runtime.sessions.engine) as counts:
-                ours = await rate(self._count, lambda: self._store_with_durable(bus))  # noqa: B023  runs at once
+                ours = await pace(self._count, lambda: self._store_with_durable(bus))  # noqa: B023  runs at once
             await bus.runtime.stop()
             # Without the business INSERT and the business transaction: what enlisting a send adds.
             added = Counts(counts.statements - self._count, counts.commits - self._count)
@@ -95,23 +104,23 @@ class Local:
 
     # ------------------------------------------------------------------ handling
 
-    async def _floors_of_handling(self, work: FloorWork, batch: int | None) -> Sequence[float]:
-        """The rates of asyncpg, and of a session with batches of this size."""
+    async def _floors_of_handling(self, work: FloorWork, batch: int | None) -> Sequence[Pace]:
+        """The paces of asyncpg, and of a session with batches of this size."""
         items = floor.envelopes(self._count)
         async with floor.open_pool(self._databases.fresh()) as pool:
             await floor.fill_inbox(pool, items)
-            rates = [await rate(self._count, lambda: work(pool, items))]
+            paces = [await pace(self._count, lambda: work(pool, items))]
         if batch is not None:
             url = self._databases.fresh()
             async with floor.open_pool(url) as pool:
                 await floor.fill_inbox(pool, items)
             async with session_floor.open_engine(url) as engine:
                 batches = (items[start : start + batch] for start in range(0, self._count, batch))
-                rates.append(await rate(self._count, lambda: session_floor.handle(engine, batches)))
-        return rates
+                paces.append(await pace(self._count, lambda: session_floor.handle(engine, batches)))
+        return paces
 
     async def _handle(
-        self, rows: Sequence[Row], floors: Sequence[float], handler: Callable[..., Awaitable[None]], max_batch: MaxBatch
+        self, rows: Sequence[Row], floors: Sequence[Pace], handler: Callable[..., Awaitable[None]], max_batch: MaxBatch
     ) -> None:
         url = self._databases.fresh()
         async with floor.open_pool(url) as pool:
@@ -120,22 +129,27 @@ class Local:
         bus = Bus("bench", url, pool_size=floor.CONNECTIONS)
         bus.handles(Note, max_batch=max_batch, concurrency=floor.CONNECTIONS)(handler)
         with counting(bus.runtime.sessions.engine) as counts:
-            began = time.perf_counter()
-            async with bus:
-                await until(lambda: bus.runtime.counters[Event.HANDLED] >= self._count)
-                elapsed = time.perf_counter() - began
+            async with AsyncExitStack() as stack:
+
+                async def handle_all() -> None:
+                    await stack.enter_async_context(bus)
+                    await until(lambda: bus.runtime.counters[Event.HANDLED] >= self._count)
+
+                ours = await pace(self._count, handle_all)
         effects = self._count if handler is _take else counts.commits
         added = Counts(counts.statements - effects, counts.commits)
-        _note(rows, floors, self._count / elapsed, added, self._count)
+        _note(rows, floors, ours, added, self._count)
 
 
 def _rows(name: str, work: str) -> list[Row]:
     return [Row(name, f"asyncpg: {work}"), Row("the same", f"SQLAlchemy session: {work}")]
 
 
-def _note(rows: Sequence[Row], floors: Sequence[float], ours: float, added: Counts, count: int) -> None:
+def _note(rows: Sequence[Row], floors: Sequence[Pace], ours: Pace, added: Counts, count: int) -> None:
     for row, of_floor in zip(rows, floors, strict=True):
-        row.floor, row.ours = max(row.floor, of_floor), max(row.ours, ours)
+        row.floor, row.ours = max(row.floor, of_floor.rate), max(row.ours, ours.rate)
+        row.floor_computed = min(row.floor_computed, of_floor.computed)
+        row.ours_computed = min(row.ours_computed, ours.computed)
         row.cost(added, count)
 
 

@@ -23,12 +23,17 @@ class Counts:
 
 @dataclass
 class Row:
-    """One comparison: messages per second of durable and of the floor, and what each message cost durable."""
+    """One comparison: messages per second of durable and of the floor, and what each message cost durable.
+
+    `computed`: seconds of this process's CPU for each message, where both run in one process.
+    """
 
     name: str
     floor_name: str
     floor: float = 0.0
     ours: float = 0.0
+    floor_computed: float = math.inf
+    ours_computed: float = math.inf
     statements_per_message: float = 0.0
     commits_per_message: float = 0.0
 
@@ -152,7 +157,8 @@ def counting(engine: AsyncEngine) -> Iterator[Counts]:
 
 def show(rows: Sequence[Row], title: str) -> None:
     table = Table(title=title)
-    for column in ("durable", "floor", "floor/s", "durable/s", "ratio", "statements/msg", "commits/msg"):
+    counted = ("computed, μs", "floor, μs", "statements/msg", "commits/msg")
+    for column in ("durable", "floor", "floor/s", "durable/s", "ratio", *counted):
         table.add_column(column, justify="left" if column in ("durable", "floor") else "right")
     for row in rows:
         table.add_row(
@@ -161,6 +167,7 @@ def show(rows: Sequence[Row], title: str) -> None:
             f"{row.floor:,.0f}",
             f"{row.ours:,.0f}",
             f"{row.ratio:.2f}",
+            *(f"{each * 1e6:,.0f}" if each < math.inf else "" for each in (row.ours_computed, row.floor_computed)),
             f"{row.statements_per_message:.3f}",
             f"{row.commits_per_message:.3f}",
         )
