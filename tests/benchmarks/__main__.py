@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import sys
 import tempfile
 import warnings
@@ -129,7 +130,7 @@ def main() -> int:
     told: list[dict[str, Any]] = []
     try:
         for measured, title in _measured(plan):
-            told += [asdict(each) | {"of": title} | _derived(each) for each in measured]
+            told += [_as_json(each) | {"of": title} for each in measured]
             if not arguments.json:
                 _show(measured, title)
     except InvalidSetting as error:
@@ -167,10 +168,12 @@ def _measured(plan: Plan) -> Iterator[tuple[Sequence[Measured], str]]:
         yield run_contest(sides_without(list(plan.without)), rounds, count), f"{count:,} jobs, {best}"
 
 
-def _derived(measured: Measured) -> dict[str, float]:
-    if isinstance(measured, Standing):
-        return {}
-    return {"added": measured.added} if isinstance(measured, Cost) else {"ratio": measured.ratio}
+def _as_json(measured: Measured) -> dict[str, Any]:
+    """The figures, and null for those that were not measured."""
+    derived: dict[str, float] = {}
+    if not isinstance(measured, Standing):
+        derived = {"added": measured.added} if isinstance(measured, Cost) else {"ratio": measured.ratio}
+    return {name: None if value == math.inf else value for name, value in {**asdict(measured), **derived}.items()}
 
 
 def _show(measured: Sequence[Measured], title: str) -> None:

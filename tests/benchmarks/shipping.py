@@ -32,6 +32,7 @@ async def sender(race: Race) -> AsyncIterator[Ship]:
             async with bus.runtime.sessions.engine.begin() as conn:
                 await conn.run_sync(outbox.store, bus.settings.db_schema, sent)
                 start()
+            await bus.runtime.database.transaction(outbox.wake_nodes)  # as each unit of work does after its commit
             await until(lambda: counters[Event.SENT] - before >= count)
         return counts
 
