@@ -31,14 +31,14 @@ _LOOK: Final[dict[str, Any]] = {
 
 def of_ratios(results: Sequence[Result]) -> go.Figure | None:
     """Durable's messages a second divided by each floor's: a bar each, and a line where they are equal."""
-    rows = {f"{each['name']}|{each['floor_name']}": each for each in results if "statements_per_message" in each}
-    if not rows:
+    found, last = dict[str, float](), ""
+    for each in results:
+        if "statements_per_message" in each:
+            last = last if each["name"] == "the same" else each["name"]
+            found[f"{last}<br><sup>{each['floor_name']}</sup>"] = each["ratio"]
+    if not found:
         return None
-    names, last = [], ""
-    for each in rows.values():
-        last = last if each["name"] == "the same" else each["name"]
-        names.append(f"{last}<br><sup>{each['floor_name']}</sup>")
-    ratios = [each["ratio"] for each in rows.values()]
+    names, ratios = list(found), list(found.values())
     bars = go.Bar(x=ratios, y=names, orientation="h", text=[f"{ratio:.2f}" for ratio in ratios], marker_color="#2a6fb0")
     figure = go.Figure(bars, {**_LOOK, "height": 120 + 40 * len(names)})
     figure.add_vline(x=1, line_dash="dot")

@@ -21,6 +21,14 @@ def test_ratio_of_each_floor_is_a_bar_under_the_name_of_its_work() -> None:
     assert [name.split("<")[0] for name in figure.data[0].y] == ["store", "store"]
 
 
+def test_floors_of_two_works_may_have_the_same_name() -> None:
+    same = {**ROW, "name": "the same", "floor_name": "session"}
+    figure = of_ratios([ROW, {**same, "ratio": 0.5}, {**ROW, "name": "handle"}, {**same, "ratio": 1.8}])
+
+    assert figure is not None
+    assert list(figure.data[0].x) == [0.4, 0.5, 0.4, 1.8]
+
+
 def test_later_result_of_the_same_row_counts() -> None:
     figure = of_ratios([ROW, {**ROW, "ratio": 0.5}])
 
