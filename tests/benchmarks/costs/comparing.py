@@ -67,6 +67,14 @@ def changes(before: Sequence[MessageCost], now: Sequence[MessageCost]) -> list[C
     return found
 
 
+def least(first: Sequence[MessageCost], second: Sequence[MessageCost]) -> list[MessageCost]:
+    """Take the lesser of each quantity of the same works, measured twice."""
+    return [
+        MessageCost(one.name, *(min(getattr(one, quantity), getattr(two, quantity)) for quantity in TOLERANCES))
+        for one, two in zip(first, second, strict=True)
+    ]
+
+
 def read(path: Path) -> list[MessageCost]:
     """Read the costs that are kept. Raises InvalidSetting when the file is missing, or none of costs."""
     try:

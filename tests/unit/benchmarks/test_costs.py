@@ -102,3 +102,9 @@ def test_renewed_file_holds_the_measured_costs(monkeypatch: pytest.MonkeyPatch, 
 def test_count_too_small_to_fill_groups_is_bad_use() -> None:
     with pytest.raises(SystemExit, match="2"):
         gate.main(["--count", "10"])
+
+
+def test_lesser_of_two_measurements_counts() -> None:
+    slow, wasteful = replace(COST, statements=1.3, round_trips=3.4), replace(COST, wal_bytes=900.0)
+
+    assert comparing.least([slow], [wasteful]) == [COST]
