@@ -60,7 +60,8 @@ class Database:
         """Run `work(connection, schema, ...)` in a transaction of its own and return what it returns, committed.
 
         Raises StorageUnavailable when the database cannot be used, or does not answer (whether a commit took place is
-        then unknown), and InvalidMessage when it refuses the data.
+        then unknown), InvalidMessage when it refuses the data, and WiringError in an event loop other than that of the
+        first transaction.
         """
         self._home.enter(self.engine)
         with keeping_cancellation(), translated():

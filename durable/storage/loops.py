@@ -7,6 +7,7 @@ work does there is rolled back with it, although its commit returns.
 from __future__ import annotations
 
 import asyncio
+import threading
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import NullPool
@@ -27,6 +28,7 @@ class HomeLoop:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._entering = threading.Lock()  # loops of several threads may come at once
 
     @property
     def is_here(self) -> bool:
@@ -42,11 +44,12 @@ class HomeLoop:
         running = asyncio._get_running_loop()
         if running is None or running is self._loop or isinstance(engine.pool, NullPool):
             return
-        if self._loop is not None:
-            if not self._loop.is_closed():
-                raise another_loop()
-            engine.sync_engine.dispose(close=False)
-        self._loop = running
+        with self._entering:
+            if self._loop is not None:
+                if not self._loop.is_closed():
+                    raise another_loop()
+                engine.sync_engine.dispose(close=False)
+            self._loop = running
 
     async def close(self, engine: AsyncEngine) -> None:
         """Close the connections of an engine, which may be used in any loop then."""

@@ -151,7 +151,7 @@ ROWS = (
         "storage",
         "an engine is used in a second loop beside the first",
         "durable/storage/loops.py",
-        before="            if not self._loop.is_closed():\n                raise another_loop()\n",
+        before="                if not self._loop.is_closed():\n                    raise another_loop()\n",
         after="",
         killed_by=(
             "tests/integration/outbox/unit_of_work/test_loops.py::test_use_in_a_second_loop_is_refused_and_costs_the_first_nothing[asyncpg]",
@@ -161,8 +161,8 @@ ROWS = (
         "storage",
         "connections of a closed loop are used in the next one",
         "durable/storage/loops.py",
-        before="            engine.sync_engine.dispose(close=False)\n        self._loop = running",
-        after="        self._loop = running",
+        before="                engine.sync_engine.dispose(close=False)\n            self._loop = running",
+        after="            self._loop = running",
         killed_by=(
             "tests/integration/outbox/unit_of_work/test_loops.py::test_loops_in_turn_store_all_their_commits[asyncpg]",
         ),
