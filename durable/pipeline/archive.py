@@ -86,7 +86,7 @@ class Archived:
     gone: Mapping[date, int] = field(default_factory=dict)
     """Rows that the lake had before it was restored, and the database has no more, by day."""
     foreign: Sequence[Gap] = ()
-    """Times of which only the lake had rows, of a lost life of the database, and has lost some of them."""
+    """Times of which only the lake had rows, archived in a lost life of the database, and has lost some of them."""
     was_restored: bool = False
     """True if the lake ended before the end that the database knew."""
 
@@ -119,6 +119,9 @@ def archive(
         before = lake.span(table, whose)
         if low < base and table == "dead_letters":
             recovering.renew_letters(conn, lake, origin, whose)
+        end = LakeEnd(begun.lake_id, low, before.until)  # an archiver that is killed leaves the lake with another one
+        foreign = recovering.note_foreign_gaps(conn, origin, table, end)
+        dropped = [] if begun.lost_below is None else recovering.note_dropped_gaps(conn, origin, table, end)
         span = Span(horizons.begins_at(conn, schema), horizons.complete_until(conn, schema))
         with exported_snapshot(engine) as snapshot:
             run = _Run(conn, engine, spark, local_rows, lake, table, origin, whose, begun.app_id, snapshot, show)
@@ -128,7 +131,6 @@ def archive(
             reached = done[-1].high if done else low
             gone = archives.gone(conn, schema, source, reached)
             recovering.note_gone(conn, origin, table, gone, before.until)
-            foreign = recovering.note_foreign_gaps(conn, origin, table, LakeEnd(begun.lake_id, low, before.until))
             span = span._replace(gaps=recovering.gaps(conn, origin, table, before.until))
             done.append(run.archive(reached, horizon, span))
         if begun.lost_below is not None:
@@ -146,7 +148,7 @@ def archive(
         size=sum(file.size for part in done for file in part.files),
         known=sum(part.known for part in done),
         gone=dict(sorted((Counter(left) + Counter(gone)).items())),
-        foreign=foreign,
+        foreign=merged([*foreign, *(gap for gap in dropped if gap.begin.date() not in gone)]),
         was_restored=begun.lost_below is not None,
     )
 

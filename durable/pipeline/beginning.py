@@ -25,6 +25,7 @@ from sqlalchemy import Connection, Engine
 from durable.errors import DurableError, InvalidSetting
 from durable.pipeline import recovering
 from durable.pipeline.erasures import record, recorded
+from durable.pipeline.foreign import Parted
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
 from durable.pipeline.origin import Origin, app_id
@@ -278,8 +279,8 @@ def _change(
         if side.moves:
             archives.note_as_gaps(conn, schema, side.source, "foreign", end, others=True)
         if wish.is_successor and (side.is_ahead or side.returns):
-            found = recovering.by_day(lake.rows_from(side.table, whose, side.remembered), below=side.offset)
-            archives.note_foreign(conn, schema, side.source, side.lake_id, found)
+            parted = Parted(lake, side.table, whose, side.remembered, below=side.offset)
+            archives.note_foreign(conn, schema, side.source, side.lake_id, parted.foreign(conn, origin))
         archives.resume(conn, schema, side.source)
     if any(side.is_other_database for side in sides) and not wish.is_successor:
         archives.forget_left_lakes(conn, schema)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine, create_engine, pool
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 _BATCH_BYTES = 4 << 20
+_MILLISECOND = timedelta(milliseconds=1)
 _NO_PERMISSION = "42501"
 _NETWORK = {  # a peer that is gone is noticed within some 20 seconds
     "connect_timeout": "10",
@@ -32,9 +34,9 @@ _FORMATS = "-c DateStyle=ISO,YMD -c IntervalStyle=postgres -c quote_all_identifi
 
 
 def copy(
-    url: str, share: Share, columns: Sequence[str], *, snapshot: str | None = None
+    url: str, share: Share, columns: Sequence[str], *, snapshot: str | None = None, patience: timedelta | None = None
 ) -> Iterator[pyarrow.RecordBatch]:
-    """The rows of these slices.
+    """The rows of these slices. `patience`: the longest wait for a table that somebody else has locked.
 
     Raises StorageUnavailable when the database cannot be used, or the snapshot is over; InvalidSetting when the role
     may not read them.
@@ -48,6 +50,8 @@ def copy(
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             if snapshot is not None:
                 cursor.execute(join_sql(snapshot))
+            if patience is not None:
+                cursor.execute(f"SET LOCAL lock_timeout = {patience // _MILLISECOND}")
             cursor.adbc_statement.set_options(**options)
             for part in share:
                 cursor.execute(part.select(columns))

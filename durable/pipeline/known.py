@@ -7,7 +7,7 @@ has a row for each of its states, which are told apart by when it was resolved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING, Final, Self
@@ -50,20 +50,12 @@ class KnownRows:
         left = []
         for day in days.unique():
             of_day = pa.Table.from_batches([rows.filter(call_function("equal", [days, day]))])
-            left.append(self._unknown(of_day, self._keys(day.as_py())))
+            left.append(unknown(of_day, self._keys(day.as_py()), KEYS[self.table]))
         return (
             pa.concat_tables(left).combine_chunks().to_batches()[0]
             if left and any(map(len, left))
             else rows.slice(0, 0)
         )
-
-    def _unknown(self, rows: pa.Table, keys: pa.Table) -> pa.Table:
-        import pyarrow as pa
-
-        named = list(KEYS[self.table])
-        numbered = _joinable(rows.select(named)).append_column("row", pa.array(range(len(rows)), pa.int64()))
-        fresh = numbered.join(_joinable(keys), named, join_type="left anti", use_threads=False)
-        return rows.take(fresh["row"].sort())
 
     def _keys(self, day: date) -> pa.Table:
         if day not in self._read:
@@ -73,15 +65,21 @@ class KnownRows:
 
     def _read_day(self, day: date) -> pa.Table:
         import pyarrow as pa
-        import pyarrow.dataset as ds
 
         named, schema = list(KEYS[self.table]), file_schema(self.table)
         if not self.files.get(day):
             return pa.schema([schema.field(name) for name in named]).empty_table()
-        here = (ds.field("service") == self.whose.service) & (
-            (ds.field("database") == self.whose.database) | ds.field("database").is_null()
-        )
-        return places.dataset(self.table_url, self.files[day], schema).to_table(columns=named, filter=here)
+        files = places.dataset(self.table_url, self.files[day], schema)
+        return files.to_table(columns=named, filter=self.whose.condition())
+
+
+def unknown(rows: pa.Table, keys: pa.Table, named: Sequence[str]) -> pa.Table:
+    """Return the rows whose values in the named columns are none of the keys."""
+    import pyarrow as pa
+
+    numbered = _joinable(rows.select(named)).append_column("row", pa.array(range(len(rows)), pa.int64()))
+    fresh = numbered.join(_joinable(keys), list(named), join_type="left anti", use_threads=False)
+    return rows.take(fresh["row"].sort())
 
 
 def _joinable(keys: pa.Table) -> pa.Table:

@@ -175,12 +175,12 @@ class Lake:
         with _readable(self.url):
             return span_of(self.opened(table), whose)
 
-    def rows_from(self, table: LakeTable, whose: Whose, xid: int) -> list[Absent]:
+    def rows_from(self, table: LakeTable, whose: Whose, xid: int) -> dict[str, Absent]:
         """Describe the files that may have rows of this database of this transaction or a later one, by their
-        statistics.
+        statistics: each as its path within the table.
         """
         if not self.exists(table):
-            return []
+            return {}
         with _readable(self.url):
             return _rows_from(self.opened(table), DAY_OF[table], whose, xid)
 
@@ -367,10 +367,10 @@ def _adds(opened: DeltaTable) -> list[tuple[date, str, int]]:
     return [(day, unquote(path), rows or 0) for day, path, rows in each]
 
 
-def _rows_from(opened: DeltaTable, time: str, whose: Whose, xid: int) -> list[Absent]:
+def _rows_from(opened: DeltaTable, time: str, whose: Whose, xid: int) -> dict[str, Absent]:
     import pyarrow as pa
 
-    found = []
+    found = {}
     for file in pa.table(opened.get_add_actions(flatten=True)).to_pylist():
         is_other = any(
             not file[f"min.{name}"] <= own <= file[f"max.{name}"]
@@ -382,7 +382,7 @@ def _rows_from(opened: DeltaTable, time: str, whose: Whose, xid: int) -> list[Ab
             day = file["partition.day"]
             first, last = file.get(f"min.{time}") or midnight(day), file.get(f"max.{time}") or midnight(day + _DAY)
             below = xid + 1 if last_xid is None else last_xid + 1
-            found.append(Absent(day, first, last, file["num_records"] or 0, below))
+            found[unquote(file["path"])] = Absent(day, first, last, file["num_records"] or 0, below)
     return found
 
 

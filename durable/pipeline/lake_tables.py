@@ -11,6 +11,7 @@ from durable.pipeline.columns import COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow
+    import pyarrow.dataset as ds
 
 LakeTable = Literal["history", "dead_letters"]
 SOURCES: Final[Mapping[LakeTable, str]] = {"history": "envelope_history", "dead_letters": "dead_letters"}
@@ -37,6 +38,13 @@ class Whose(NamedTuple):
 
     service: str
     database: str
+
+    def condition(self) -> ds.Expression:
+        """Choose the rows of this owner: those of the first version name no database."""
+        import pyarrow.dataset as ds
+
+        is_own = (ds.field("database") == self.database) | ds.field("database").is_null()
+        return (ds.field("service") == self.service) & is_own
 
 
 def spark_schema(table: LakeTable) -> str:

@@ -88,10 +88,20 @@ def _rows_of(lake: Lake, table: LakeTable, service: str, sample: Collection[tupl
             yield [row[name] for name in names]
 
 
-def note_foreign_gaps(conn: Connection, origin: Origin, table: LakeTable, end: LakeEnd) -> tuple[Gap, ...]:
+def note_foreign_gaps(conn: Connection, origin: Origin, table: LakeTable, end: LakeEnd) -> list[Gap]:
     """Note, and return, the times of which a lake has lost rows that only it had."""
-    found = archives.note_as_gaps(conn, origin.schema, SOURCES[table], "foreign", end)
-    return merged(Gap(first, last + _MICROSECOND) for first, last in found)
+    return _times(archives.note_as_gaps(conn, origin.schema, SOURCES[table], "foreign", end))
+
+
+def note_dropped_gaps(conn: Connection, origin: Origin, table: LakeTable, end: LakeEnd) -> list[Gap]:
+    """Note, and return, the times of which a lake that is behind has lost rows that were dropped here: those that this
+    database has archived are counted as gone, and those that it found in the lake are not.
+    """
+    return _times(archives.note_as_gaps(conn, origin.schema, SOURCES[table], "dropped", end))
+
+
+def _times(found: Iterable[tuple[datetime, datetime]]) -> list[Gap]:
+    return [Gap(first, last + _MICROSECOND) for first, last in found]
 
 
 def note_gone(
@@ -108,23 +118,6 @@ def note_gone(
     archives.note_gaps(conn, origin.schema, SOURCES[table], found)
 
 
-def by_day(found: Iterable[Absent], below: int) -> list[Absent]:
-    """Put the rows of a day together, of transactions below this one."""
-    days: dict[date, list[Absent]] = {}
-    for each in found:
-        days.setdefault(each.day, []).append(each)
-    return [
-        Absent(
-            day,
-            min(each.first_at for each in of_day),
-            max(each.last_at for each in of_day),
-            sum(each.rows for each in of_day),
-            min(max(each.below for each in of_day), below),
-        )
-        for day, of_day in days.items()
-    ]
-
-
 def gaps(conn: Connection, origin: Origin, table: LakeTable, until: datetime | None) -> tuple[Gap, ...]:
     """The gaps of a lake that has all until then."""
     known = known_gaps(conn, origin.schema, table)
@@ -135,7 +128,7 @@ def gaps(conn: Connection, origin: Origin, table: LakeTable, until: datetime | N
 
 def known_gaps(conn: Connection, schema: str, table: LakeTable) -> tuple[Gap, ...]:
     """All gaps that the database knows of; it keeps them for a lake that is restored once more."""
-    return merged(Gap(first, last + _MICROSECOND) for first, last in archives.gaps(conn, schema, SOURCES[table]))
+    return merged(_times(archives.gaps(conn, schema, SOURCES[table])))
 
 
 def renew_letters(conn: Connection, lake: Lake, origin: Origin, whose: Whose) -> int:
@@ -156,16 +149,11 @@ def renew_letters(conn: Connection, lake: Lake, origin: Origin, whose: Whose) ->
 
 def _newest_states(lake: Lake, whose: Whose) -> dict[tuple[Any, ...], tuple[Any, ...]]:
     """Transaction, number of replays and time of resolution of the newest state in the lake, by letter."""
-    import pyarrow.dataset as ds
-
-    here = (ds.field("service") == whose.service) & (
-        (ds.field("database") == whose.database) | ds.field("database").is_null()
-    )
     found: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     names = [*LETTER, *_STATE]
     for paths in lake.files_by_day("dead_letters").values():
         days = places.dataset(lake.table_url("dead_letters"), paths, file_schema("dead_letters"))
-        for batch in days.to_batches(columns=names, filter=here):
+        for batch in days.to_batches(columns=names, filter=whose.condition()):
             for row in batch.select(names).to_pylist():
                 letter, state = tuple(map(row.get, LETTER)), tuple(map(row.get, _STATE))
                 if letter not in found or state[0] > found[letter][0]:

@@ -303,6 +303,12 @@ def gone(conn: Connection, schema: str, table: str, low: int) -> dict[date, int]
     return {day: rows for day, rows in sorted(found.items()) if rows > 0}
 
 
+def days(conn: Connection, schema: str, table: str) -> set[date]:
+    """Return the days of which a row is here. Until the transaction ends, no such day of history is dropped."""
+    found = conn.execute(statements.BY_TRANSACTION[table].count_days.within(schema), {"low": 0, "high": _ENDLESS})
+    return {row.day for row in found}
+
+
 def earlier_letters(conn: Connection, schema: str) -> Sequence[Row[Any]]:
     """The letters of earlier generations: number, id, time of failure, replays, time of resolution, transaction."""
     return conn.execute(statements.READ_EARLIER_LETTERS.within(schema)).all()

@@ -405,6 +405,30 @@ TOLD: dict[str, Sequence[str | tuple[str, Any]]] = {
         *(("give_up", 3), "archive", "back_up_lake", ("give_up", 6), "archive", ("resolve", 0), ("resolve", 0)),
         *("archive", "restore_lake", "archive"),
     ),
+    "rows from before the first archive are not gone with a lake that is left": (
+        *(("give_up", 3), "back_up_database", "archive", ("restore", 0), "archive", "move", "archive"),
+    ),
+    "rows that were archived after the backup are not gone with a lake that is left": (
+        *("archive", ("write", 3), ("give_up", 3), "back_up_database", ("write", 0), ("resolve", 0), "archive"),
+        *("compact", ("restore", 0), "archive", "move", "archive"),
+    ),
+    "rows that were archived after the backup are not gone with a lake that goes back": (
+        *("archive", "back_up_lake", ("write", 3), ("give_up", 3), "back_up_database", "archive"),
+        *(("restore", 0), ("write", 3), ("give_up", 3), "archive", "restore_lake", "archive"),
+    ),
+    "a database that was never archived returns to a lake in which an archiver was killed": (
+        *("back_up_database", "archive", ("give_up", 0), ("restore", 0), ("give_up", 0), ("give_up", 4)),
+        *("back_up_database", "archive", "move", ("killed at the fourth", "A2"), "purge", ("give_up", 4)),
+        *(("restore", 1), "archive"),
+    ),
+    "rows that a lost life had archived are dropped, and their lake goes back": (
+        *("archive", "back_up_lake", ("write", 3), ("give_up", 3), "back_up_database", "archive", ("restore", 0)),
+        *(("resolve", 30), "archive", ("write", 40), "archive", "purge", "restore_lake", ("killed", "A2"), "archive"),
+    ),
+    "an archiver is killed in a lake that goes back to before a lost life": (
+        *("archive", "back_up_lake", "back_up_database", ("write", 3), ("give_up", 3), "archive"),
+        *(("restore", 0), ("write", 3), "archive", "restore_lake", ("killed", "A2"), "archive"),
+    ),
 }
 
 
@@ -425,6 +449,8 @@ def test_restored_databases_and_lakes_keep_every_row_or_a_gap(
                     assert not lives.finish(point, 0)
                 case ("killed at the second", point):
                     assert not lives.finish(point, 1)
+                case ("killed at the fourth", point):
+                    assert not lives.finish(point, 3)
                 case ("write", days):
                     lives.write(days=days, count=2)
                 case ("give_up", days):

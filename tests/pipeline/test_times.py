@@ -11,8 +11,10 @@ import pyarrow as pa
 import pytest
 
 from durable.pipeline.columns import COLUMNS
-from durable.pipeline.copying import copy
-from durable.pipeline.lake_tables import SOURCES, LakeTable
+from durable.pipeline.copying import connection, copy
+from durable.pipeline.foreign import Parted
+from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
+from durable.storage import archives
 from durable.storage.slices import Slice
 from durable.storage.sql.times import FIRST, LAST
 from tests.support.archiving import Archiver
@@ -82,6 +84,24 @@ def test_every_time_is_archived_compared_and_not_archived_again(
     found = archiver.verify(table, local_rows=local_rows)
     assert (found.differing, found.missing, found.twice) == (len(expected), 0, 0)
     assert all(each.columns for each in found.examples)
+
+
+@pytest.mark.parametrize("table", SOURCES)
+def test_foreign_rows_are_found_at_every_time(
+    archiver: Archiver, conn: psycopg.Connection[Any], table: LakeTable
+) -> None:
+    expected = plant(conn, table)
+    offset = archiver.run(table).high
+    with connection(archiver.origin.url) as here:
+        whose = Whose(archiver.origin.service, archives.database(here, "durable"))
+        parted = Parted(archiver.lake, table, whose, since=0, below=offset)
+        assert parted.foreign(here, archiver.origin) == []
+    conn.execute(f"DELETE FROM durable.{SOURCES[table]} WHERE get_byte(uuid_send(id), 15) % 2 = 0".encode())
+    with connection(archiver.origin.url) as here:
+        assert sum(each.rows for each in parted.foreign(here, archiver.origin)) == len(expected) // 2
+    conn.execute(f"DELETE FROM durable.{SOURCES[table]}".encode())
+    with connection(archiver.origin.url) as here:
+        assert sum(each.rows for each in parted.foreign(here, archiver.origin)) == len(expected)
 
 
 @pytest.mark.parametrize("table", COLUMNS)

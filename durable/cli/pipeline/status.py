@@ -58,7 +58,7 @@ def gone_rows(tables: Sequence[tuple[str, Mapping[date, int]]]) -> list[Table]:
 
 
 def foreign_rows(tables: Sequence[tuple[str, Sequence[Gap]]]) -> list[Table]:
-    """List the times of which a restored lake had rows that the database, restored as well, never had."""
+    """List the times of which a restored lake had rows that the database, restored as well, did not have."""
     rows = [(table, gap.begin, gap.end) for table, gaps in tables for gap in gaps]
     title = (
         "gone: rows of these times were in the lake alone, since the database was restored; now it was restored, too"

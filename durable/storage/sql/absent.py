@@ -59,10 +59,10 @@ FROM unnest(CAST(:days AS date[]), CAST(:firsts AS timestamptz[]), CAST(:lasts A
     CAST(:counts AS bigint[]), CAST(:belows AS bigint[])) AS found (day, first_at, last_at, row_count, below){_WIDEN}
 """)
 # A lake that ends at `low` has none of their rows, or some; all those of before `until`. `others`: also rows that other
-# lakes have.
+# lakes have. Such a gap has no rows of its own: those that were dropped are counted as such.
 NOTE_AS_GAPS = Statement(f"""{_INSERT}
 SELECT table_name, day, 'gap', '', min(CASE WHEN :until BETWEEN first_at AND last_at THEN :until ELSE first_at END),
-    max(last_at), sum(row_count), max(below)
+    max(last_at), 0, max(below)
 FROM {{schema}}.absent_rows
 WHERE table_name = :table AND kind = :kind
     AND CASE WHEN lake_id IN ('', :lake_id) THEN below > :low ELSE :others END
