@@ -29,7 +29,7 @@ from durable.pipeline.foreign import Parted
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
 from durable.pipeline.origin import Origin, app_id
-from durable.storage import archives, erasures
+from durable.storage import archives, erasures, horizons
 from durable.storage.archives import Archive, LakeEnd, Place
 
 
@@ -274,9 +274,10 @@ def _change(
             earlier = lake.commits(side.app_id if side.is_first else side.known.app_id, side.table)
             archives.adopt(conn, schema, side.source, {**earlier, side.commit_id: side.offset})
         end = LakeEnd(side.lake_id, side.offset, lake.span(side.table, whose).until)
-        if side.returns or (side.moves and side.table == "dead_letters"):  # of history a new lake has a beginning
-            archives.note_as_gaps(conn, schema, side.source, "dropped", end)
         if side.moves:
+            # A new lake has a beginning of history, but a day that was dropped may be made once more.
+            since = None if side.returns or side.table == "dead_letters" else horizons.begins_at(conn, schema)
+            archives.note_as_gaps(conn, schema, side.source, "dropped", end, since=since)
             archives.note_as_gaps(conn, schema, side.source, "foreign", end, others=True)
         if wish.is_successor and (side.is_ahead or side.returns):
             parted = Parted(lake, side.table, whose, side.remembered, below=side.offset)

@@ -259,12 +259,13 @@ def note_as_gaps(
     kind: Literal["dropped", "foreign"],
     end: LakeEnd,
     *,
+    since: datetime | None = None,
     others: bool = False,
 ) -> list[tuple[datetime, datetime]]:
-    """Note that a lake lacks rows of this kind, and return their first and last times, day by day; `others`: also those
-    that only other lakes have.
+    """Note that a lake lacks rows of this kind, of the days from `since` on, and return their first and last times, day
+    by day; `others`: also those that only other lakes have.
     """
-    params = {"table": table, "kind": kind, "others": others, **end._asdict()}
+    params = {"table": table, "kind": kind, "since": since, "others": others, **end._asdict()}
     rows = conn.execute(absent.NOTE_AS_GAPS.within(schema), params).all()
     return [(row.first_at, row.last_at) for row in sorted(rows) if row.first_at is not None]
 

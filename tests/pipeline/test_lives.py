@@ -425,6 +425,9 @@ TOLD: dict[str, Sequence[str | tuple[str, Any]]] = {
         *("archive", "back_up_lake", ("write", 3), ("give_up", 3), "back_up_database", "archive", ("restore", 0)),
         *(("resolve", 30), "archive", ("write", 40), "archive", "purge", "restore_lake", ("killed", "A2"), "archive"),
     ),
+    "a day was purged, and has rows again, before the archive moves to a lake that is new": (
+        *("archive", "purge", ("write", 0), "move", "archive"),
+    ),
     "an archiver is killed in a lake that goes back to before a lost life": (
         *("archive", "back_up_lake", "back_up_database", ("write", 3), ("give_up", 3), "archive"),
         *(("restore", 0), ("write", 3), "archive", "restore_lake", ("killed", "A2"), "archive"),

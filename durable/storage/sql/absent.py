@@ -65,6 +65,7 @@ SELECT table_name, day, 'gap', '', min(CASE WHEN :until BETWEEN first_at AND las
     max(last_at), 0, max(below)
 FROM {{schema}}.absent_rows
 WHERE table_name = :table AND kind = :kind
+    AND (CAST(:since AS timestamptz) IS NULL OR last_at >= CAST(:since AS timestamptz))
     AND CASE WHEN lake_id IN ('', :lake_id) THEN below > :low ELSE :others END
 GROUP BY table_name, day{_WIDEN}
 RETURNING day, first_at, last_at
