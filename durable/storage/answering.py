@@ -102,7 +102,7 @@ class AsyncpgConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg ha
         if query.startswith("BEGIN"):
             self.piggyback = None
             query = f"{query} {self.at_begin}" if self.at_begin else query
-        elif self.piggyback is not None and query == "COMMIT;":
+        elif self.piggyback is not None and query.startswith("COMMIT"):
             last, self.piggyback = self.piggyback, None
             return await self._commit_after(last)
         said: str = await super().execute(query, *args, timeout=timeout)
