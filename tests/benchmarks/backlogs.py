@@ -2,11 +2,13 @@
 
     10,000 rows        filled anew in each round     a node handles 8,000 of them
     1,000,000 rows     filled once                   a node handles 8,000 of them in each round
+    10,000 rows        behind 300,000 that were handled since another transaction began, whose snapshot keeps them from
+                       vacuum: ten minutes of 500 messages a second
 
-Both once without keys, and once with a key of its own for each row. The rate is that of the messages behind the first
-1,000, so that the start of the node is not in it. The last 2,000 would be in memory, and their node without claims, in
-the small one alone. A claim is durable's own, of a batch: a transaction that is rolled
-back, on a warm connection; with keys, the look for the next keys is a part of it.
+The first two once without keys, and once with a key of its own for each row. The rate is that of the messages behind the
+first 1,000, so that the start of the node is not in it. The last 2,000 would be in memory, and their node without
+claims, in the small one alone. A claim is durable's own, of a batch: a transaction that is rolled back, on a warm
+connection; with keys, the look for the next keys is a part of it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+import psycopg
 from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -46,6 +49,9 @@ WARM_UP: Final = 1_000
 CLAIMS: Final = 25
 _NODE: Final = NodeId(1)
 _INSERT: Final = text("INSERT INTO business (number) SELECT unnest(CAST(:numbers AS integer[]))")
+
+KEPT: Final = 300_000
+"""Handled rows that the snapshot keeps."""
 
 Claim = Callable[[Connection, str], int]
 """Claims a batch, and returns how many rows that were."""
@@ -82,6 +88,7 @@ def run(rounds: int, rows: int | None = None) -> list[Relation]:
         return [
             *_compare(databases, rounds, count, is_keyed=False),
             *_compare(databases, rounds, count, is_keyed=True),
+            *_compare_kept(databases, rounds, min(count, KEPT)),
         ]
 
 
@@ -100,6 +107,39 @@ def _compare(databases: Databases, rounds: int, rows: int, *, is_keyed: bool) ->
                 backlog.measured(asyncio.run(_rate(url)), claim)
             advance(1)
     return relations(small, large, rows, kind)
+
+
+def _compare_kept(databases: Databases, rounds: int, rows: int) -> list[Relation]:
+    free, kept = Backlog(), Backlog()
+    with progress("an open snapshot", rounds) as advance:
+        for _ in range(rounds):
+            for backlog, handled in ((free, 0), (kept, rows)):
+                url = databases.fresh()
+                with psycopg.connect(url) as snapshot:
+                    _open_snapshot(snapshot)
+                    _leave_handled(url, handled)
+                    filling.fill_inbox(url, SMALL)
+                    claim = asyncio.run(_time_claims(url, _claim_free))
+                    backlog.measured(asyncio.run(_rate(url)), claim)
+            advance(1)
+    name, beside = f"behind {rows:,} handled rows that a snapshot keeps", "no such rows"
+    return [
+        Relation(f"handle {name}", beside, "messages/s", free.rate, kept.rate),
+        Relation(f"claim a batch {name}", beside, "ms", free.claim, kept.claim),
+    ]
+
+
+def _open_snapshot(conn: psycopg.Connection) -> None:
+    conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    conn.execute("SELECT")
+
+
+def _leave_handled(url: str, rows: int) -> None:
+    """Let so many rows be claimed and finished."""
+    filling.fill_inbox(url, rows)
+    with psycopg.connect(url, autocommit=True) as conn:
+        conn.execute("UPDATE durable.incoming_envelopes SET owner_id = 1, epoch = 1")
+        conn.execute("DELETE FROM durable.incoming_envelopes")
 
 
 async def _rate(url: str) -> float:
