@@ -86,7 +86,7 @@ class LeasedEnvelope(msgspec.Struct, frozen=True, gc=False):
     """An envelope whose row this node owns, with the epoch that fences every change to that row.
 
     `attempts` counts failed attempts before this one; `interruptions` counts the nodes that died while they owned it.
-    Rows of one `ordering_key` come one after another.
+    Rows of one `ordering_key` come one after another. `seq` is the place in the queue of a row that was claimed.
     """
 
     envelope: Envelope
@@ -95,6 +95,7 @@ class LeasedEnvelope(msgspec.Struct, frozen=True, gc=False):
     attempts: int = 0
     interruptions: int = 0
     ordering_key: str | None = None
+    seq: int = 0
 
     @property
     def weight_bytes(self) -> int:

@@ -17,6 +17,7 @@ from durable.agents.pace import Pace
 from durable.agents.sending import SendingAgent
 from durable.envelope import LeaseKey
 from durable.recovery.dormant_nodes import DormantNodes
+from durable.recovery.floors import Floors
 from durable.recovery.forgotten import Forgotten
 from durable.recovery.idle_addresses import IdleAddresses
 from durable.recovery.incoming import claim_incoming, claim_trials
@@ -28,7 +29,7 @@ from durable.recovery.scheduled import expire, promote_due
 from durable.recovery.shares import Shares
 from durable.recovery.troubles import Troubles
 from durable.storage import agenda, parked
-from durable.storage.agenda import Agenda
+from durable.storage.agenda import Agenda, Lanes
 from durable.storage.circuits import CircuitKind, OpenCircuit
 from durable.storage.leases import Burials
 from durable.storage.sql.recovery import INCOMING, OUTGOING
@@ -90,7 +91,9 @@ class RecoveryAgent:
         """True when work has become due since the claims: they are made again."""
         self._troubles = Troubles(often=[name for name, _ in (*self._claims, *self._times)])
         self._looked_for_trials: dict[str, Looked] = {}
-        self._outgoing = OutgoingClaims(context, agents.agent_for)
+        loop = asyncio.get_running_loop()
+        self._floors_of_types, self._floors_of_destinations = Floors(loop.time), Floors(loop.time)
+        self._outgoing = OutgoingClaims(context, agents.agent_for, self._floors_of_destinations)
         self._shares = Shares(context, agents.agent_for)
         self._dormant = DormantNodes(context)
         self._forgotten = [
@@ -152,6 +155,8 @@ class RecoveryAgent:
         if self._agenda.is_due:
             promoted = await promote_due(self._context)
             self._is_due |= any(promoted)
+            if any(promoted):
+                self._end_short_looks()
             self._go_on(max(promoted) == self._settings.recovery_batch_size)
 
     async def _expire(self) -> None:
@@ -165,7 +170,8 @@ class RecoveryAgent:
         await claim_trials(self._context, self._agents.by_type, self._looked_for_trials)
 
     async def _claim_incoming(self) -> None:
-        self._go_on(await claim_incoming(self._context, self._agents.by_type, self._agenda.message_types))
+        types = self._agenda.message_types
+        self._go_on(await claim_incoming(self._context, self._agents.by_type, types, self._floors_of_types))
 
     async def _claim_shares(self) -> None:
         self._go_on(await self._shares.claim(self._agents.by_type, self._agenda.shared_types))
@@ -200,9 +206,30 @@ class RecoveryAgent:
         generations = {destination: agent.generation.number for destination, agent in senders.items()}
         handlers = {agent: agent.circuit.generation.number for agent in self._agents.by_type.values()}
         self._agenda = Agenda()
-        self._agenda = await self._database.transaction(agenda.read, after=self._outgoing.after, count=DESTINATIONS)
+        self._agenda = await self._read_agenda()
         self._look_again_in(self._agenda.next_due_in)
         self._obey(self._agenda.circuits, generations, handlers)
+
+    async def _read_agenda(self) -> Agenda:
+        """Read it in full, or, for a while after that has taken long, where the last claims have ended."""
+        both = self._floors_of_destinations, self._floors_of_types
+        for floors in both:
+            floors.begin()
+        known = Lanes(*(floors.lanes() for floors in both)) if both[0].is_short else None
+        began = asyncio.get_running_loop().time()
+        found = await self._database.transaction(
+            agenda.read, after=self._outgoing.after, count=DESTINATIONS, known=known
+        )
+        if known is None:
+            seconds = asyncio.get_running_loop().time() - began
+            for floors, lanes in zip(both, (found.destinations, found.message_types), strict=True):
+                floors.looked(seconds, lanes)
+        return found
+
+    def _end_short_looks(self) -> None:
+        """Look in full again: rows have come back, somewhere in their queues."""
+        self._floors_of_destinations.end()
+        self._floors_of_types.end()
 
     def _obey(
         self, rows: Sequence[OpenCircuit], generations: Mapping[str, int], handlers: Mapping[HandlingAgent, int]
@@ -229,11 +256,13 @@ class RecoveryAgent:
 
     async def _sweep(self) -> None:
         if await self._dormant.sweep():
+            self._end_short_looks()
             self._woken.set()
 
     async def _look_for_forgotten(self) -> None:
         for forgotten in self._forgotten:
             if await forgotten.poll():
+                self._end_short_looks()
                 self._woken.set()
 
     async def _release_parked(self) -> None:

@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from durable.agents.context import AgentContext
 from durable.agents.handling import HandlingAgent
 from durable.envelope import LeasedEnvelope, NodeId
+from durable.recovery.floors import Floors
 from durable.recovery.outgoing import rounds
 from durable.storage import inbox, nodes, trials
 from durable.storage.rows import UNCOUNTED, Letter
@@ -20,7 +21,7 @@ ClaimOfType = Callable[[Connection, str, str, NodeId], list[LeasedEnvelope]]
 
 
 async def claim_incoming(
-    context: AgentContext, agents: Mapping[str, HandlingAgent], message_types: Sequence[str]
+    context: AgentContext, agents: Mapping[str, HandlingAgent], message_types: Sequence[str], floors: Floors
 ) -> bool:
     """Claim of these message types what has a handler here; what no node can handle becomes a dead letter.
 
@@ -35,11 +36,11 @@ async def claim_incoming(
     random.shuffle(waiting)  # where there is room for a part only, it is not always the same version's
     # In turn: an agent may serve several versions, and one of them must not take all the room.
     for _ in rounds(context.settings):
-        waiting = [name for name in waiting if await _claim_batch(agents[name], name, context)]
+        waiting = [name for name in waiting if await _claim_batch(agents[name], name, context, floors)]
     return bool(waiting)
 
 
-async def _claim_batch(agent: HandlingAgent, message_type: str, context: AgentContext) -> bool:
+async def _claim_batch(agent: HandlingAgent, message_type: str, context: AgentContext, floors: Floors) -> bool:
     """False when that was all of it, or all that there is room for."""
     if agent.is_paused(message_type):
         return False
@@ -53,8 +54,10 @@ async def _claim_batch(agent: HandlingAgent, message_type: str, context: AgentCo
         handler=agent.handler.message_type,
         batch_size=batch_size,
         node=context.node,
+        floor=floors.of(message_type),
     )
     context.counters.add(Event.CLAIMED, len(claimed))
+    floors.claimed(message_type, claimed)
     agent.take(claimed)
     return len(claimed) == batch_size
 

@@ -15,6 +15,7 @@ from typing import Final
 from durable.agents.context import AgentContext
 from durable.agents.sending import SendingAgent
 from durable.envelope import LeasedEnvelope
+from durable.recovery.floors import Floors
 from durable.settings import Settings
 from durable.storage import outbox
 from durable.telemetry import Event
@@ -29,8 +30,9 @@ LONGEST_STEP: Final = 10.0  # seconds; a step that stands for step_timeout is ta
 class OutgoingClaims:
     """The unowned rows of the outbox, as far as they are neither ordered nor shared out."""
 
-    def __init__(self, context: AgentContext, agent_for: AgentFor) -> None:
+    def __init__(self, context: AgentContext, agent_for: AgentFor, floors: Floors) -> None:
         self._context = context
+        self._floors = floors
         self._batch_size = context.settings.batch_size
         self._agent_for = agent_for
         self.after = ""
@@ -42,7 +44,8 @@ class OutgoingClaims:
         An agent whose room ran out asks again when it has some. Returns whether there may be more: an agent that sends
         as fast as it is given must not keep everything else waiting.
         """
-        self.after = names[-1] if len(names) == DESTINATIONS else ""
+        if not self._floors.is_short:
+            self.after = names[-1] if len(names) == DESTINATIONS else ""
         waiting = [agent for agent in map(self._agent_for, names) if agent is not None]
         for _ in rounds(self._context.settings):
             waiting = [
@@ -60,12 +63,21 @@ class OutgoingClaims:
         if not sizes:
             return []
         claimed = await self._context.database.transaction(
-            outbox.claim, {agent.destination: size for agent, size in sizes.items()}, node=self._context.node
+            outbox.claim,
+            {agent.destination: size for agent, size in sizes.items()},
+            node=self._context.node,
+            floors={agent.destination: self._floors.of(agent.destination) for agent in sizes},
         )
         self._context.counters.add(Event.CLAIMED, len(claimed))
+        self._note_floors(claimed)
         hand_over(claimed, self._agent_for)
         counts = Counter(lease.endpoint for lease in claimed)
         return [agent for agent, size in sizes.items() if counts[agent.destination] == size]
+
+    def _note_floors(self, claimed: Sequence[LeasedEnvelope]) -> None:
+        last = {lease.endpoint: lease for lease in claimed}
+        for destination, lease in last.items():
+            self._floors.claimed(destination, [lease])
 
 
 def hand_over(claimed: Sequence[LeasedEnvelope], agent_for: AgentFor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -32,7 +32,26 @@ class Agenda(NamedTuple):
     """The time until the next message is due; None when none waits for its time."""
 
 
-def read(conn: Connection, schema: str, *, after: str, count: int) -> Agenda:
-    """Read the agenda, with at most `count` destinations behind this one."""
+class Lanes(NamedTuple):
+    """Lanes of a short look, each with the place in its queue at which it begins."""
+
+    destinations: Mapping[str, int]
+    message_types: Mapping[str, int]
+
+
+def read(conn: Connection, schema: str, *, after: str, count: int, known: Lanes | None = None) -> Agenda:
+    """Read the agenda, with at most `count` destinations behind this one. `known`: look for nothing else than these, as
+    far as neither keys nor shares are concerned.
+    """
     open_now = circuits.read(conn, schema)
-    return Agenda(open_now, *conn.execute(READ_AGENDA.within(schema), {"after": after, "count": count}).one())
+    destinations, types = known or Lanes({}, {})
+    params = {
+        "after": after,
+        "count": count,
+        "is_short": known is not None,
+        "known_destinations": list(destinations),
+        "destination_floors": list(destinations.values()),
+        "known_types": list(types),
+        "type_floors": list(types.values()),
+    }
+    return Agenda(open_now, *conn.execute(READ_AGENDA.within(schema), params).one())

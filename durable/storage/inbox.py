@@ -132,12 +132,19 @@ def claim(
     batch_size: int,
     node: NodeId,
     is_trial: bool = False,
+    floor: int = 0,
 ) -> list[LeasedEnvelope]:
     """Take up to `batch_size` unowned messages of this type, oldest first; of a stopped handler only for a trial.
 
-    `handler` is the type of the handler where that is a newer version.
+    `handler` is the type of the handler where that is a newer version. `floor` is the place in the queue to begin at.
     """
-    params = {"message_type": message_type, "batch_size": batch_size, "node": node, "is_trial": is_trial}
+    params = {
+        "message_type": message_type,
+        "batch_size": batch_size,
+        "node": node,
+        "is_trial": is_trial,
+        "floor": floor,
+    }
     params |= {"handler": handler or message_type}
     refused = quarantining(conn, schema, INCOMING, node, "claim")
     claimed = batch(conn, schema, statements.CLAIM_INCOMING, params, refused)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, Row, TextClause
@@ -19,6 +20,8 @@ from durable.storage.outages import mismatch
 from durable.storage.rows import Letter, envelope_columns, queueing_columns
 from durable.storage.sql import outbox as statements
 from durable.storage.sql.recovery import OUTGOING
+
+NO_FLOORS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class Sent(NamedTuple):
@@ -84,9 +87,14 @@ def wake_nodes(conn: Connection, schema: str) -> None:
     conn.execute(statements.WAKE_NODES.within(schema), {"channel": channel(schema)})
 
 
-def claim(conn: Connection, schema: str, sizes: Mapping[str, int], *, node: NodeId) -> list[LeasedEnvelope]:
-    """Take unowned rows for these destinations, of each as many as its size says, oldest first."""
+def claim(
+    conn: Connection, schema: str, sizes: Mapping[str, int], *, node: NodeId, floors: Mapping[str, int] = NO_FLOORS
+) -> list[LeasedEnvelope]:
+    """Take unowned rows for these destinations, of each as many as its size says, oldest first. `floors` are the places
+    in their queues to begin at.
+    """
     params = {"destinations": list(sizes), "sizes": list(sizes.values()), "batch_size": sum(sizes.values())}
+    params |= {"floors": [floors.get(destination, 0) for destination in sizes]}
     refused = quarantining(conn, schema, OUTGOING, node, "claim")
     claimed = batch(conn, schema, statements.CLAIM_OUTGOING, params | {"node": node}, refused)
     return readable(conn, schema, OUTGOING, node, claimed)

@@ -77,7 +77,7 @@ def leased(row: Row[Any]) -> LeasedEnvelope:
     """A claimed row of either table. Raises InvalidMessage when it cannot be read."""
     (
         envelope_id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, body,
-        sent_at, deliver_by, address, epoch, attempts, interruptions, ordering_key,
+        sent_at, deliver_by, address, epoch, attempts, interruptions, ordering_key, seq,
     ) = tuple(row)  # fmt: skip
     return LeasedEnvelope(
         Envelope(
@@ -99,6 +99,7 @@ def leased(row: Row[Any]) -> LeasedEnvelope:
         attempts=attempts,
         interruptions=interruptions,
         ordering_key=ordering_key,
+        seq=seq,
     )
 
 

@@ -5,8 +5,8 @@
     10,000 rows        behind 300,000 that were handled since another transaction began, whose snapshot keeps them from
                        vacuum: ten minutes of 500 messages a second
 
-The first two once without keys, and once with a key of its own for each row. The rate is that of the messages behind the
-first 1,000, so that the start of the node is not in it. The last 2,000 would be in memory, and their node without
+The first two once without keys, and once with a key of its own for each row. The rate is that of the messages behind
+the first 1,000, so that the start of the node is not in it. The last 2,000 would be in memory, and their node without
 claims, in the small one alone. A claim is durable's own, of a batch: a transaction that is rolled back, on a warm
 connection; with keys, the look for the next keys is a part of it.
 """

@@ -16,6 +16,7 @@ from psycopg.rows import dict_row
 from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.exc import OperationalError
 
+from durable.envelope import LeasedEnvelope
 from tests.simulation.database import Light
 from tests.simulation.sql import SCHEMA, Known, known
 from tests.simulation.tables import Store, Table, Transaction, Waits
@@ -211,6 +212,8 @@ def plain(value: Any, now: datetime) -> Any:
             return f"{round((value - now).total_seconds() / _STEP)} steps"
         case timedelta():
             return f"{round(value.total_seconds() / _STEP)} steps long"
+        case LeasedEnvelope():
+            return plain(_asdict(value) | {"seq": 0}, now)  # the stores number the places in a queue differently
         case msgspec.Struct():
             return plain(_asdict(value), now)
         case Mapping():

@@ -45,6 +45,7 @@ from durable.storage import (
     schedules,
     trials,
 )
+from durable.storage.agenda import Lanes
 from durable.storage.circuits import CircuitKind
 from durable.storage.inbox import Arrival, Unfit
 from durable.storage.leases import Burials
@@ -84,6 +85,9 @@ CIRCUITS = [("destination", "sim://b"), ("handler", "t.one"), ("handler", "t.two
 
 node_ids = st.sampled_from([NodeId(1), NodeId(2)])
 tables = st.sampled_from([OUTGOING, INCOMING])
+FAR = 1_000_000
+"""A place in the queue behind all rows; the stores number theirs differently."""
+floors = st.sampled_from([0, 0, 0, FAR])
 sizes = st.sampled_from([1, 2, 100])
 places = st.sampled_from([DESTINATIONS[:1], DESTINATIONS])
 durations = st.sampled_from([None, HOUR, -HOUR, 2 * HOUR])
@@ -241,14 +245,18 @@ class BothStores(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ claims
 
-    @rule(places=places, size=sizes, node=node_ids)
-    def claims_to_send(self, places: list[str], size: int, node: NodeId) -> None:
-        found = self.both(outbox.claim, dict.fromkeys(places, size), node=node)
+    @rule(places=places, size=sizes, node=node_ids, floor=floors)
+    def claims_to_send(self, places: list[str], size: int, node: NodeId, floor: int) -> None:
+        found = self.both(outbox.claim, dict.fromkeys(places, size), node=node, floors={places[0]: floor})
         self.took("outgoing", node, found)
 
-    @rule(message_type=st.sampled_from(TYPES), size=sizes, node=node_ids, is_trial=st.booleans())
-    def claims_to_handle(self, message_type: str, size: int, node: NodeId, is_trial: bool) -> None:
-        found = self.both(inbox.claim, message_type=message_type, batch_size=size, node=node, is_trial=is_trial)
+    @rule(message_type=st.sampled_from(TYPES), size=sizes, node=node_ids, is_trial=st.booleans(), floor=floors)
+    def claims_to_handle(
+        self, message_type: str, size: int, node: NodeId, is_trial: bool = False, floor: int = 0
+    ) -> None:
+        found = self.both(
+            inbox.claim, message_type=message_type, batch_size=size, node=node, is_trial=is_trial, floor=floor
+        )
         self.took("incoming", node, found)
 
     @rule(keys=st.sampled_from([["k1"], ["k2"], KEYS]), types=st.sampled_from([TYPES, TYPES[:1]]), node=node_ids)
@@ -286,6 +294,8 @@ class BothStores(RuleBasedStateMachine):
             self.both(leases.owned_by, table, NodeId(1))
         for page in (agenda.read, ordering.lanes):
             self.both(page, after=min(DESTINATIONS) if after else "", count=count)
+        known = Lanes(dict.fromkeys(DESTINATIONS, 0), dict.fromkeys(TYPES, FAR if after else 0))
+        self.both(agenda.read, after="", count=count, known=known)
         self.both(outbox.waited_for, DESTINATIONS)
 
     # ------------------------------------------------------------------ ends

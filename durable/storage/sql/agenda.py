@@ -28,8 +28,12 @@ _COMING: Final = ", ".join(_first(table, "execution_time", "execution_time > now
 
 # A row is due by now(), or will be: it is in one of the two columns, however long the statement takes.
 READ_AGENDA: Final = Statement(f"""
-SELECT ARRAY ({OUTBOX.next_names("destination", FREE)}) AS destinations,
-    ARRAY ({INBOX.names("message_type", FREE)}) AS message_types,
+SELECT CASE WHEN CAST(:is_short AS boolean)
+        THEN ARRAY ({OUTBOX.known_names("destination", FREE, "known_destinations", "destination_floors")})
+        ELSE ARRAY ({OUTBOX.next_names("destination", FREE)}) END AS destinations,
+    CASE WHEN CAST(:is_short AS boolean)
+        THEN ARRAY ({INBOX.known_names("message_type", FREE, "known_types", "type_floors")})
+        ELSE ARRAY ({INBOX.names("message_type", FREE)}) END AS message_types,
     ARRAY ({OUTBOX.names("destination", SHARED)}) AS shared_destinations,
     ARRAY ({INBOX.names("message_type", SHARED)}) AS shared_types,
     {_is_any(OUTBOX, "destination", ORDERED)} OR {_is_any(INBOX, "message_type", ORDERED)} AS is_ordered,

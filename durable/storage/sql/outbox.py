@@ -69,10 +69,12 @@ WAKE_NODES = Statement("SELECT pg_notify(CAST(:channel AS text), '')")
 CLAIM_OUTGOING = Batched(
     f"""
     SELECT each.id, each.destination, each.epoch
-    FROM unnest(CAST(:destinations AS text[]), CAST(:sizes AS bigint[])) AS place (destination, size)
+    FROM unnest(CAST(:destinations AS text[]), CAST(:sizes AS bigint[]), CAST(:floors AS bigint[]))
+        AS place (destination, size, floor)
     CROSS JOIN LATERAL (
         SELECT id, destination, epoch FROM {OUTBOX.rows}
-        WHERE destination = place.destination AND {FREE} AND (deliver_by IS NULL OR deliver_by > now()){{only}}
+        WHERE destination = place.destination AND seq >= place.floor AND {FREE}
+            AND (deliver_by IS NULL OR deliver_by > now()){{only}}
         ORDER BY seq LIMIT place.size {{lock}}
     ) AS each
     WHERE NOT EXISTS (

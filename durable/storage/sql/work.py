@@ -13,7 +13,7 @@ _FENCE: Final = "row.id = mine.id AND row.epoch = mine.epoch AND row.owner_id + 
 # The columns of a claim, in the order of durable.storage.rows.leased.
 _CLAIMED: Final = (
     f"{ENVELOPE.replace('headers', 'CAST(headers AS text) AS headers')}, %s, epoch, attempts, interruptions, "
-    "ordering_key"
+    "ordering_key, seq"
 )
 # Without the setting history_bodies these three stay NULL, and cost nothing.
 _KEPT: Final = ", ".join(
@@ -96,6 +96,16 @@ SELECT {_CLAIMED % self.address} FROM claimed ORDER BY seq
     def names(self, column: str, condition: str) -> str:
         """Select each name in this column, as distinct() does."""
         return f"\nWITH RECURSIVE {self.distinct(column, condition)}\nSELECT name FROM found WHERE name IS NOT NULL\n"
+
+    def known_names(self, column: str, condition: str, names: str, floors: str) -> str:
+        """Select those of the names in these arrays that have a row at their floor or behind it."""
+        return f"""
+SELECT known.name FROM unnest(CAST(:{names} AS text[]), CAST(:{floors} AS bigint[])) AS known (name, floor)
+CROSS JOIN LATERAL (
+    SELECT FROM {self.rows} AS row WHERE row.{column} = known.name AND {condition} AND row.seq >= known.floor
+    ORDER BY row.seq LIMIT 1
+) AS first
+"""
 
     def next_names(self, column: str, condition: str) -> str:
         """Select the names in this column behind :after, at most :count, as names() does."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -21,6 +22,7 @@ from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId, new_id
 from durable.errors import ConnectionFailed, TransportError
 from durable.messages.ordering import QueueKeys
 from durable.outcomes import BUSY, DUPLICATE, STORED, Failed, Outcome, Rejected
+from durable.recovery.floors import Floors
 from durable.recovery.ordered import OrderedClaims
 from durable.recovery.outgoing import DESTINATIONS, OutgoingClaims
 from durable.settings import Settings, load_settings
@@ -154,7 +156,7 @@ class Office:
 
     async def claim(self) -> None:
         """As often as there may be more, as a node does it."""
-        claims = OutgoingClaims(self.context(), self.agents.get)
+        claims = OutgoingClaims(self.context(), self.agents.get, Floors(time.monotonic))
         is_done = False
         while not is_done:
             found = await self.database.transaction(agenda.read, after=claims.after, count=DESTINATIONS)

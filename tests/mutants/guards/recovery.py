@@ -456,4 +456,30 @@ ROWS = (
             "tests/failure/test_memberships.py::test_signal_after_the_node_has_left_ends_the_process_at_once[SIGTERM]",
         ),
     ),
+    Mutant(
+        "recovery",
+        "a full look begins at the floor of the short ones",
+        "durable/recovery/floors.py",
+        before="self._floor(lane) if self.is_short else 0",
+        after="self._floor(lane)",
+        killed_by=("tests/unit/recovery/test_floors.py::test_full_look_begins_at_the_beginning_behind_short_ones",),
+    ),
+    Mutant(
+        "recovery",
+        "short looks never end",
+        "durable/recovery/floors.py",
+        before="self._now() + min(_TIMES * seconds, _LONGEST)",
+        after='float("inf")',
+        killed_by=(
+            "tests/integration/storage/test_floors.py::test_rows_of_late_commits_and_other_types_are_handled_behind_a_snapshot",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "a short look begins at the last claim",
+        "durable/recovery/floors.py",
+        before="claimed[0][1] if claimed and claimed[0][0] <= self._now() - _LATE else 0",
+        after="claimed[-1][1] if claimed else 0",
+        killed_by=("tests/unit/recovery/test_floors.py::test_short_look_begins_where_claims_were_a_second_ago",),
+    ),
 )

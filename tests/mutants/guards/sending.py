@@ -19,7 +19,8 @@ ROWS = (
         "sending",
         "a claim takes expired rows",
         "durable/storage/sql/outbox.py",
-        before="{FREE} AND (deliver_by IS NULL OR deliver_by > now())",
+        before="""{FREE}
+            AND (deliver_by IS NULL OR deliver_by > now())""",
         after="{FREE}",
         killed_by=(
             "tests/integration/storage/functions/test_claims.py::test_claim_takes_only_unowned_due_and_unexpired_rows[pg18-psycopg]",

@@ -21,8 +21,10 @@ def read_agenda(tx: Transaction, p: Params) -> Rows:
     coming = [row.execution_time for row in rows if row.execution_time is not None and row.execution_time > tx.now]
     return [
         (
-            [name for (name,) in next_names(tx, p, is_free)],
-            _lanes(tx, IN, is_free),
+            _known(tx, OUT, p["known_destinations"], p["destination_floors"])
+            if p["is_short"]
+            else [name for (name,) in next_names(tx, p, is_free)],
+            _known(tx, IN, p["known_types"], p["type_floors"]) if p["is_short"] else _lanes(tx, IN, is_free),
             _lanes(tx, OUT, is_shared),
             _lanes(tx, IN, is_shared),
             any(map(is_ordered, rows)),
@@ -30,6 +32,15 @@ def read_agenda(tx: Transaction, p: Params) -> Rows:
             any(row.deliver_by is not None and row.deliver_by < tx.now for row in unowned),
             min(coming) - tx.clock if coming else None,
         )
+    ]
+
+
+def _known(tx: Transaction, side: Side, names: list[str], floors: list[int]) -> list[str]:
+    waiting = [row for row in tx.all(side.table) if is_free(row)]
+    return [
+        name
+        for name, floor in zip(names, floors, strict=True)
+        if any(getattr(row, side.lane) == name and row.seq >= floor for row in waiting)
     ]
 
 

@@ -122,7 +122,10 @@ def claim_incoming(tx: Transaction, p: Params) -> Rows:
     name = p["message_type"]
     if not p["is_trial"] and is_open(tx, "handler", name, p["handler"]):
         return []
-    rows = unlocked(tx, IN, lambda row: row.message_type == name and is_free(row) and in_time(tx, row))
+    floor = p["floor"]
+    rows = unlocked(
+        tx, IN, lambda row: row.message_type == name and row.seq >= floor and is_free(row) and in_time(tx, row)
+    )
     return claim(tx, IN, sorted(rows, key=by_seq)[: p["batch_size"]], p["node"])
 
 

@@ -89,12 +89,12 @@ def wake_nodes(tx: Transaction, p: Params) -> Rows:
 @does(sql.CLAIM_OUTGOING.whole, CLAIMED)
 def claim_outgoing(tx: Transaction, p: Params) -> Rows:
     chosen: list[Work] = []
-    for destination, size in zip(p["destinations"], p["sizes"], strict=True):
+    for destination, size, floor in zip(p["destinations"], p["sizes"], p["floors"], strict=True):
         if is_open(tx, "destination", destination):
             continue
 
-        def fits(row: Work, destination: str = destination) -> bool:
-            return row.address == destination and is_free(row) and in_time(tx, row)
+        def fits(row: Work, destination: str = destination, floor: int = floor) -> bool:
+            return row.address == destination and row.seq >= floor and is_free(row) and in_time(tx, row)
 
         chosen += sorted(unlocked(tx, OUT, fits), key=by_seq)[:size]
     return claim(tx, OUT, chosen[: p["batch_size"]], p["node"])

@@ -25,7 +25,7 @@ IN: Final = Side("incoming", "message_type")
 
 CLAIMED: Final = (
     "id message_type source correlation_id causation_id partition_key content_type headers body sent_at deliver_by "
-    "address epoch attempts interruptions ordering_key"
+    "address epoch attempts interruptions ordering_key seq"
 )
 
 
@@ -116,7 +116,7 @@ def claimed(row: Work) -> tuple[Any, ...]:
     return (
         row.id, row.message_type, row.source, row.correlation_id, row.causation_id, row.partition_key,
         row.content_type, row.headers, row.body, row.sent_at, row.deliver_by, row.address, row.epoch, row.attempts,
-        row.interruptions, row.ordering_key,
+        row.interruptions, row.ordering_key, row.seq,
     )  # fmt: skip
 
 

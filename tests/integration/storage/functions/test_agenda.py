@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 from durable.envelope import ANY_NODE
 from durable.messages.ordering import QueueKeys
 from durable.storage import agenda, circuits, inbox, outbox
-from durable.storage.agenda import Agenda
+from durable.storage.agenda import Agenda, Lanes
 from durable.storage.circuits import CircuitKind
 from durable.storage.inbox import Arrival
 from durable.storage.outbox import Sent
@@ -107,14 +107,40 @@ async def test_open_circuits_are_part_of_the_agenda(store: Store) -> None:
     assert (circuit.kind, circuit.key, circuit.reason) == ("destination", PEER, "down")
 
 
-async def test_agenda_is_read_along_indexes(store: Store) -> None:
+@pytest.mark.parametrize("is_short", [False, True])
+async def test_agenda_is_read_along_indexes(store: Store, is_short: bool) -> None:
     await store.rows(f"{BACKLOG} RETURNING 1")
     await store.rows(f"{BACKLOG.replace('incoming', 'outgoing').replace('endpoint', 'destination')} RETURNING 1")
 
     def explain(conn: Connection, schema: str) -> str:
         sql = READ_AGENDA.within(schema).text
-        return "\n".join(conn.execute(text(f"EXPLAIN {sql}"), {"after": "", "count": 100}).scalars())
+        lanes = {"known_destinations": ["b"], "destination_floors": [7], "known_types": ["b"], "type_floors": [7]}
+        params = {"after": "", "count": 100, "is_short": is_short, **lanes}
+        return "\n".join(conn.execute(text(f"EXPLAIN {sql}"), params).scalars())
 
     plan = await store.run(explain)
     assert "Seq Scan" not in plan, plan
     assert "Sort" not in plan, plan
+
+
+async def test_short_look_finds_known_lanes_with_rows_behind_their_floors(store: Store) -> None:
+    for number, name in enumerate(["a", "b", "a", "c"]):
+        await store.send(outgoing(number, destination=name))
+        await store.receive(msgspec.structs.replace(envelope(number), message_type=name))
+    known = Lanes({"a": 3, "b": 3, "none": 0}, {"a": 4, "b": 2, "c": 0})
+    found = await store.run(agenda.read, after="", count=100, known=known)
+    assert (found.destinations, found.message_types) == (["a"], ["b", "c"])
+
+
+@pytest.mark.parametrize("side", ["outgoing", "incoming"])
+async def test_claim_begins_at_its_floor(store: Store, side: str) -> None:
+    for number in range(4):
+        if side == "outgoing":
+            await store.send(outgoing(number))
+        else:
+            await store.receive(envelope(number))
+    if side == "outgoing":
+        claimed = await store.run(outbox.claim, {PEER: 10}, node=A, floors={PEER: 3})
+    else:
+        claimed = await store.run(inbox.claim, message_type=MESSAGE_TYPE, batch_size=10, node=A, floor=3)
+    assert [lease.seq for lease in claimed] == [3, 4]

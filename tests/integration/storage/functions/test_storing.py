@@ -32,7 +32,7 @@ async def test_envelope_is_unchanged_by_the_outbox(store: Store) -> None:
     )
     await store.send(sent)
 
-    assert await store.claim_outgoing() == [LeasedEnvelope(sent, epoch=1, endpoint=PEER)]
+    assert await store.claim_outgoing() == [LeasedEnvelope(sent, epoch=1, endpoint=PEER, seq=1)]
 
 
 async def test_an_envelope_comes_back_from_the_inbox_with_its_endpoint(store: Store) -> None:
@@ -40,7 +40,7 @@ async def test_an_envelope_comes_back_from_the_inbox_with_its_endpoint(store: St
     await store.receive(received, endpoint="desk")
 
     expected = msgspec.structs.replace(received, destination="desk")
-    assert await store.claim_incoming() == [LeasedEnvelope(expected, epoch=1, endpoint="desk")]
+    assert await store.claim_incoming() == [LeasedEnvelope(expected, epoch=1, endpoint="desk", seq=1)]
 
 
 async def test_one_commit_sends_to_several_destinations_and_to_its_own_inbox(store: Store) -> None:

@@ -1,0 +1,106 @@
+"""Looks for work while an open snapshot keeps the rows that were handled since: each is passed by a full look."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from durable import Bus
+from durable.embedded import Embedded
+from durable.recovery import floors
+from durable.storage.sql.agenda import READ_AGENDA
+from durable.storage.sql.inbox import CLAIM_INCOMING
+from durable.storage.sql.outbox import CLAIM_OUTGOING
+from durable.storage.sql.statement import Statement
+from durable.telemetry import Event
+from tests.benchmarks import filling, floor
+from tests.benchmarks.floor import Note
+from tests.failure.waiting import eventually
+from tests.support.tables import Tables, shared_tables
+
+HANDLED = 10_000
+
+
+@pytest.fixture
+def tables(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
+    with shared_tables(servers(18)) as tables, psycopg.connect(tables.url) as snapshot:
+        snapshot.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        snapshot.execute("SELECT")
+        yield tables
+
+
+def fill(tables: Tables, side: str, count: int) -> None:
+    if side == "incoming":
+        filling.fill_inbox(tables.url, count)
+    else:
+        filling.fill_outbox(tables.url, count, floor.DESTINATION)
+
+
+def pages(conn: Connection, statement: Statement, **params: Any) -> int:
+    """Return how many pages a statement reads."""
+    sql = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement.within('durable').text}"
+    ((plan,),) = (conn.execute(text(sql), params).scalar_one(),)
+    return int(plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"])
+
+
+@pytest.mark.parametrize("side", ["outgoing", "incoming"])
+def test_short_looks_pass_no_handled_rows(tables: Tables, side: str) -> None:
+    fill(tables, side, HANDLED)
+    tables.execute(f"UPDATE durable.{side}_envelopes SET owner_id = 1, epoch = 1")
+    tables.execute(f"DELETE FROM durable.{side}_envelopes")
+    fill(tables, side, 10)
+    destinations = [floor.DESTINATION] if side == "outgoing" else []
+    types = [floor.MESSAGE_TYPE] if side == "incoming" else []
+    engine = create_engine(tables.url.replace("postgresql://", "postgresql+psycopg://"))
+    read: dict[str, int] = {}
+    with engine.connect() as conn:
+        for look, place in (("short", HANDLED + 1), ("full", 0)):
+            places = [place]
+            lanes = {"known_destinations": destinations, "destination_floors": places[: len(destinations)]}
+            lanes |= {"known_types": types, "type_floors": places[: len(types)]}
+            read[look] = pages(conn, READ_AGENDA, after="", count=100, is_short=look == "short", **lanes)
+            if side == "incoming":
+                name = floor.MESSAGE_TYPE
+                claim = {"message_type": name, "handler": name, "batch_size": 5, "node": 1, "is_trial": False}
+                read[look] += pages(conn, CLAIM_INCOMING.whole, **claim, floor=place)
+            else:
+                claim = {"destinations": destinations, "sizes": [5], "batch_size": 5, "node": 1, "floors": places}
+                read[look] += pages(conn, CLAIM_OUTGOING.whole, **claim)
+            conn.rollback()
+    engine.dispose()
+    assert 5 * read["short"] < read["full"], read
+
+
+async def test_rows_of_late_commits_and_other_types_are_handled_behind_a_snapshot(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transaction that took its places in the queue before others, and commits after they are handled."""
+    monkeypatch.setattr(floors, "SLOW", 0.0)  # so that nearly all looks are short
+    monkeypatch.setattr(floors, "_LATE", 0.0)  # and begin at the last claim
+    handled: list[int] = []
+    bus = Bus("shop", tables.url, poll_interval=0.1)
+
+    @bus.handles(Note, max_batch=100)
+    async def take(notes: list[Note], session: AsyncSession) -> None:
+        handled.append(len(notes))
+
+    async with bus:
+        with psycopg.connect(tables.url) as late:
+            late.execute("SELECT nextval(pg_get_serial_sequence('durable.incoming_envelopes', 'seq'))")
+            filling.fill_inbox(tables.url, 1)
+            late.execute("CREATE TEMP TABLE kept ON COMMIT DROP AS SELECT * FROM durable.incoming_envelopes")
+            late.execute("UPDATE kept SET id = uuidv7()")
+            late.execute("INSERT INTO durable.incoming_envelopes OVERRIDING SYSTEM VALUE SELECT * FROM kept")
+            for count in range(1, 6):
+                filling.fill_inbox(tables.url, 100)
+                filling.wake(tables.url)
+                await eventually(lambda count=count: sum(handled) >= 100 * count)  # type: ignore[misc]
+        began = time.monotonic()
+        await eventually(lambda: bus.runtime.counters[Event.HANDLED] == 502)
+        assert time.monotonic() - began < 10
