@@ -22,7 +22,6 @@ from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -328,16 +327,11 @@ class Attempts:
         if self.handler.keeps_answers:
             kept = answers.keep(session.connection(), self._schema, arrived(owned))
             tell_left_out(owned, kept)
-        self._finish_rows(session.connection(), owned)
+        met = inbox.finish_handled(session.connection(), self._schema, self._node, owned, keep_body=self._keep_body)
+        if met != len(owned):
+            raise LeaseLost
         outbox.allow_last_commit()
         failpoint("C16")
-
-    def _finish_rows(self, connection: Connection, owned: Sequence[LeasedEnvelope]) -> None:
-        of, keep_body = (self._schema, self._node, owned), self._keep_body
-        if inbox.finish_handled_with_commit(connection, *of, keep_body=keep_body):
-            return
-        if inbox.finish_handled(connection, *of, keep_body=keep_body) != len(owned):
-            raise LeaseLost
 
 
 def _soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:

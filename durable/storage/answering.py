@@ -13,14 +13,13 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextvars import ContextVar
-from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import asyncpg
 
-from durable.errors import InvalidSetting, TransactionEnded, text_of
+from durable.errors import InvalidSetting, text_of
 from durable.telemetry import log
 
 try:
@@ -69,64 +68,18 @@ class AsyncPsycopgConnection(_Psycopg, psycopg.AsyncConnection[Any]):
             return await super().wait(_bounded(self, gen, self.answer_within), *args, **options)
 
 
-class Piggyback(NamedTuple):
-    """A statement with $1, $2, ... and their values as SQL; `named` returns the error to raise for the server's."""
-
-    sql: str
-    values: str
-    named: Callable[[Exception], Exception]
-
-
 class AsyncpgConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg has no types
     """Asyncpg connection of async engines. A wait that is too long raises TimeoutError."""
 
     _config: Any
-    is_pooled = False
-    """True if a pooler may give each transaction another server connection."""
     at_begin = ""
     """Statements sent together with each BEGIN, without a round trip of their own."""
-    piggyback: Piggyback | None = None
-    """The statement that is sent together with the COMMIT of the transaction that is open, see
-    durable.storage.piggyback."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._prepared: dict[str, str] = {}
-        self._numbers = count(1)
-
-    def take_along(self, sql: str, values: str, named: Callable[[Exception], Exception]) -> None:
-        """Send this statement together with the next COMMIT."""
-        self.piggyback = Piggyback(sql, values, named)
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:  # noqa: ASYNC109
-        if query.startswith("BEGIN"):
-            self.piggyback = None
-            query = f"{query} {self.at_begin}" if self.at_begin else query
-        elif self.piggyback is not None and query.startswith("COMMIT"):
-            last, self.piggyback = self.piggyback, None
-            return await self._commit_after(last)
+        if self.at_begin and query.startswith("BEGIN"):
+            query = f"{query} {self.at_begin}"
         said: str = await super().execute(query, *args, timeout=timeout)
         return said
-
-    async def _commit_after(self, last: Piggyback) -> str:
-        """Send both. Raises TransactionEnded when the transaction is over: the statement would commit by itself."""
-        if not self.is_in_transaction():
-            raise TransactionEnded
-        texts = [] if last.sql in self._prepared else [f"PREPARE {self._name_of(last.sql)} AS {last.sql}"]
-        texts += [f"EXECUTE {self._prepared[last.sql]} ({last.values})", "COMMIT"]
-        try:
-            said: str = await super().execute("; ".join(texts))
-        except asyncpg.PostgresError as error:
-            if isinstance(error, asyncpg.InvalidSQLStatementNameError):  # the application has said DISCARD ALL
-                self._prepared.clear()
-            if not self.is_closed() and self.is_in_transaction():  # an error of COMMIT would have ended it
-                await super().execute("ROLLBACK")
-            raise last.named(error) from error
-        return said
-
-    def _name_of(self, sql: str) -> str:
-        """Give a statement a name that no other has had on this connection."""
-        return self._prepared.setdefault(sql, f"durable_{next(self._numbers)}")
 
     @property
     def answer_within(self) -> float | None:

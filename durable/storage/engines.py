@@ -185,7 +185,6 @@ class _Guard:
         driver.answer_within = self._limits.answer_within
         if _is_asyncpg(driver):
             driver.keep_alive(self._tcp_user_timeout.total_seconds())
-            driver.is_pooled = bool(self._pooled)
         entry.info[_RETURNED] = time.monotonic()
 
     def _begun(self, conn: Connection) -> None:
@@ -236,13 +235,6 @@ class _Guard:
         context.is_disconnect = True
         cause = OSError("no answer in time; the connection is given up")
         return OperationalError(None, None, cause, connection_invalidated=True)
-
-
-def own_asyncpg(conn: Connection) -> AsyncpgConnection | None:
-    """Return the driver's connection, where it is asyncpg's and durable has opened it."""
-    driver = _driver(conn.connection)
-    # Of asyncpg's own class each instance is an instance of its subclasses, says isinstance().
-    return driver if _is_asyncpg(driver) and type(driver) is _drivers().AsyncpgConnection else None
 
 
 def is_in_autocommit(place: Engine | Connection) -> bool:

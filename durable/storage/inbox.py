@@ -13,7 +13,6 @@ from sqlalchemy import Connection, Row
 
 from durable.duration import within_calendar
 from durable.envelope import Envelope, LeasedEnvelope, LeaseKey, NodeId
-from durable.errors import LeaseLost
 from durable.messages.digest import message_digest, terms_digest
 from durable.messages.ordering import FREE, QueueKeys
 from durable.messages.repeats import Known
@@ -21,7 +20,6 @@ from durable.storage import circuits
 from durable.storage.circuits import CircuitKind
 from durable.storage.isolation import batch, isolated, quarantining, readable, refusals_named
 from durable.storage.leases import fence
-from durable.storage.piggyback import send_with_commit
 from durable.storage.rows import (
     ONCE,
     QUARANTINED,
@@ -157,21 +155,6 @@ def finish_handled(
     """Finish messages in the transaction of their handler. Returns how many rows were still this node's."""
     params = fence(node, [lease.key for lease in leases]) | {"keep_body": keep_body}
     return int(conn.execute(statements.FINISH_HANDLED.within(schema), params).scalar_one())
-
-
-def finish_handled_with_commit(
-    conn: Connection, schema: str, node: NodeId, leases: Sequence[LeasedEnvelope], *, keep_body: bool = False
-) -> bool:
-    """Finish messages together with the COMMIT of their handler's transaction, which is next. That raises LeaseLost
-    unless all rows are still this node's. False when the connection cannot, and nothing is done.
-    """
-    params = fence(node, [lease.key for lease in leases]) | {"keep_body": keep_body}
-    params |= {"expected": len(leases), "lost": statements.LOST}
-    return send_with_commit(conn, schema, statements.FINISH_ALL_HANDLED, params, named=_lease_lost)
-
-
-def _lease_lost(error: Exception) -> Exception:
-    return LeaseLost() if statements.LOST in str(error) else error
 
 
 def begin_suspect_attempt(conn: Connection, schema: str, node: NodeId, lease: LeasedEnvelope) -> int | None:

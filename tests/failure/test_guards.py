@@ -89,21 +89,11 @@ async def idle(agent: HandlingAgent) -> None:
 # ---------------------------------------------------------------- the fence
 
 
-@pytest.fixture(params=["alone", "with the commit"])
-def completion(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How the completion of a message is sent."""
-    if request.param == "alone":
-        monkeypatch.setattr(inbox, "finish_handled_with_commit", lambda *_, **__: False)
-    return str(request.param)
-
-
 @both_ways
 async def test_node_declared_dead_leaves_no_second_effect(
-    shop: str, monkeypatch: pytest.MonkeyPatch, guarded: bool, completion: str
+    shop: str, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
-    if not guarded and completion == "with the commit":
-        remove(monkeypatch, "FINISH_ALL_HANDLED", "count(*) <> CAST(:expected AS bigint)", instead="false")
-    elif not guarded:
+    if not guarded:
         finish = inbox.finish_handled
 
         def uncounted(
@@ -127,13 +117,11 @@ async def test_node_declared_dead_leaves_no_second_effect(
 
 
 @both_ways
-@pytest.mark.usefixtures("completion")
 async def test_node_declared_dead_cannot_finish_a_message_of_another_owner(
     shop: str, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
     if not guarded:
-        for name in ("FINISH_HANDLED", "FINISH_ALL_HANDLED"):
-            remove(monkeypatch, name, "row.epoch = mine.epoch AND row.owner_id + 0 = :node")
+        remove(monkeypatch, "FINISH_HANDLED", "row.epoch = mine.epoch AND row.owner_id + 0 = :node")
     async with Workbench(shop) as bench:
         late, current = Clerk(A, held=True), Clerk(B, held=True)
         paused = await hold(bench, shop, late)

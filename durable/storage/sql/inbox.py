@@ -113,21 +113,12 @@ CLAIM_INCOMING = INBOX.next(
 
 # ---------------------------------------------------------------- handling
 
-_HANDLED: Final = f"""
+# In the handler's own transaction. The caller compares the count: fewer rows than leases means that a lease was lost.
+FINISH_HANDLED = Statement(f"""
 WITH handled AS (
     DELETE FROM {INBOX.rows} AS row USING {INBOX.mine} RETURNING row.*
 ), {INBOX.history("handled", "handled")}
-"""
-# In the handler's own transaction. The caller compares the count: fewer rows than leases means that a lease was lost.
-FINISH_HANDLED = Statement(f"{_HANDLED} SELECT count(*) FROM handled")
-
-# The same for a piggyback, whose count nobody sees before the COMMIT: another one is an error there, of a text that is
-# no number. The text depends on the count, or the planner would read it.
-LOST: Final = "durable: a lease was lost, rows left: "
-FINISH_ALL_HANDLED = Statement(f"""
-{_HANDLED} SELECT CASE WHEN count(*) <> CAST(:expected AS bigint)
-    THEN CAST(CAST(:lost AS text) || count(*) AS integer) END
-FROM handled
+SELECT count(*) FROM handled
 """)
 
 # Only for a message whose nodes died while they owned it: counted before it runs, so that one that kills its process

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import psycopg
-from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from durable import Bus
@@ -56,8 +55,6 @@ _SERVER: Final = {
 }
 """So that WAL depends neither on the time of a checkpoint nor on that of a vacuum, and nothing waits for a disk."""
 
-_ANYTHING: Final = text("SELECT 1")
-
 Handler = Callable[..., Awaitable[None]]
 
 
@@ -77,7 +74,6 @@ async def _measure(databases: Databases, networks: Sequence[Contest], count: int
     return [
         await _store(databases, count // SINGLY),
         *await _handle(databases, count // SINGLY, "handle, a transaction each", _take, max_batch=1),
-        *await _handle(databases, count // SINGLY, "handle with a statement, a transaction each", _look, max_batch=1),
         *await _handle(databases, count, "handle, max_batch=100", _take, max_batch=100),
         *await _handle(databases, count, "handle, max_batch=100 as a list", _take_list, max_batch=100),
         *[await _ship(databases, count, network) for network in networks],
@@ -165,11 +161,6 @@ def _engines(bus: Bus) -> list[AsyncEngine]:
 
 async def _take(note: Note, session: AsyncSession) -> None:
     """Do nothing: the costs are durable's own."""
-
-
-async def _look(note: Note, session: AsyncSession) -> None:
-    """Begin the transaction, so that the completion can travel with its COMMIT."""
-    await session.execute(_ANYTHING)
 
 
 async def _take_list(notes: list[Note], session: AsyncSession) -> None:

@@ -178,21 +178,6 @@ class TestOneTransaction:
         assert refused == [moment, moment]
         assert (shop.sent(), shop.tables.count("dead_letters")) == ([], 0)
 
-    async def test_listener_of_the_commit_cannot_roll_the_effects_back_as_text(self, shop: Shop) -> None:
-        """The completion of the message would be committed without them."""
-
-        async def handle(order: Placed, session: AsyncSession) -> None:
-            await shop.write(session, order.number)
-            event.listen(session.sync_session, "before_commit", lambda each: each.execute(text("ROLLBACK")), once=True)
-
-        shop.handles(handle)
-        async with shop.open():
-            await shop.receive(1)
-            await shop.settled()
-        assert shop.effects() == []
-        ((_, kind, reason, _),) = shop.tables.dead_letters()
-        assert (kind, "must not end the transaction" in reason) == ("durable.errors.WiringError", True)
-
     async def test_dead_letter_is_logged_with_the_command_to_see_more(
         self, shop: Shop, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_PIGGYBACK = "tests/integration/storage/test_piggyback.py"
-
 ROWS = (
     Mutant(
         "storage",
@@ -198,74 +196,6 @@ ROWS = (
         after="",
         killed_by=(
             "tests/integration/outbox/unit_of_work/test_loops.py::test_start_in_a_second_loop_is_refused[asyncpg]",
-        ),
-    ),
-    Mutant(
-        "storage",
-        "a statement that was refused before its COMMIT leaves the transaction open",
-        "durable/storage/answering.py",
-        before="""\
-                await super().execute("ROLLBACK")
-""",
-        after="""\
-                pass
-""",
-        killed_by=(f"{_PIGGYBACK}::test_failure_commits_nothing_and_leaves_no_transaction[the statement]",),
-    ),
-    Mutant(
-        "storage",
-        "a statement for a COMMIT commits by itself when its transaction is over",
-        "durable/storage/answering.py",
-        before="""\
-        if not self.is_in_transaction():
-            raise TransactionEnded
-""",
-        after="",
-        killed_by=(f"{_PIGGYBACK}::test_statement_does_not_commit_by_itself_when_the_transaction_is_over",),
-    ),
-    Mutant(
-        "storage",
-        "a statement for a COMMIT waits for another transaction",
-        "durable/storage/answering.py",
-        before="""\
-            self.piggyback = None
-            query =""",
-        after="""\
-            query =""",
-        killed_by=(f"{_PIGGYBACK}::test_statement_does_not_wait_for_another_transaction",),
-    ),
-    Mutant(
-        "storage",
-        "a statement for a COMMIT takes the place of another",
-        "durable/storage/piggyback.py",
-        before=" or driver.piggyback is not None",
-        after="",
-        killed_by=(f"{_PIGGYBACK}::test_only_one_statement_goes_with_a_commit",),
-    ),
-    Mutant(
-        "storage",
-        "a transaction that has not begun is given a statement for its COMMIT",
-        "durable/storage/piggyback.py",
-        before=" or not driver.is_amid_transaction",
-        after="",
-        killed_by=(f"{_PIGGYBACK}::test_statement_is_sent_alone_when_no_transaction_has_begun",),
-    ),
-    Mutant(
-        "storage",
-        "a quote in a text ends its literal",
-        "durable/storage/piggyback.py",
-        before=""".replace("'", "''")""",
-        after="",
-        killed_by=(f"{_PIGGYBACK}::test_literal_is_the_value[on]",),
-    ),
-    Mutant(
-        "storage",
-        "a statement for a COMMIT goes through a pooler",
-        "durable/storage/piggyback.py",
-        before="driver.is_pooled or ",
-        after="",
-        killed_by=(
-            "tests/integration/storage/test_pooler.py::test_server_connections_keep_no_settings_and_no_prepared_statements[auto-asyncpg]",
         ),
     ),
 )

@@ -69,7 +69,7 @@ def test_file_without_costs_is_refused(tmp_path: Path, content: str) -> None:
 
 
 def test_committed_file_has_the_costs_of_every_work() -> None:
-    assert len(comparing.read(gate.KEPT)) == 12
+    assert len(comparing.read(gate.KEPT)) == 10
 
 
 @pytest.mark.parametrize(
