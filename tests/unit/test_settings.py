@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +47,17 @@ def test_environment_is_read_and_arguments_in_code_take_precedence(monkeypatch: 
     settings = load_settings(batch_size=7)
 
     assert (settings.batch_size, settings.pool_size) == (7, 3)
+
+
+def test_files_of_variables_and_of_secrets_are_read(tmp_path: Path) -> None:
+    variables, secrets = tmp_path / ".env", tmp_path / "secrets"
+    variables.write_text("DURABLE_BATCH_SIZE=50")
+    secrets.mkdir()
+    (secrets / "durable_pool_size").write_text("3")
+
+    settings = Settings(_env_file=variables, _secrets_dir=secrets)  # type: ignore[call-arg]  # of pydantic-settings
+
+    assert (settings.batch_size, settings.pool_size) == (50, 3)
 
 
 @pytest.mark.parametrize(
