@@ -13,8 +13,9 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any, Final
 
 import asyncpg
@@ -68,6 +69,12 @@ class AsyncPsycopgConnection(_Psycopg, psycopg.AsyncConnection[Any]):
             return await super().wait(_bounded(self, gen, self.answer_within), *args, **options)
 
 
+_OWN_TYPES: Final = range(10_000)
+"""The ids of Postgres' own types, which are the same on every server."""
+_described: Final[dict[frozenset[int], Sequence[Any]]] = {}
+_NOT_ASKED: Final = SimpleNamespace(name="the unnamed statement is still the one that was prepared")
+
+
 class AsyncpgConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg has no types
     """Asyncpg connection of async engines. A wait that is too long raises TimeoutError."""
 
@@ -80,6 +87,16 @@ class AsyncpgConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg ha
             query = f"{query} {self.at_begin}"
         said: str = await super().execute(query, *args, timeout=timeout)
         return said
+
+    async def _introspect_types(self, typeoids: Iterable[int], timeout: float | None) -> tuple[Sequence[Any], Any]:  # noqa: ASYNC109
+        """Ask what uuid[] is once in a process, and not on each connection: that takes longer than most statements."""
+        wanted = frozenset(typeoids)
+        if wanted in _described:
+            return _described[wanted], _NOT_ASKED
+        found, statement = await super()._introspect_types(typeoids, timeout)
+        if all(each in _OWN_TYPES for each in wanted):
+            _described[wanted] = found
+        return found, statement
 
     @property
     def answer_within(self) -> float | None:
