@@ -19,7 +19,8 @@ def folder(tmp_path: Path) -> Path:
     """The files of the page, and a configuration of pytest that knows nothing of this repository's."""
     for path in (ROOT / "docs" / "examples" / "lines").glob("*.py"):
         shutil.copy(path, tmp_path)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
+    settings = "asyncio_default_fixture_loop_scope = function\naddopts = -p no:schemathesis -p no:xdist\n"
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\n{settings}")
     return tmp_path
 
 

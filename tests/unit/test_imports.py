@@ -20,25 +20,37 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
 
-def loaded_by(code: str) -> set[str]:
-    """The top-level packages and modules in memory after this code."""
-    done = run(f"{code}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})")
+def loaded_by(*steps: str) -> list[set[str]]:
+    """The top-level packages and modules in memory after each step of one process."""
+    shown = "import sys\nprint(*{name.partition('.')[0] for name in sys.modules})"
+    done = run("\n".join(f"{step}\n{shown}" for step in steps))
     assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
+    return [set(line.split()) for line in done.stdout.splitlines()]
 
 
-def test_import_of_durable_loads_no_library() -> None:
-    assert loaded_by("import durable") - loaded_by("import importlib, typing") == {"durable"}
+@pytest.fixture(scope="module")
+def after_steps() -> dict[str, set[str]]:
+    steps = {
+        "import": "import durable",
+        "bus": "durable.Bus('orders')",
+        "engine": "durable.Bus('orders', database='postgresql://localhost/orders').runtime.database",
+    }
+    return dict(zip(steps, loaded_by(*steps.values()), strict=True))
+
+
+def test_import_of_durable_loads_no_library(after_steps: dict[str, set[str]]) -> None:
+    [without] = loaded_by("import importlib, typing")
+    assert after_steps["import"] - without == {"durable"}
 
 
 @pytest.mark.parametrize("code", ["from durable import *", "import durable; durable.Bus('orders')"])
-def test_declared_bus_loads_no_driver_and_no_extra(code: str) -> None:
-    assert loaded_by(code) & (DRIVERS | EXTRAS) == set()
+def test_declared_bus_loads_no_driver_and_no_extra(code: str, after_steps: dict[str, set[str]]) -> None:
+    loaded = after_steps["bus"] if "Bus" in code else loaded_by(code)[0]
+    assert loaded & (DRIVERS | EXTRAS) == set()
 
 
-def test_first_engine_loads_the_drivers() -> None:
-    code = "import durable; durable.Bus('orders', database='postgresql://localhost/orders').runtime.database"
-    assert loaded_by(code) >= {"asyncpg", "psycopg"}
+def test_first_engine_loads_the_drivers(after_steps: dict[str, set[str]]) -> None:
+    assert after_steps["engine"] >= {"asyncpg", "psycopg"}
 
 
 def test_every_public_name_is_found_at_its_home() -> None:
@@ -60,10 +72,29 @@ def test_missing_libpq_is_reported_with_install_advice() -> None:
     assert "pip install 'durable-bus[binary]', or install the system's libpq" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["doctor", "migrate", "status"])
-def test_command_ends_with_install_advice_when_libpq_is_missing(command: str) -> None:
-    arguments = [command, "--database", "postgresql://localhost/orders"]
-    done = run(f"{NO_LIBPQ}from durable.cli import main\nmain({arguments})")
+COMMANDS = ("doctor", "migrate", "status")
+EACH_IN_A_FORK = """
+import os, sys
+from durable.cli import app, main
+for command, place in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+    if os.fork() == 0:
+        os.dup2(os.open(place, os.O_CREAT | os.O_WRONLY), 1)
+        os.dup2(1, 2)
+        sys.exit(main([command, "--database", "postgresql://localhost/orders"]))
+    os.wait()
+"""
 
-    assert "Traceback" not in done.stderr
-    assert "pip install 'durable-bus[binary]'" in done.stdout + done.stderr
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each command says without libpq, in a process of its own that begins with the command line imported."""
+    places = {command: tmp_path_factory.mktemp(command) / "said" for command in COMMANDS}
+    arguments = [str(each) for pair in places.items() for each in pair]
+    subprocess.run([sys.executable, "-c", NO_LIBPQ + EACH_IN_A_FORK, *arguments], timeout=60, check=True)
+    return {command: place.read_text() for command, place in places.items()}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_ends_with_install_advice_when_libpq_is_missing(command: str, said: dict[str, str]) -> None:
+    assert "Traceback" not in said[command]
+    assert "pip install 'durable-bus[binary]'" in said[command]

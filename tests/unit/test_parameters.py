@@ -21,6 +21,14 @@ OPTIONS: Final = {
 """The public API: options that are given by name, each with a default. Those of the command line are in durable/cli."""
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Walk the statements below this one, and no expressions: functions are statements."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.expr):
+            yield child
+            yield from statements(child)
+
+
 def _functions() -> Iterator[tuple[str, str, list[str]]]:
     """The path, the name and the parameters of each."""
     for folder in ("durable", "recovery", "transports"):
@@ -28,7 +36,7 @@ def _functions() -> Iterator[tuple[str, str, list[str]]]:
             relative = path.relative_to(ROOT)
             if relative.parts[:2] == ("durable", "cli"):
                 continue
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in statements(ast.parse(path.read_text())):
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                     given = node.args
                     names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]

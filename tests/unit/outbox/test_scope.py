@@ -631,8 +631,9 @@ async def test_generators_left_early_leave_nothing(desk: Desk) -> None:
         for _ in range(20):
             async for _ in endless():
                 break
-            gc.collect()
+            gc.collect(1)  # what is so young
             await asyncio.sleep(0)
+        gc.collect()
         await asyncio.sleep(0.01)
         assert desk.found() == "outer"
         blocks = [each for each in gc.get_objects() if isinstance(each, Block) and each._scope is desk.scope]
