@@ -112,9 +112,13 @@ def parse(text: str, setting: str = "database_url") -> DatabaseUrl:
 def for_asyncpg(given: Mapping[str, object]) -> dict[str, object]:
     """Translate arguments of a connection from libpq's words: those of TLS become a DSN, others server settings.
 
+    An empty `hostaddr`, which tells libpq to read no PGHOSTADDR, is left out.
+
     An argument `ssl` that is no text is asyncpg's own, and stays.
     """
     own = {name: value for name, value in given.items() if name not in TLS_WORDS | _LIBPQ_ALONE}
+    if own.get("hostaddr") == "":
+        del own["hostaddr"]
     tls = {name: str(value) for name, value in given.items() if name in TLS_WORDS}
     told = {name: str(own.pop(name)) for name in _FOR_THE_SERVER if name in own}
     if told:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -54,6 +55,7 @@ def demo(
         raise WiringError("--keep: --pipeline has a folder of its own; give one of them")
     if console and pipeline is not None:
         raise WiringError("--console: not with --pipeline, whose commands follow; leave one of them out")
+    _forget_other_servers()
     from durable.demo import run_demo, run_pipeline  # its libraries are an extra that only the demo needs
 
     if pipeline is None:
@@ -63,3 +65,9 @@ def demo(
 
         run = partial(run_pipeline, run_step, folder=pipeline)
     raise typer.Exit(run(transport=transport, flights=flights, all_flights=all_flights, json_output=json, seed=seed))
+
+
+def _forget_other_servers() -> None:
+    """Remove libpq's variables, for this process and the nodes: they might lead to a server that is not the demo's."""
+    for name in [name for name in os.environ if name.startswith("PG")]:
+        del os.environ[name]

@@ -15,6 +15,8 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+from durable.embedded.account import give, options, way_to
+from durable.embedded.folders import write
 from durable.embedded.wheel import Programs
 from durable.errors import InvalidSetting
 
@@ -22,6 +24,11 @@ _BY_INITDB: Final = re.compile(r"pg_.*|PG_VERSION|base|global|postgresql(\.auto)
 _FIRST: Final = "pg_wal"
 _FIRST_OF_USERS: Final = 16_384
 """The number of the first database, and of the first table, that `initdb` does not make."""
+
+_OPTIONS: Final = ("--auth=trust", "--auth-local=trust", "--encoding=utf8", "-U", "postgres")
+_LOCALE: Final = ("--locale-provider=builtin", "--builtin-locale=C.UTF-8")
+_FIRST_WITH_LOCALE: Final = 17
+"""The first version that has this locale on every machine; earlier ones know the case of ASCII letters alone."""
 
 SETTINGS: Final = {
     "listen_addresses": "",
@@ -39,14 +46,15 @@ def make_ready(data: Path, programs: Programs) -> None:
     Raises InvalidSetting when they cannot be made, or belong to another version.
     """
     data.mkdir(parents=True, exist_ok=True)
-    programs.given(data)
     if is_half_made(data):
         _clear(data)
     check_version(data, programs)
+    _check_others(data)
+    give(data, programs.account)
     if not (data / "PG_VERSION").exists():
         _make(data, programs)
     configuration = "".join(f"{name} = '{value}'\n" for name, value in SETTINGS.items())
-    (data / "postgresql.auto.conf").write_text(configuration)
+    write(data / "postgresql.auto.conf", configuration)
 
 
 def is_half_made(data: Path) -> bool:
@@ -71,6 +79,16 @@ def check_version(data: Path, programs: Programs) -> None:
     raise InvalidSetting(f"postgres: folder={folder!r}: its data/PG_VERSION has no version; give another folder")
 
 
+def _check_others(data: Path) -> None:
+    """Raise InvalidSetting when other files are where the data are to be made."""
+    names = sorted(path.name for path in data.iterdir())
+    if names and "PG_VERSION" not in names:
+        raise InvalidSetting(
+            f"postgres: folder={str(data.parent)!r}: its data cannot be made: data/{names[0]} is in the way; move it,"
+            " or give another folder"
+        )
+
+
 def _is_of_users(path: Path) -> bool:
     return any(name.isdecimal() and int(name) >= _FIRST_OF_USERS for name in (path.parent.name, path.name))
 
@@ -85,12 +103,12 @@ def _clear(data: Path) -> None:
 
 
 def _make(data: Path, programs: Programs) -> None:
-    options = ["--auth=trust", "--auth-local=trust", "--encoding=utf8", "-U", "postgres", "-D", str(data)]
+    way = way_to(data, programs.account)
+    locale = _LOCALE if programs.version >= _FIRST_WITH_LOCALE else ()
     done = subprocess.run(
-        [programs.folder / "initdb", *options],
-        user=programs.user,
+        [programs.folder / "initdb", *_OPTIONS, *locale, "-D", str(way)],
+        **options(programs.account),
         cwd=data,
-        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         errors="replace",

@@ -23,9 +23,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final, Self
 
+from durable.embedded.folders import appended
 from durable.embedded.forks import hold, let_go
-from durable.embedded.processes import end_left_behind, postmaster
-from durable.embedded.sockets import remove_socket_directory
+from durable.embedded.processes import end_left_behind
+from durable.embedded.sockets import remove_socket_directories
 from durable.errors import InvalidSetting
 
 LOCK_SECONDS = 660.0  # longer than a recovery of the data, during which the owner holds it
@@ -84,7 +85,7 @@ def changing(folder: Path) -> Iterator[None]:
                 )
             time.sleep(_POLL_SECONDS)
         file.truncate(0)
-        file.write(str(os.getpid()))
+        file.write(str(os.getpid()).encode())
         file.flush()
         yield
 
@@ -97,9 +98,9 @@ def owned(folder: Path) -> Iterator[bool]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[IO[str]]:
+def _opened(path: Path) -> Iterator[IO[bytes]]:
     try:
-        file = path.open("a+")
+        file = appended(path)
     except OSError as error:
         raise InvalidSetting(
             f"postgres: folder={str(path.parent)!r}: its file {path.name!r} cannot be opened: {error.strerror}"
@@ -112,7 +113,7 @@ def _opened(path: Path) -> Iterator[IO[str]]:
             let_go(file)
 
 
-def _is_locked(file: IO[str]) -> bool:
+def _is_locked(file: IO[bytes]) -> bool:
     """Lock the file, unless another has locked it."""
     with suppress(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -120,9 +121,9 @@ def _is_locked(file: IO[str]) -> bool:
     return False
 
 
-def _holder(file: IO[str]) -> str:
+def _holder(file: IO[bytes]) -> str:
     file.seek(0)
-    return file.read() or "of an earlier version"
+    return file.read().decode(errors="replace") or "of an earlier version"
 
 
 def end_orphan(folder: str, data: str) -> None:
@@ -139,6 +140,5 @@ def end_orphan(folder: str, data: str) -> None:
 
 def end_last(data: Path) -> None:
     """End the server of the last owner, and remove what it leaves outside its folder."""
-    found = postmaster(data)
     end_left_behind(data)
-    remove_socket_directory(found.sockets if found else None)
+    remove_socket_directories(data)

@@ -1,8 +1,8 @@
 """A private Postgres from a wheel (`durable-bus[embedded]`), for the demo, for tests and for a first try.
 
 The server listens on a Unix socket only, belongs to the block that started it and ends with it, or with its process.
-A second block on the same folder joins the server and leaves it running. As root it runs as an unprivileged system
-user, because Postgres refuses to run as root.
+A second block on the same folder joins the server and leaves it running. Started by root, it runs as the owner of its
+data, or of the folder, or as an unprivileged user of the system, because Postgres refuses to run as root.
 """
 
 from __future__ import annotations
@@ -10,20 +10,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-import psycopg
-from psycopg import sql
-from psycopg.errors import DuplicateDatabase, UniqueViolation
-
+from durable.embedded import databases
+from durable.embedded.account import account_of
 from durable.embedded.cluster import check_version, make_ready
 from durable.embedded.folders import made
 from durable.embedded.ownership import Keeper, changing, end_last, owned
 from durable.embedded.server import Server
-from durable.embedded.sockets import remove_socket_directory, socket_directory
-from durable.embedded.wheel import find_programs
+from durable.embedded.sockets import remove_socket_directories, socket_directory
+from durable.embedded.wheel import find_programs, run_by
 from durable.errors import InvalidSetting, said
 from durable.telemetry import log
 
@@ -56,15 +54,17 @@ class Embedded:
     def url(self, database: str) -> str:
         """A SQLAlchemy URL of this database, which is created when it is missing.
 
+        It leads to this server whatever PGHOST, PGHOSTADDR and PGPORT say, in durable and libpq. SQLAlchemy's own
+        parser drops its empty `hostaddr`: unset PGHOSTADDR for engines made of the text. Other variables of libpq, such
+        as PGOPTIONS and PGSSLMODE, change connections of the application as they do everywhere.
+
         Raises InvalidSetting when there can be no database of this name, and when the server has ended.
         """
         if not isinstance(database, str) or not database or "\0" in database:
             raise InvalidSetting(f"postgres: database={database!r}: give a name")
         try:
-            with psycopg.connect(self.uri(), autocommit=True) as conn:
-                if not conn.execute("SELECT 1 FROM pg_database WHERE datname = %s", (database,)).fetchone():
-                    _create(conn, database)
-        except psycopg.OperationalError as error:
+            databases.create(self.server.programs, self.uri(), database)
+        except InvalidSetting as error:
             if self.is_running:
                 raise
             folder = str(self._folder)
@@ -86,8 +86,9 @@ class Embedded:
 def postgres(folder: Path | str, *, version: int | None = None) -> Iterator[Embedded]:
     """Start a private server that keeps its data in `folder`, which is made when it is missing; stop it at the end.
 
-    A server that runs there already is joined, and left running at the end. Raises InvalidSetting when the wheel is not
-    installed, when the server does not start, and when it cannot use the folder.
+    A server that runs there already is joined, and left running at the end. Settings of ALTER SYSTEM last until then:
+    each start writes its own. Raises InvalidSetting when the wheel is not installed, when the server does not start,
+    and when it cannot use the folder.
     """
     programs = find_programs(version)
     folder = made("postgres", folder)
@@ -108,8 +109,10 @@ def postgres(folder: Path | str, *, version: int | None = None) -> Iterator[Embe
 
 
 def _end(server: Server, folder: Path, owning: ExitStack) -> None:
-    with owning, changing(folder):
-        server.stop()
+    with owning:
+        if folder.exists():  # nobody starts a server in one that was removed
+            with changing(folder):
+                server.stop()
 
 
 def _owns_or_joins(server: Server, folder: Path, owning: ExitStack) -> bool:
@@ -129,19 +132,13 @@ def _owns_or_joins(server: Server, folder: Path, owning: ExitStack) -> bool:
 
 def _start(server: Server, folder: Path, held: ExitStack) -> None:
     end_last(server.data)
-    sockets = socket_directory(server.data)
-    held.callback(remove_socket_directory, sockets)
+    held.callback(remove_socket_directories, server.data)
     held.callback(server.stop)  # ended by its keeper then
     held.enter_context(Keeper(folder, server.data))
     try:
+        server.programs = run_by(account_of(folder, server.data), server.programs)
         make_ready(server.data, server.programs)
-        server.programs.given(sockets)
+        sockets = socket_directory(server.data, server.programs.account)
     except OSError as error:
         raise InvalidSetting(f"postgres: folder={str(folder)!r} cannot be used: {said(error)}") from error
     server.run(sockets)
-
-
-def _create(conn: psycopg.Connection, database: str) -> None:
-    """Create this database, unless another process is about to, or has."""
-    with suppress(DuplicateDatabase, UniqueViolation):
-        conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database)))

@@ -2,8 +2,8 @@
 
 A file with a pid alone would not do: after a crash that may be the pid of any process. So these are known by
 
-    their command line          the server, and the programs that make one: it has the path of the data
-    their title                 the server's own processes, which outlive it when it is killed: it has the server's name
+    their command line          the server, and the programs that make one: it has the path of the data, or the name
+    their title                 the server's own processes, which outlive it when it is killed: it has that name
     their working folder        both, and those of `initdb`, which show neither; not every system tells it
 """
 
@@ -18,7 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from durable.errors import InvalidSetting
+from durable.embedded.account import HERE
+from durable.errors import InvalidSetting, said
 
 if TYPE_CHECKING:
     import psutil
@@ -32,6 +33,7 @@ class Postmaster(NamedTuple):
     """A server, as its own file tells."""
 
     pid: int
+    port: int
     sockets: Path
     is_ready: bool
 
@@ -40,7 +42,9 @@ def postmaster(data: Path) -> Postmaster | None:
     """Read the server's own file. None when there is none, and while it is not whole."""
     with suppress(OSError, IndexError, ValueError):
         lines = os.fsdecode((data / "postmaster.pid").read_bytes()).split("\n")
-        return Postmaster(int(lines[0]), Path(lines[4]), lines[7].strip() == "ready")
+        sockets = Path(lines[4])
+        is_ready = lines[7].strip() == "ready"
+        return Postmaster(int(lines[0]), int(lines[3]), data if sockets == HERE else sockets, is_ready)
     return None
 
 
@@ -76,8 +80,14 @@ def end_left_behind(data: Path) -> None:
         for process in left:
             _end(process)
         time.sleep(_POLL_SECONDS)
-    with suppress(NotADirectoryError):
+    try:
         (data / "postmaster.pid").unlink(missing_ok=True)
+    except NotADirectoryError:
+        pass
+    except OSError as error:
+        raise InvalidSetting(
+            f"postgres: folder={str(data.parent)!r}: its data/postmaster.pid cannot be removed: {said(error)}"
+        ) from error
 
 
 def _serves(pid: int, data: Path) -> bool:
@@ -104,7 +114,9 @@ def _is_on(process: psutil.Process, data: Path) -> bool:
 
     with suppress(psutil.Error):
         command = process.cmdline()
-        if str(data) in command or " ".join(command).startswith(f"postgres: {server_name(data)}: "):
+        if {str(data), f"cluster_name={server_name(data)}"} & set(command):
+            return True
+        if " ".join(command).startswith(f"postgres: {server_name(data)}: "):
             return True
     with suppress(psutil.Error):
         return bool(process.cwd() == str(data))

@@ -10,9 +10,11 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
-from subprocess import DEVNULL, STDOUT, Popen, TimeoutExpired
+from subprocess import STDOUT, Popen, TimeoutExpired
 from typing import Final
 
+from durable.embedded.account import options, way_to
+from durable.embedded.folders import appended
 from durable.embedded.processes import end_left_behind, is_ready, postmaster, server_name
 from durable.embedded.sockets import remove_sockets, url_to
 from durable.embedded.wheel import Programs
@@ -36,6 +38,7 @@ class Server:
         self.programs = programs
         self._process: Popen[bytes] | None = None
         self._sockets: Path | None = None
+        self._port = 0
 
     @property
     def pid(self) -> int | None:
@@ -49,14 +52,14 @@ class Server:
 
     def url(self, database: str) -> str:
         assert self._sockets is not None
-        return url_to(self._sockets, database)
+        return url_to(self._sockets, self._port, database)
 
     def join(self) -> bool:
         """Learn the address of the server that runs, if one does; to start it is left to its owner."""
         found = postmaster(self.data)
         if found is None or not self.is_running:
             return False
-        self._sockets = found.sockets
+        self._sockets, self._port = found.sockets, found.port
         return True
 
     def run(self, sockets: Path | None = None) -> None:
@@ -73,7 +76,7 @@ class Server:
         begun = self._started()
         deadline = time.monotonic() + RECOVERY_SECONDS
         warned = time.monotonic() + _QUIET_SECONDS
-        while not self.is_running:
+        while not self.join():
             if self._has_ended():
                 raise self._failure("its server does not start", begun)
             if time.monotonic() >= deadline:
@@ -95,16 +98,16 @@ class Server:
 
     def _started(self) -> int:
         """Start the process, and return the length of its log before."""
-        file = self.data / "log"
-        command = [self.programs.folder / "postgres", "-D", self.data, "-k", self._sockets]
+        way = way_to(self.data, self.programs.account)
+        sockets = way if self._sockets == self.data else self._sockets
+        command = [self.programs.folder / "postgres", "-D", way, "-k", sockets]
         try:
-            with file.open("ab") as told:
-                begun = told.tell()
+            with appended(self.data / "log") as told:
+                begun = told.seek(0, 2)
                 self._process = Popen(
                     [*map(str, command), "-c", f"cluster_name={server_name(self.data)}"],
-                    user=self.programs.user,
+                    **options(self.programs.account),
                     cwd=self.data,
-                    stdin=DEVNULL,
                     stdout=told,
                     stderr=STDOUT,
                     start_new_session=True,  # Ctrl-C at the terminal is meant for this process

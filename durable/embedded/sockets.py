@@ -6,6 +6,7 @@ characters that a driver takes for several hosts, or that have a meaning in sett
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import tempfile
@@ -14,17 +15,25 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from durable.embedded.account import Account
+
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./+-]+")
 _MOST_BYTES: Final = 103 - len("/.s.PGSQL.54321")
 _PREFIX: Final = "durable-pg-socket-"
+_COMMON: Final = Path("/tmp")
 
 
-def socket_directory(data: Path) -> Path:
-    """The data folder, or a new directory in its stead: `remove_socket_directory()` when the server has ended."""
+def socket_directory(data: Path, account: Account | None) -> Path:
+    """The data folder, or a new directory in its stead: `remove_socket_directories()` when the server has ended."""
     if _is_usable(data):
         return data
     shared = Path(tempfile.gettempdir())
-    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=shared if _is_usable(shared / _PREFIX / "12345678") else "/tmp"))
+    if not _is_usable(shared / _prefix(data) / "12345678") or (account and not account.enters(shared)):
+        shared = _COMMON
+    made = Path(tempfile.mkdtemp(prefix=_prefix(data), dir=shared))
+    if account is not None:
+        os.chown(made, account.user, account.group)
+    return made
 
 
 def remove_sockets(sockets: Path) -> None:
@@ -33,16 +42,24 @@ def remove_sockets(sockets: Path) -> None:
         left.unlink(missing_ok=True)
 
 
-def remove_socket_directory(sockets: Path | None) -> None:
-    """Remove the directory of a server that has ended, if it was made for its socket."""
-    if sockets is not None and sockets.name.startswith(_PREFIX):
-        with suppress(OSError):
-            remove_sockets(sockets)
-            sockets.rmdir()
+def remove_socket_directories(data: Path) -> None:
+    """Remove the directories that were made for the sockets of this data, whose server has ended."""
+    for shared in {Path(tempfile.gettempdir()), _COMMON}:
+        for made in shared.glob(f"{_prefix(data)}*"):
+            if not made.is_symlink():
+                with suppress(OSError):
+                    remove_sockets(made)
+                    made.rmdir()
 
 
-def url_to(sockets: Path, database: str) -> str:
-    return f"postgresql://postgres:@/{quote(database, safe='')}?host={quote(os.fspath(sockets))}"
+def url_to(sockets: Path, port: int, database: str) -> str:
+    """Return a URL that leads there whatever PGHOST, PGHOSTADDR and PGPORT say."""
+    place = f"host={quote(os.fspath(sockets))}&hostaddr=&port={port}"
+    return f"postgresql://postgres:@/{quote(database, safe='')}?{place}"
+
+
+def _prefix(data: Path) -> str:
+    return f"{_PREFIX}{hashlib.sha256(os.fsencode(data)).hexdigest()[:12]}-"
 
 
 def _is_usable(path: Path) -> bool:

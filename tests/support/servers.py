@@ -243,6 +243,7 @@ def _in_memory() -> Path | None:
 @contextmanager
 def _folder(prefix: str, within: Path | None = None) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=within))
+    folder.chmod(0o755)  # PgBouncer is another user, if this one is root, and looks for the socket
     try:
         yield folder
     finally:

@@ -110,6 +110,13 @@ def test_text_without_a_url_is_refused_without_showing_a_part(text: str) -> None
     assert "MA" not in str(refused.value)
 
 
+def test_empty_hostaddr_is_for_libpq_alone() -> None:
+    url = database_url.parse("postgresql://postgres:@/shop?host=/tmp/x&hostaddr=&port=5432")
+    assert "hostaddr=" in url.libpq()
+    assert for_asyncpg({"host": "/tmp/x", "hostaddr": ""}) == {"host": "/tmp/x"}
+    assert for_asyncpg({"hostaddr": "::1"}) == {"hostaddr": "::1"}  # asyncpg refuses it
+
+
 def test_asyncpg_is_told_by_a_dsn_and_by_server_settings() -> None:
     given = {
         "host": "db",

@@ -20,11 +20,11 @@ import psycopg
 import pytest
 
 from durable.embedded import Broker, postgres, rabbitmq
+from durable.embedded.account import unprivileged
 from durable.embedded.ownership import end_orphan
 from durable.embedded.postgres import START_SECONDS
 from durable.embedded.processes import is_served
 from durable.embedded.rabbitmq import accepts_amqp, find_scripts
-from durable.embedded.wheel import find_programs
 from durable.errors import InvalidSetting, WiringError
 from tests.failure.waiting import eventually
 from tests.support.broker import foreign
@@ -156,7 +156,8 @@ def test_successor_ends_a_server_without_an_owner() -> None:
 
 @pytest.fixture
 def foreign_process() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["sleep", "600"], user=find_programs(None).user) as process:  # of whom Postgres is aware
+    user = unprivileged().user if os.geteuid() == 0 else None  # of whom Postgres is aware
+    with subprocess.Popen(["sleep", "600"], user=user) as process:
         yield process
         process.kill()
 
@@ -290,7 +291,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], ob
     def patch(step: Callable[[int], object]) -> None:
         def started(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
             process = subprocess.Popen[bytes](command, **options)
-            file = Path(command[command.index("-D") + 1]) / "postmaster.pid"
+            file = Path(options["cwd"]) / "postmaster.pid"
             while not file.exists() or not file.read_text():
                 time.sleep(0.001)
             step(process.pid)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from durable.embedded.ownership import changing
 from durable.embedded.processes import is_served, postmaster
 from durable.embedded.rabbitmq import find_scripts
 from durable.embedded.server import Server
+from durable.embedded.sockets import _prefix
 from durable.errors import InvalidSetting
 from tests.support.containers import docker_answers
 
@@ -61,14 +63,9 @@ def within(seconds: float, condition: Callable[[], bool]) -> bool:
 # ---------------------------------------------------------------- several at once
 
 
-def test_database_is_created_once_when_several_ask(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    create, barrier, failed = MODULE._create, threading.Barrier(3), list[BaseException]()
-
-    def create_together(*arguments: object) -> None:
-        barrier.wait(10)
-        create(*arguments)
-
-    monkeypatch.setattr(MODULE, "_create", create_together)
+def test_database_is_created_once_when_several_ask(folder: Path) -> None:
+    failed = list[BaseException]()
+    creating = "SELECT count(*) = 3 FROM pg_stat_activity WHERE query ~ '^CREATE' AND wait_event_type = 'Lock'"
     with postgres(folder) as server:
 
         def ask() -> None:
@@ -78,8 +75,11 @@ def test_database_is_created_once_when_several_ask(folder: Path, monkeypatch: py
                 failed.append(error)
 
         asking = [threading.Thread(target=ask) for _ in range(3)]
-        for thread in asking:
-            thread.start()
+        with psycopg.connect(server.uri()) as held, psycopg.connect(server.uri(), autocommit=True) as watching:
+            held.execute("LOCK pg_database IN SHARE MODE")
+            for thread in asking:
+                thread.start()
+            assert within(30, lambda: watching.execute(creating).fetchone() == (True,))
         for thread in asking:
             thread.join()
         assert failed == []
@@ -164,6 +164,44 @@ def test_folder_with_any_printable_name_is_used(folder: Path, name: str) -> None
     assert [path.name for path in folder.iterdir()] == [name]
 
 
+def test_folder_removed_while_its_server_runs_is_left_in_peace(folder: Path) -> None:
+    with postgres(folder / "shop") as server:
+        server.url("shop")
+        shutil.rmtree(folder / "shop")
+    assert not is_served(server.server.data)
+
+
+@pytest.mark.parametrize("survivor", ["keeper", "nobody"])
+def test_socket_directory_of_an_owner_killed_on_its_way_is_removed(folder: Path, survivor: str) -> None:
+    program = """if True:
+        import os, signal, sys
+        import psutil
+        from durable.embedded import postgres
+        from durable.embedded.server import Server
+
+        def die(*_):
+            if sys.argv[2] == "nobody":
+                for child in psutil.Process().children():
+                    child.kill()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        Server.run = die
+        postgres(sys.argv[1]).__enter__()
+    """
+    with running(program, str(folder / "a b"), survivor) as owner:
+        owner.wait(60)
+    data = (folder / "a b" / "data").resolve()
+
+    def left() -> list[Path]:
+        return list(Path(tempfile.gettempdir()).glob(f"{_prefix(data)}*"))
+
+    if survivor == "nobody":
+        assert len(left()) == 1
+        with postgres(folder / "a b"):
+            assert len(left()) == 1
+    assert within(30, lambda: left() == [])
+
+
 def test_socket_directory_of_a_killed_owner_is_removed(folder: Path) -> None:
     program = """if True:
         import sys, time
@@ -207,7 +245,8 @@ def lay(path: Path, text: str | None) -> None:
         ("data/PG_VERSION", "x\n", "data/PG_VERSION has no version"),
         ("data/PG_VERSION", "", "data/PG_VERSION has no version"),
         ("data/PG_VERSION", None, "cannot be used: IsADirectoryError"),
-        ("data/customers.csv", "", r"its data cannot be made; initdb ended with 1:\n(.|\n)*exists but is not empty"),
+        ("data/customers.csv", "", "its data cannot be made: data/customers.csv is in the way"),
+        ("data/postmaster.pid", None, "its data/postmaster.pid cannot be removed"),
         ("data", "", "cannot be used: FileExistsError"),
         ("lock", None, "its file 'lock' cannot be opened: Is a directory"),
         ("owner", None, "its file 'owner' cannot be opened: Is a directory"),
