@@ -230,10 +230,10 @@ ROWS: Final = (
     ),
     Mutant(
         "embedded",
-        "a server of root's runs with root's groups",
+        "a server of root's runs with root's group",
         "durable/embedded/account.py",
-        before="account.group, list[int]())",
-        after="account.group, None)",
+        before='"group": group',
+        after='"group": None',
         killed_by=(_PLACES + "test_server_started_by_root_is_its_owners",),
     ),
     Mutant(
