@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -157,6 +158,9 @@ class Membership:
         interval = self._settings.heartbeat_interval.total_seconds()
         due = 0.0
         while not self._leaving.is_set():
+            if self._loop.is_closed():  # its agents are gone, and others must have its rows
+                log.error("node %d ends: its event loop was closed before the bus was stopped", node)
+                raise LeaseLost(f"node {node} was left behind: the event loop was closed")
             if time.monotonic() >= due and self._loop_is_alive():
                 self._beat(conn, node)
                 due = time.monotonic() + interval
@@ -190,10 +194,8 @@ class Membership:
     # ------------------------------------------------------------------ back in the event loop
 
     def _tell(self, function: Callable[..., None], *args: object) -> None:
-        try:
+        with suppress(RuntimeError):  # the loop was closed: nobody is left to tell
             self._loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:  # the loop was closed: nobody is left to tell
-            self._leaving.set()
 
     def _report_joined(self, node: NodeId) -> None:
         if not self._joined.done():

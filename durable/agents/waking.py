@@ -95,7 +95,12 @@ class Waker:
                 home[0].call_soon_threadsafe(self._work_in_loop, home[1])
                 return
         self._thread = threading.Thread(target=self._work_alone, name="durable wakes nodes")
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # at the end of the interpreter, or of the system's threads
+            self._thread = None
+            self._give_up()
+            log.warning(_NOT_WOKEN, error)
 
     # ------------------------------------------------------------------ in a loop
 

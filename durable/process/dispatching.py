@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from durable.agents.waking import Waker
@@ -11,6 +12,7 @@ from durable.node import Node
 from durable.outbox.transactions import Ending
 from durable.settings import Settings
 from durable.storage.outbox import Sent
+from durable.telemetry import log
 
 
 class AgentsDispatcher:
@@ -21,12 +23,25 @@ class AgentsDispatcher:
         self._waker = waker
         self._clock = clock
         self._settings = settings
+        self._has_told = False
 
     def reserve(self, envelopes: Sequence[Envelope]) -> list[NodeId]:
         node = self._node()
         return [node.agents.reserve(envelope) for envelope in envelopes] if node else [ANY_NODE] * len(envelopes)
 
     def committed(self, sent: Sequence[Sent]) -> None:
+        """Tell the agents. Never raises: to its caller the COMMIT would seem to have failed."""
+        try:
+            self._hand_over(sent)
+        except Exception as error:
+            log.log(
+                logging.DEBUG if self._has_told else logging.ERROR,
+                "committed messages were not handed to the agents of this process, and are left to other nodes",
+                exc_info=error,
+            )
+            self._has_told = True
+
+    def _hand_over(self, sent: Sequence[Sent]) -> None:
         if node := self._node():
             node.in_loop(node.agents.deliver, sent)
         if any(self._is_for_others(each) for each in sent):
