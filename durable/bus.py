@@ -60,7 +60,7 @@ from durable.requests.receipts import Receipt
 from durable.runtime import Runtime
 from durable.settings import Settings, load_settings
 from durable.statistics import Statistics
-from durable.storage import circuits, delayed, schedules
+from durable.storage import circuits, delayed, loops, schedules
 from durable.storage.circuits import CircuitKind
 from durable.tasks.cancelling import run_to_completion
 from durable.transports.base import Transport
@@ -135,7 +135,7 @@ class Bus:
         self._key_source: Callable[[], Keys] | None = None
         self._engines: dict[str, Any] = {"engine": engine, "sync_engine": sync_engine}
         self._substitute: Runtime | None = None
-        self.runtime = self._make_runtime()
+        self._runtime = self._make_runtime()
         in_each_child(self, Bus._begin_anew)
 
     # ------------------------------------------------------------------ declare, before the bus starts
@@ -610,16 +610,21 @@ class Bus:
         the block; inside the block `bus.send()` finds the session.
 
         A scoped session stands for that of the thread or task in which `bus.send()` is called; the outbox of this block
-        is that of the present one.
+        is that of the present one. Raises WiringError for an AsyncSession whose engine belongs to another event loop.
         """
         if isinstance(session, scoped_session | async_scoped_session):
-            registry, outbox_of = session, self.runtime.sessions.outbox
+            registry, outbox_of = session, self._outbox
             with self._scope.entered(lambda: outbox_of(registry())):
                 yield outbox_of(registry())
         else:
-            outbox = self.runtime.sessions.outbox(session)
+            outbox = self._outbox(session)
             with self._scope.entered(lambda: outbox):
                 yield outbox
+
+    def _outbox(self, session: Session | AsyncSession) -> Outbox:
+        if isinstance(session, AsyncSession):
+            loops.enter_with(session)
+        return self.runtime.sessions.outbox(session)
 
     # ------------------------------------------------------------------ what became of a message
 
@@ -784,11 +789,7 @@ class Bus:
     def __exit__(self, *_: object) -> None: ...
 
     async def __aenter__(self) -> Self:
-        if self.runtime.is_running:
-            raise WiringError(
-                "the bus runs already: start it once, by `async with bus`, bus.run() or DurableMiddleware "
-                "(which takes lifespan=False when the application starts it)"
-            )
+        self.runtime.claim()  # until then it may be another's, and nothing of it is stopped
         try:
             if self.mode == "send-only":
                 await self.runtime.start_storing()
@@ -802,6 +803,9 @@ class Bus:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.runtime.check_loop()
+        if self.runtime.is_of_another_loop:  # which has only used it
+            return
         life = self.runtime.life
         try:
             await run_to_completion(self.runtime.stop())
@@ -828,6 +832,18 @@ class Bus:
         SIGINT and SIGTERM stay its own afterwards: any further one ends the process at once.
         """
         serving.run(self, self.runtime.life)
+
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime of this process. One that a closed event loop has left behind is given up."""
+        if self._runtime.is_left_behind:
+            self._runtime.give_up()
+            self._runtime = self._make_runtime()
+        return self._runtime
+
+    @runtime.setter
+    def runtime(self, runtime: Runtime) -> None:
+        self._runtime = runtime
 
     @property
     def application(self) -> Application:

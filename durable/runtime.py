@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +18,7 @@ from durable.agents.waking import Waker
 from durable.application.application import Application
 from durable.clock import Clock, SystemClock
 from durable.envelope import ANY_NODE, NodeId
-from durable.errors import needs
+from durable.errors import WiringError, needs
 from durable.node import Node
 from durable.observability.loop_watch import LoopWatch
 from durable.observability.monitor import Monitor
@@ -36,9 +37,8 @@ from durable.requests.outcomes import Outcomes
 from durable.requests.watch import Watch
 from durable.settings import Settings
 from durable.statistics import Statistics
-from durable.storage import migrator
+from durable.storage import loops, migrator
 from durable.storage.database import Database
-from durable.storage.loops import another_loop
 from durable.tasks.crew import end, in_time, in_turn
 from durable.telemetry import Counters, Subject
 from durable.transports.base import Receiver
@@ -86,6 +86,8 @@ class Runtime:
         self._database: Database | None = None
         self._loop_watch = LoopWatch(self.life.alive)
         self._watching: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._claiming = threading.Lock()  # loops of several threads may start it at once
         self._metrics: MetricsServer | None = None
         self.monitor = Monitor(
             self.statistics,
@@ -125,7 +127,7 @@ class Runtime:
     @property
     def is_running(self) -> bool:
         """Tell whether the runtime was started, and not stopped since."""
-        return self._watching is not None
+        return self._loop is not None
 
     @property
     def is_used(self) -> bool:
@@ -135,17 +137,29 @@ class Runtime:
     def check_loop(self) -> None:
         """Raise WiringError while it runs in another event loop than this code."""
         if self.loop not in (None, asyncio._get_running_loop()):
-            raise another_loop()
+            raise loops.another_loop()
 
     @property
     def node(self) -> Node | None:
-        """The node that this process is now, if it is one."""
-        return self.life.node
+        """The node that this process is now, if it is one: none without an event loop."""
+        return None if self.is_left_behind else self.life.node
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
         """The event loop that it runs in; None while it does not run."""
-        return None if self._watching is None else self._watching.get_loop()
+        return self._loop
+
+    @property
+    def is_left_behind(self) -> bool:
+        """Tell whether its event loop was closed before it was stopped."""
+        return self._loop is not None and self._loop.is_closed()
+
+    @property
+    def is_of_another_loop(self) -> bool:
+        """Tell whether it runs, or its connections are used, in another event loop, which is open."""
+        database = None if self._database is None else self._database.engine
+        used = [engine for engine in (self.sessions.engine_in_use, database) if engine is not None]
+        return self.loop not in (None, asyncio._get_running_loop()) or not all(map(loops.is_free, used))
 
     @property
     def metrics_address(self) -> str | None:
@@ -173,6 +187,23 @@ class Runtime:
         )
 
     # ------------------------------------------------------------------ its life
+
+    def claim(self) -> None:
+        """Let it run in this event loop. Raises WiringError, and changes nothing, when it is another's, or runs."""
+        with self._claiming:
+            if self._loop is not None:
+                raise WiringError(
+                    "the bus runs already: start it once, by `async with bus`, bus.run() or DurableMiddleware "
+                    "(which takes lifespan=False when the application starts it)"
+                )
+            loops.enter(self.sessions.engine, self.database.engine)
+            self._loop = asyncio.get_running_loop()
+
+    def give_up(self) -> None:
+        """Let go of what a closed event loop has left open: its node's heartbeat ends by itself."""
+        self.life.end_watch()
+        self.calls.close()
+        self.application.offers.begin_anew()
 
     async def check(self) -> None:
         """Raise WiringError when this application must not start on this database."""
@@ -214,7 +245,6 @@ class Runtime:
 
     async def _open(self) -> None:
         """Check the wiring, and begin what needs no database."""
-        self.sessions.enter_loop()
         self._watching = asyncio.create_task(self._loop_watch.run(), name="measure the event loop")
         self.calls.open()
         await asyncio.to_thread(self.application.ring.load)  # its source may ask a KMS

@@ -204,6 +204,9 @@ class RehearsalRuntime(Runtime):
     def database(self) -> Database:
         return self._joined
 
+    def claim(self) -> None:
+        """Leave it to start() to refuse."""
+
     async def start(self) -> None:
         raise WiringError("rehearsal: a node would handle messages for good; use another bus")
 

@@ -17,9 +17,9 @@ from durable.outbox.scope import Scope
 from durable.outbox.unit_of_work import enlist
 from durable.settings import Settings
 from durable.statistics import PoolStatistics
+from durable.storage import loops
 from durable.storage.database import async_url, pool_statistics, sync_url
 from durable.storage.engines import LONGEST, Limits, is_in_autocommit, make_async_engine, make_engine
-from durable.storage.loops import HomeLoop
 
 _AUTOCOMMIT: Final = (
     "Bus({name}=...) is in AUTOCOMMIT: a handler's effects would stay when it fails, and be there twice after the next "
@@ -49,6 +49,8 @@ class Sessions:
         self._dispatcher = dispatcher
         self.given = engine
         self.given_sync = sync_engine
+        if engine is not None:
+            loops.guard(engine)
         self._longest = max(settings.handler_timeout, settings.unit_of_work_timeout)
         self._limits = Limits.of(self._longest)
         self._pool: dict[str, Any] = {
@@ -58,12 +60,7 @@ class Sessions:
         }
         self._made: AsyncEngine | None = None
         self._made_sync: Engine | None = None
-        self._home = HomeLoop()
         self._making = threading.Lock()  # sync handlers and endpoints ask for it from several threads at once
-
-    def enter_loop(self) -> None:
-        """Raise WiringError in an event loop other than that in which async sessions were used first."""
-        self._home.enter(self.engine)
 
     def check(self) -> None:
         """Raise WiringError for an engine without transactions: handlers need them."""
@@ -71,6 +68,11 @@ class Sessions:
         for name, engine in given.items():
             if engine is not None and is_in_autocommit(engine):
                 raise WiringError(_AUTOCOMMIT.format(name=name))
+
+    @property
+    def engine_in_use(self) -> AsyncEngine | None:
+        """The async engine; None for one that was not made yet."""
+        return self.given or self._made
 
     @property
     def engine(self) -> AsyncEngine:
@@ -97,7 +99,7 @@ class Sessions:
         their own. Raises WiringError in an event loop other than that in which sessions were opened first.
         """
         engine = self.engine
-        self._home.enter(engine)
+        loops.enter(engine)
         if self._is_longer(longest) and self.given is None:
             engine = engine.execution_options(**{LONGEST: longest})
         return AsyncSession(engine, expire_on_commit=False, close_resets_only=False)
@@ -119,7 +121,7 @@ class Sessions:
 
     def pools(self) -> dict[str, PoolStatistics]:
         """Return the pool statistics of the engines in use; an engine that was not used yet has none."""
-        engines = {"async": self.given or self._made, "sync": self.given_sync or self._made_sync}
+        engines = {"async": self.engine_in_use, "sync": self.given_sync or self._made_sync}
         return {name: pool_statistics(engine) for name, engine in engines.items() if engine is not None}
 
     async def close(self) -> None:
@@ -127,4 +129,4 @@ class Sessions:
         if self._made_sync is not None:
             self._made_sync.dispose()
         if self._made is not None:
-            await self._home.close(self._made)
+            await loops.close(self._made)

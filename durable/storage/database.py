@@ -24,8 +24,8 @@ from durable.database_url import DatabaseUrl
 from durable.errors import InvalidSetting, StorageUnavailable
 from durable.settings import Settings
 from durable.statistics import PoolStatistics
+from durable.storage import loops
 from durable.storage.engines import Limits, make_async_engine
-from durable.storage.loops import HomeLoop
 from durable.storage.outages import keeping_cancellation, translated
 from durable.tasks.cancelling import end_if_cancelled
 from durable.telemetry import log
@@ -43,7 +43,6 @@ class Database:
     def __init__(self, settings: Settings) -> None:
         self.schema = settings.db_schema
         self._is_waited_for = False
-        self._home = HomeLoop()
         self._longest = 4 * settings.statement_timeout.total_seconds()
         self.engine: AsyncEngine = make_async_engine(
             async_url(settings),
@@ -63,7 +62,7 @@ class Database:
         then unknown), InvalidMessage when it refuses the data, and WiringError in an event loop other than that of the
         first transaction.
         """
-        self._home.enter(self.engine)
+        loops.enter(self.engine)
         with keeping_cancellation(), translated():
             # Each wait within has a limit of its own; this one holds for all of them together.
             limit = asyncio.timeout(self._longest)
@@ -107,7 +106,7 @@ class Database:
         return pool_statistics(self.engine)
 
     async def close(self) -> None:
-        await self._home.close(self.engine)
+        await loops.close(self.engine)
 
 
 def pool_statistics(engine: AsyncEngine | Engine) -> PoolStatistics:

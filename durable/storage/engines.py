@@ -14,7 +14,6 @@ prepared again for each execution, within its transaction.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from datetime import timedelta
 from types import ModuleType
@@ -29,7 +28,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from durable.database_url import for_asyncpg
 from durable.settings import Settings
-from durable.storage.loops import another_loop
+from durable.storage import loops
 from durable.telemetry import log
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ LONGEST: Final = "durable_longest"
 
 _CHECKED_AFTER: Final = 1.0  # seconds without use; a connection in constant use shows by itself whether it answers
 _RETURNED: Final = "durable.returned"
-_LOOP: Final = "durable.loop"
 
 
 class Limits(NamedTuple):
@@ -89,6 +87,7 @@ class Limits(NamedTuple):
 def make_async_engine(url: URL, settings: Settings, limits: Limits, **options: Any) -> AsyncEngine:
     _drivers()
     engine = create_async_engine(url, hide_parameters=True, **options)
+    loops.guards_itself(engine)
     _Guard(engine.sync_engine, settings, limits)
     return engine
 
@@ -122,7 +121,6 @@ class _Guard:
         self, dialect: Dialect, entry: ConnectionPoolEntry, args: tuple[Any, ...], params: dict[str, Any]
     ) -> DBAPIConnection:
         """The first connection finds out whether there is a pooler; it is opened as is safe with one."""
-        entry.info[_LOOP] = asyncio._get_running_loop() if dialect.is_async else None
         if self._pooled is None:
             first = self._open(dialect, args, params, pooled=True)
             try:
@@ -182,6 +180,8 @@ class _Guard:
 
     def _connected(self, connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
         driver = _driver(connection)
+        if self._engine.dialect.is_async:
+            loops.opened(entry, driver)
         driver.answer_within = self._limits.answer_within
         if _is_asyncpg(driver):
             driver.keep_alive(self._tcp_user_timeout.total_seconds())
@@ -204,11 +204,8 @@ class _Guard:
 
         Raises WiringError for one of another event loop.
         """
-        loop = entry.info[_LOOP]
-        if loop not in (None, asyncio._get_running_loop()) and not loop.is_closed():
-            raise another_loop()
-        if loop is not None and loop.is_closed():
-            raise DisconnectionError("a pooled connection belongs to an event loop that was closed")
+        if self._engine.dialect.is_async:
+            loops.check(entry, _driver(connection))
         if _driver(connection).is_amid_transaction:
             raise DisconnectionError("a pooled connection is amid a transaction that nobody has ended")
         if time.monotonic() - entry.info[_RETURNED] < _CHECKED_AFTER:

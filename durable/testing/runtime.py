@@ -101,6 +101,9 @@ class MemoryRuntime(Runtime):
         self.application.check(self.envelope_factory)
         self.application.check_retention(self.settings.dedupe_window)
 
+    def claim(self) -> None:
+        """Run in any event loop: nothing here belongs to one."""
+
     async def start(self) -> None:
         await self.check()
         self.application.warn()

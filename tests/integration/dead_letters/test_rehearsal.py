@@ -394,7 +394,7 @@ DECLARES = {
     "use",
     "withdraw",
 }
-NO_CALLS = {"application", "running_on"}
+NO_CALLS = {"application", "running_on", "runtime"}
 CALLS = sorted(name for name in vars(Calls) if not name.startswith("_"))
 
 

@@ -317,8 +317,8 @@ ROWS = (
         "outbox",
         "a scoped session is that of the thread that enlisted it",
         "durable/bus.py",
-        before="registry, outbox_of = session, self.runtime.sessions.outbox\n",
-        after="outbox_of = self.runtime.sessions.outbox\n            first = session()\n            registry = lambda: first\n",
+        before="registry, outbox_of = session, self._outbox\n",
+        after="outbox_of = self._outbox\n            first = session()\n            registry = lambda: first\n",
         killed_by=(
             f"{_SCOPE}::test_scoped_session_is_the_one_of_the_sending_thread",
             f"{_SCOPE}::test_async_scoped_session_is_the_one_of_the_sending_task",

@@ -151,20 +151,65 @@ ROWS = (
         "storage",
         "an engine is used in a second loop beside the first",
         "durable/storage/loops.py",
-        before="                if not self._loop.is_closed():\n                    raise another_loop()\n",
+        before="        if not all(is_free(engine) for engine in engines):\n            raise another_loop()\n",
         after="",
         killed_by=(
             "tests/integration/outbox/unit_of_work/test_loops.py::test_use_in_a_second_loop_is_refused_and_costs_the_first_nothing[asyncpg]",
+            "tests/integration/outbox/unit_of_work/test_given_engines.py::test_two_buses_of_one_engine_share_its_loop[asyncpg]",
         ),
     ),
     Mutant(
         "storage",
-        "connections of a closed loop are used in the next one",
+        "the pool of a closed loop is used in the next one",
         "durable/storage/loops.py",
-        before="                engine.sync_engine.dispose(close=False)\n            self._loop = running",
-        after="            self._loop = running",
+        before="    engine.sync_engine.dispose(close=False)\n",
+        after="    pass\n",
         killed_by=(
             "tests/integration/outbox/unit_of_work/test_loops.py::test_loops_in_turn_store_all_their_commits[asyncpg]",
+            "tests/integration/outbox/unit_of_work/test_loops.py::test_connection_in_use_when_its_loop_was_closed_is_closed_by_the_next[asyncpg]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "connections of a closed loop stay open",
+        "durable/storage/loops.py",
+        before="            _cut(driver)\n\n\ndef _cut(",
+        after="            pass\n\n\ndef _cut(",
+        killed_by=(
+            "tests/integration/outbox/unit_of_work/test_loops.py::test_connections_of_a_closed_loop_are_closed_by_the_next[asyncpg]",
+            "tests/integration/outbox/unit_of_work/test_loops.py::test_connections_of_a_closed_loop_are_closed_by_the_next[psycopg]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a session is enlisted in another loop than that of its engine",
+        "durable/bus.py",
+        before="            loops.enter_with(session)\n",
+        after="            pass\n",
+        killed_by=(
+            "tests/integration/outbox/unit_of_work/test_given_engines.py::test_second_loop_is_refused_after_an_enlisted_session[asyncpg]",
+            "tests/integration/outbox/unit_of_work/test_given_engines.py::test_enlisted_session_is_refused_in_a_second_loop[asyncpg]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "engines that were given are not guarded",
+        "durable/storage/loops.py",
+        before='    event.listen(engine.sync_engine, "checkout", _checked_out, insert=True)',
+        after='    event.listen(engine.sync_engine, "checkin", _checked_in)',
+        killed_by=(
+            "tests/integration/outbox/unit_of_work/test_given_engines.py::test_connection_from_before_the_bus_is_refused_in_another_loop",
+            "tests/integration/outbox/unit_of_work/test_given_engines.py::test_connection_given_back_amid_a_transaction_is_given_up[asyncpg]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a fresh connection whose listener has begun a transaction is given up",
+        "durable/storage/loops.py",
+        before="    if _WAS_IN_USE in entry.info and ",
+        after="    if ",
+        killed_by=(
+            "tests/integration/outbox/unit_of_work/test_given_engines.py::test_listeners_of_the_application_may_begin_a_transaction[psycopg]",
         ),
     ),
     Mutant(
@@ -181,8 +226,8 @@ ROWS = (
     Mutant(
         "storage",
         "a connection of another loop is handed out",
-        "durable/storage/engines.py",
-        before="        if loop not in (None, asyncio._get_running_loop()) and not loop.is_closed():\n            raise another_loop()\n",
+        "durable/storage/loops.py",
+        before="    if not loop.is_closed():\n        raise another_loop()\n",
         after="",
         killed_by=(
             "tests/integration/outbox/unit_of_work/test_loops.py::test_unit_of_work_made_outside_loops_is_refused_with_a_connection_of_another[asyncpg]",
@@ -190,12 +235,60 @@ ROWS = (
     ),
     Mutant(
         "storage",
-        "a bus starts in another loop than its sessions",
+        "a refused start stops the bus of another loop",
+        "durable/bus.py",
+        before="        self.runtime.claim()  # until then it may be another's, and nothing of it is stopped\n        try:\n",
+        after="        try:\n            self.runtime.claim()\n",
+        killed_by=("tests/integration/outbox/unit_of_work/test_loops.py::test_one_of_several_starts_at_once_wins",),
+    ),
+    Mutant(
+        "storage",
+        "a bus starts in another loop than its connections",
         "durable/runtime.py",
-        before="        self.sessions.enter_loop()\n",
+        before="            loops.enter(self.sessions.engine, self.database.engine)\n",
         after="",
         killed_by=(
             "tests/integration/outbox/unit_of_work/test_loops.py::test_start_in_a_second_loop_is_refused[asyncpg]",
+            "tests/integration/outbox/unit_of_work/test_loops.py::test_start_is_refused_in_another_loop_than_the_agents_connections[asyncpg]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a bus is stopped in a loop that does not use it",
+        "durable/bus.py",
+        before="        if self.runtime.is_of_another_loop:  # which has only used it\n            return\n",
+        after="",
+        killed_by=("tests/integration/outbox/unit_of_work/test_loops.py::test_refused_start_changes_nothing[asyncpg]",),
+    ),
+    Mutant(
+        "storage",
+        "a commit fails for agents that cannot be told",
+        "durable/process/dispatching.py",
+        before="            self._has_told = True\n",
+        after="            self._has_told = True\n            raise\n",
+        killed_by=(
+            "tests/unit/process/test_dispatching.py::test_commit_does_not_fail_when_its_agents_cannot_be_told",
+            "tests/integration/outbox/unit_of_work/test_closed_loops.py::test_process_goes_on_after_the_loop_of_its_node_was_closed[asyncpg]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a node without an event loop stays alive",
+        "durable/recovery/membership.py",
+        before="            if self._loop.is_closed():  # its agents are gone, and others must have its rows\n",
+        after="            if False:\n",
+        killed_by=(
+            "tests/integration/outbox/unit_of_work/test_closed_loops.py::test_process_goes_on_after_the_loop_of_its_node_was_closed[asyncpg]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a bus whose event loop was closed stays started",
+        "durable/bus.py",
+        before="        if self._runtime.is_left_behind:\n",
+        after="        if False:\n",
+        killed_by=(
+            "tests/integration/outbox/unit_of_work/test_closed_loops.py::test_process_goes_on_after_the_loop_of_its_node_was_closed[asyncpg]",
         ),
     ),
 )

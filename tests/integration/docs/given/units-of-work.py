@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import psycopg
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from durable import Bus, message
 
@@ -58,6 +58,16 @@ def post() -> int:
     return int(names["app"].test_client().post("/orders", data={"item": "teapot"}).status_code)
 
 
+def send_and_cancel() -> bool:
+    """Do as a sync server does, in a thread of its own."""
+    sync_engine = create_engine(os.environ["SHOP_DATABASE_URL"])
+    with Session(sync_engine) as session, bus.enlist(session):
+        reminder = bus.send(OrderPlaced(17), delay=600)
+        session.commit()
+    sync_engine.dispose()
+    return bool(asyncio.run(names["cancel"](reminder)))
+
+
 async def finish() -> None:
     """Call what the block has defined."""
     if "app" in names:
@@ -68,6 +78,8 @@ async def finish() -> None:
         assert waiting() == 1
     elif "cancel" in names:
         assert await names["cancel"](uuid4()) is False
+        assert await asyncio.gather(*(asyncio.to_thread(send_and_cancel) for _ in range(4))) == [True] * 4
+        assert waiting() == 0
     for name in ("SEND_ONLY", "SHOP_DATABASE_URL", "ORDERS_DATABASE_URL"):
         del os.environ[name]
     disposed = engine.dispose()

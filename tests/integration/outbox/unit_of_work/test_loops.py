@@ -4,8 +4,10 @@ is refused before anything is lost."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,13 +16,14 @@ import msgspec
 import psycopg
 import pytest
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from durable import Bus, message
 from durable.errors import WiringError
 from tests.failure.workbench import QUICK
 
+OTHERS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
 DRIVERS = pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 
 
@@ -31,7 +34,7 @@ class Noted(msgspec.Struct):
 
 @pytest.fixture(autouse=True)
 def connections_of_closed_loops() -> Iterator[None]:
-    """Nobody can close them: their sockets end with them, which warns."""
+    """Their sockets are closed, and their transports do not know it, which warns."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         yield
@@ -189,3 +192,131 @@ async def test_connection_given_back_amid_a_transaction_is_closed(
     assert stored(database_url) == (3, 3)
     assert raw.is_closed() if driver == "asyncpg" else raw.closed
     await bus.runtime.stop()
+
+
+@DRIVERS
+def test_connections_of_a_closed_loop_are_closed_by_the_next(
+    make_bus: Callable[..., Bus], database_url: str, driver: str
+) -> None:
+    bus = make_bus(driver)
+
+    async def several(begin: int) -> None:
+        await asyncio.gather(*(note(bus, begin + number, 0.05) for number in range(4)))
+
+    gc.disable()
+    try:
+        for begin in range(0, 20, 4):
+            asyncio.run(several(begin))
+            with psycopg.connect(database_url) as conn:
+                others = conn.execute(OTHERS).fetchone()
+            assert others is not None
+            assert others[0] <= 6  # those of the last loop, and one that wakes nodes
+    finally:
+        gc.enable()
+
+    assert stored(database_url) == (20, 20)
+
+
+@DRIVERS
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_connection_in_use_when_its_loop_was_closed_is_closed_by_the_next(
+    make_bus: Callable[..., Bus], database_url: str, driver: str
+) -> None:
+    bus = make_bus(driver)
+    held: list[AsyncConnection] = []
+
+    async def hold() -> None:
+        held.append(await bus.runtime.sessions.engine.connect())
+        await held[-1].execute(text("SELECT 1 -- held"))
+        await note(bus, 1)
+
+    async def finish() -> None:
+        await note(bus, 2)
+        await bus.runtime.stop()
+
+    for _ in range(3):
+        asyncio.run(hold())
+    asyncio.run(finish())
+    with psycopg.connect(database_url) as conn:
+        open_still = conn.execute("SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%-- held'").fetchone()
+
+    assert open_still == (0,)
+
+
+@DRIVERS
+async def test_refused_start_changes_nothing(make_bus: Callable[..., Bus], database_url: str, driver: str) -> None:
+    bus = make_bus(driver)
+    await note(bus, 1)
+    runtime = bus.runtime
+
+    async def start() -> None:
+        async with bus:
+            pass
+
+    def elsewhere() -> None:
+        for work in (start, lambda: note(bus, 100), start, lambda: bus.__aexit__(None, None, None)):
+            with contextlib.suppress(WiringError):
+                asyncio.run(work())
+
+    await asyncio.to_thread(elsewhere)
+    await note(bus, 2)
+
+    assert bus.runtime is runtime
+    assert runtime.sessions.pools()["async"].in_use == 0
+    assert stored(database_url) == (2, 2)
+    await bus.runtime.stop()
+
+
+@DRIVERS
+async def test_start_is_refused_in_another_loop_than_the_agents_connections(
+    make_bus: Callable[..., Bus], driver: str
+) -> None:
+    bus = make_bus(driver)
+    await bus.pause(key="k")
+
+    async def start() -> None:
+        async with bus:
+            pass
+
+    def elsewhere() -> None:
+        with pytest.raises(WiringError, match="belongs to another event loop"):
+            asyncio.run(start())
+        with pytest.raises(WiringError, match="belongs to another event loop"):
+            asyncio.run(bus.resume(key="k"))
+
+    await asyncio.to_thread(elsewhere)
+    assert await bus.resume(key="k")
+    async with bus:
+        await note(bus, 1)
+
+
+def test_one_of_several_starts_at_once_wins(make_bus: Callable[..., Bus], database_url: str) -> None:
+    bus = make_bus("asyncpg", mode="send-only")
+    rounds = 8
+    results: list[str] = []
+
+    def start(number: int, together: threading.Barrier, done: threading.Barrier) -> None:
+        async def run() -> None:
+            together.wait(10)
+            try:
+                async with bus:
+                    await note(bus, number)
+                    await asyncio.to_thread(done.wait, 10)  # the others have come, and were refused
+                    await note(bus, number)
+                results.append("stored")
+            except WiringError:
+                await asyncio.to_thread(done.wait, 10)
+                results.append("refused")
+
+        asyncio.run(run())
+
+    for number in range(rounds):
+        together, done = threading.Barrier(2), threading.Barrier(2)
+        threads = [threading.Thread(target=start, args=(number, together, done)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+
+    assert results.count("stored") == results.count("refused") == rounds
+    assert stored(database_url) == (2 * rounds, 2 * rounds)

@@ -1,0 +1,324 @@
+"""An engine that the application made, used in several event loops: each commit that returns is stored, or the use is
+refused before anything is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+from sqlalchemy import event, text
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from durable import Bus, message
+from durable.errors import WiringError
+from tests.failure.workbench import QUICK
+
+DRIVERS = pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+REFUSED = "belongs to another event loop"
+
+
+@message("loops.counted")
+class Counted(msgspec.Struct):
+    number: int
+
+
+@pytest.fixture(autouse=True)
+def connections_of_closed_loops() -> Iterator[None]:
+    """Their sockets are closed, and their transports do not know it, which warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        yield
+        gc.collect()
+
+
+@pytest.fixture
+def make_engine(database_url: str) -> Callable[..., AsyncEngine]:
+    def make(driver: str, **options: Any) -> AsyncEngine:
+        with psycopg.connect(database_url, autocommit=True) as conn:
+            conn.execute("CREATE TABLE IF NOT EXISTS counts (number integer)")
+        return create_async_engine(database_url.replace("postgresql:", f"postgresql+{driver}:"), **options)
+
+    return make
+
+
+@pytest.fixture
+def make_bus(database_url: str) -> Callable[..., Bus]:
+    def make(engine: AsyncEngine, **options: Any) -> Bus:
+        bus = Bus("shop", database_url, engine=engine, mode="send-only", **QUICK, **options)
+        bus.route(Counted, to="tcp://127.0.0.1:1")
+        return bus
+
+    return make
+
+
+async def count(bus: Bus, number: int) -> None:
+    async with bus.unit_of_work() as uow:
+        await uow.session.execute(text("INSERT INTO counts VALUES (:number)"), {"number": number})
+        bus.send(Counted(number))
+
+
+async def count_enlisted(bus: Bus, engine: AsyncEngine, number: int) -> None:
+    async with AsyncSession(engine) as session:
+        with bus.enlist(session):
+            await session.execute(text("INSERT INTO counts VALUES (:number)"), {"number": number})
+            bus.send(Counted(number))
+            await session.commit()
+
+
+def stored(database_url: str) -> tuple[int, int]:
+    """The numbers of rows and of messages."""
+    with psycopg.connect(database_url) as conn:
+        counts = "SELECT (SELECT count(*) FROM counts), (SELECT count(*) FROM durable.outgoing_envelopes)"
+        found = conn.execute(counts).fetchone()
+    assert found is not None
+    return found[0], found[1]
+
+
+async def refused_elsewhere(work: Callable[[], Any]) -> None:
+    def elsewhere() -> None:
+        with pytest.raises(WiringError, match=REFUSED):
+            asyncio.run(work())
+
+    await asyncio.to_thread(elsewhere)
+
+
+@DRIVERS
+async def test_second_loop_is_refused_after_an_enlisted_session(
+    make_engine: Callable[..., AsyncEngine], make_bus: Callable[..., Bus], database_url: str, driver: str
+) -> None:
+    engine = make_engine(driver)
+    bus = make_bus(engine)
+
+    await count_enlisted(bus, engine, 1)
+    await refused_elsewhere(lambda: count(bus, 100))
+    await count_enlisted(bus, engine, 2)
+
+    assert stored(database_url) == (2, 2)
+    await engine.dispose()
+
+
+@DRIVERS
+async def test_enlisted_session_is_refused_in_a_second_loop(
+    make_engine: Callable[..., AsyncEngine], make_bus: Callable[..., Bus], database_url: str, driver: str
+) -> None:
+    engine = make_engine(driver)
+    bus = make_bus(engine)
+
+    await count(bus, 1)
+    await refused_elsewhere(lambda: count_enlisted(bus, engine, 100))
+    await refused_elsewhere(lambda: count_enlisted(bus, engine.execution_options(logging_token="t"), 100))
+    await count(bus, 2)
+
+    assert stored(database_url) == (2, 2)
+    await engine.dispose()
+
+
+@DRIVERS
+async def test_two_buses_of_one_engine_share_its_loop(
+    make_engine: Callable[..., AsyncEngine], make_bus: Callable[..., Bus], database_url: str, driver: str
+) -> None:
+    engine = make_engine(driver)
+    first, second = make_bus(engine), make_bus(engine)
+
+    await count(first, 1)
+    await refused_elsewhere(lambda: count(second, 100))
+    await count(second, 2)
+
+    assert stored(database_url) == (2, 2)
+    await engine.dispose()
+
+
+@DRIVERS
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_bus_is_started_in_one_loop_after_another(
+    make_engine: Callable[..., AsyncEngine], make_bus: Callable[..., Bus], database_url: str, driver: str
+) -> None:
+    bus = make_bus(make_engine(driver))
+
+    async def several(begin: int) -> None:
+        async with bus:
+            await asyncio.gather(*(count(bus, begin + number) for number in range(3)))
+
+    for begin in range(0, 9, 3):
+        asyncio.run(several(begin))
+
+    assert stored(database_url) == (9, 9)
+
+
+@DRIVERS
+async def test_disposed_engine_is_used_in_another_loop(
+    make_engine: Callable[..., AsyncEngine], make_bus: Callable[..., Bus], database_url: str, driver: str
+) -> None:
+    engine = make_engine(driver)
+    bus = make_bus(engine)
+
+    async def elsewhere() -> None:
+        await count(bus, 2)
+        await engine.dispose()
+
+    await count(bus, 1)
+    await engine.dispose()
+    await asyncio.to_thread(lambda: asyncio.run(elsewhere()))
+    await count(bus, 3)
+
+    assert stored(database_url) == (3, 3)
+    await engine.dispose()
+
+
+async def test_connection_from_before_the_bus_is_refused_in_another_loop(
+    make_engine: Callable[..., AsyncEngine], make_bus: Callable[..., Bus], database_url: str
+) -> None:
+    engine = make_engine("asyncpg")
+    async with engine.begin() as conn:
+        await conn.execute(text("INSERT INTO counts VALUES (0)"))
+    bus = make_bus(engine)
+
+    await refused_elsewhere(lambda: count(bus, 100))
+
+    assert stored(database_url) == (1, 0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_connection_of_a_closed_loop_is_given_up(
+    make_engine: Callable[..., AsyncEngine], make_bus: Callable[..., Bus], database_url: str
+) -> None:
+    engine = make_engine("asyncpg")
+
+    async def use() -> None:
+        async with engine.connect() as conn:
+            await conn.execute(text("SELECT 1"))
+
+    asyncio.run(use())
+    bus = make_bus(engine)
+    asyncio.run(count(bus, 1))
+
+    assert stored(database_url) == (1, 1)
+
+
+@DRIVERS
+async def test_connection_given_back_amid_a_transaction_is_given_up(
+    make_engine: Callable[..., AsyncEngine], make_bus: Callable[..., Bus], database_url: str, driver: str
+) -> None:
+    engine = make_engine(driver)
+    bus = make_bus(engine)
+    await count(bus, 1)
+    connection = await engine.connect()
+    raw = (await connection.get_raw_connection()).driver_connection
+    await connection.close()
+    assert raw is not None
+    await raw.execute("BEGIN")
+
+    for number in (2, 3):
+        await count(bus, number)
+
+    assert stored(database_url) == (3, 3)
+    await engine.dispose()
+
+
+@DRIVERS
+async def test_listeners_of_the_application_may_begin_a_transaction(
+    make_engine: Callable[..., AsyncEngine], make_bus: Callable[..., Bus], database_url: str, driver: str
+) -> None:
+    engine = make_engine(driver, pool_size=1)
+    pids: set[int] = set()
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def connected(connection: Any, _: object) -> None:
+        connection.cursor().execute("SET application_name = 'shop'")
+
+    @event.listens_for(engine.sync_engine, "checkout")
+    def checked_out(connection: Any, *_: object) -> None:
+        cursor = connection.cursor()
+        cursor.execute("SELECT pg_backend_pid()")
+        pids.add(cursor.fetchone()[0])
+        cursor.close()
+
+    bus = make_bus(engine)
+    for number in range(3):
+        await count(bus, number)
+
+    assert stored(database_url) == (3, 3)
+    assert len(pids) == 1
+    await engine.dispose()
+
+
+def test_one_loop_is_the_first_when_several_come_at_once(
+    make_engine: Callable[..., AsyncEngine], make_bus: Callable[..., Bus], database_url: str
+) -> None:
+    engine = make_engine("asyncpg")
+    buses = [make_bus(engine) for _ in range(4)]
+    together = threading.Barrier(len(buses))
+    done = threading.Barrier(len(buses))
+    results: list[str] = []
+
+    async def use(bus: Bus) -> None:
+        together.wait(10)
+        try:
+            await count(bus, 1)
+            results.append("stored")
+        except WiringError:
+            results.append("refused")
+        done.wait(10)
+
+    threads = [threading.Thread(target=lambda bus=bus: asyncio.run(use(bus))) for bus in buses]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+
+    assert sorted(results) == ["refused", "refused", "refused", "stored"]
+    assert stored(database_url) == (1, 1)
+
+
+@DRIVERS
+def test_engine_without_a_pool_is_used_by_several_loops_at_once(
+    make_engine: Callable[..., AsyncEngine], make_bus: Callable[..., Bus], database_url: str, driver: str
+) -> None:
+    bus = make_bus(make_engine(driver, poolclass=NullPool))
+    together = threading.Barrier(4)
+
+    async def use() -> None:
+        together.wait(10)
+        async with asyncio.timeout(10):
+            await asyncio.gather(*(count(bus, number) for number in range(3)))
+
+    with ThreadPoolExecutor(together.parties) as threads:
+        for used in [threads.submit(asyncio.run, use()) for _ in range(together.parties)]:
+            used.result()
+
+    assert stored(database_url) == (12, 12)
+
+
+def test_engine_without_a_pool_is_used_by_another_loop_when_the_first_cannot_connect(
+    make_engine: Callable[..., AsyncEngine],
+    make_bus: Callable[..., Bus],
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("durable.storage.first_connections._LONGEST", 0.2)
+    engine = make_engine("asyncpg", poolclass=NullPool)
+    bus = make_bus(engine)
+    failures = [OSError("no network")]
+
+    @event.listens_for(engine.sync_engine, "do_connect")
+    def connecting(*_: object) -> None:
+        if failures:
+            raise failures.pop()
+
+    async def use() -> None:
+        with pytest.raises(OSError, match="no network"):
+            await count(bus, 1)
+        await asyncio.to_thread(asyncio.run, count(bus, 2))
+
+    asyncio.run(use())
+
+    assert stored(database_url) == (1, 1)
