@@ -156,10 +156,12 @@ class Runtime:
 
     @property
     def is_of_another_loop(self) -> bool:
-        """Tell whether it runs, or its connections are used, in another event loop, which is open."""
+        """Tell whether it runs in another event loop; or, when it does not run, is used in one that is open."""
+        if self._loop is not None:
+            return self._loop is not asyncio._get_running_loop()
         database = None if self._database is None else self._database.engine
         used = [engine for engine in (self.sessions.engine_in_use, database) if engine is not None]
-        return self.loop not in (None, asyncio._get_running_loop()) or not all(map(loops.is_free, used))
+        return not all(map(loops.is_free, used))
 
     @property
     def metrics_address(self) -> str | None:

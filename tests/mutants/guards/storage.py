@@ -165,7 +165,6 @@ ROWS = (
         before="    engine.sync_engine.dispose(close=False)\n",
         after="    pass\n",
         killed_by=(
-            "tests/integration/outbox/unit_of_work/test_loops.py::test_loops_in_turn_store_all_their_commits[asyncpg]",
             "tests/integration/outbox/unit_of_work/test_loops.py::test_connection_in_use_when_its_loop_was_closed_is_closed_by_the_next[asyncpg]",
         ),
     ),
@@ -235,11 +234,19 @@ ROWS = (
     ),
     Mutant(
         "storage",
-        "a refused start stops the bus of another loop",
+        "a refused start stops the bus that runs in this loop",
         "durable/bus.py",
         before="        self.runtime.claim()  # until then it may be another's, and nothing of it is stopped\n        try:\n",
         after="        try:\n            self.runtime.claim()\n",
-        killed_by=("tests/integration/outbox/unit_of_work/test_loops.py::test_one_of_several_starts_at_once_wins",),
+        killed_by=("tests/integration/outbox/unit_of_work/test_loops.py::test_second_start_leaves_the_first_alone",),
+    ),
+    Mutant(
+        "storage",
+        "two loops start one bus at once",
+        "durable/runtime.py",
+        before="            if self._loop is not None:\n                raise WiringError(\n",
+        after="            if False:\n                raise WiringError(\n",
+        killed_by=("tests/integration/outbox/unit_of_work/test_loops.py::test_second_start_leaves_the_first_alone",),
     ),
     Mutant(
         "storage",

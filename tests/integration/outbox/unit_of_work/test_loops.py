@@ -222,13 +222,13 @@ def test_connections_of_a_closed_loop_are_closed_by_the_next(
 def test_connection_in_use_when_its_loop_was_closed_is_closed_by_the_next(
     make_bus: Callable[..., Bus], database_url: str, driver: str
 ) -> None:
-    bus = make_bus(driver)
+    bus = make_bus(driver, pool_size=1, pool_timeout="2s")
     held: list[AsyncConnection] = []
 
     async def hold() -> None:
+        await note(bus, 1)
         held.append(await bus.runtime.sessions.engine.connect())
         await held[-1].execute(text("SELECT 1 -- held"))
-        await note(bus, 1)
 
     async def finish() -> None:
         await note(bus, 2)
@@ -265,6 +265,20 @@ async def test_refused_start_changes_nothing(make_bus: Callable[..., Bus], datab
     assert runtime.sessions.pools()["async"].in_use == 0
     assert stored(database_url) == (2, 2)
     await bus.runtime.stop()
+
+
+async def test_second_start_leaves_the_first_alone(make_bus: Callable[..., Bus], database_url: str) -> None:
+    bus = make_bus("asyncpg")
+
+    async with bus:
+        runtime = bus.runtime
+        with pytest.raises(WiringError, match="the bus runs already"):
+            await bus.__aenter__()
+        await note(bus, 1)
+        assert bus.runtime is runtime
+        assert runtime.node is not None
+
+    assert stored(database_url) == (1, 1)
 
 
 @DRIVERS
