@@ -18,7 +18,7 @@ from typing import Final
 
 from durable.envelope import LeasedEnvelope
 
-SLOW: Final = 0.05  # seconds; a look that takes less passes few rows
+SLOW: Final = 0.005  # seconds; a look that takes less passes few rows
 _TIMES: Final = 10  # as long: full looks take a tenth of the time at most
 _LONGEST: Final = 5.0  # seconds without a full look
 _LATE: Final = 1.0  # seconds by which commits may be out of order, for a short look

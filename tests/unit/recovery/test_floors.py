@@ -8,7 +8,7 @@ from durable.envelope import LeasedEnvelope
 from durable.recovery.floors import SLOW, Floors
 from tests.support.one_handler import envelope
 
-LONG = 4 * SLOW
+LONG = 0.2
 
 
 class Clock:
