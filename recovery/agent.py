@@ -212,18 +212,18 @@ class RecoveryAgent:
 
     async def _read_agenda(self) -> Agenda:
         """Read it in full, or, for a while after that has taken long, where the last claims have ended."""
-        both = self._floors_of_destinations, self._floors_of_types
-        for floors in both:
-            floors.begin()
-        known = Lanes(*(floors.lanes() for floors in both)) if both[0].is_short else None
-        began = asyncio.get_running_loop().time()
+        destinations, types = self._floors_of_destinations, self._floors_of_types
+        destinations.begin()
+        types.begin()
+        known = None
+        if types.is_short:
+            known = Lanes(destinations.lanes(self._agents.senders), types.lanes(self._agents.by_type))
         found = await self._database.transaction(
             agenda.read, after=self._outgoing.after, count=DESTINATIONS, known=known
         )
         if known is None:
-            seconds = asyncio.get_running_loop().time() - began
-            for floors, lanes in zip(both, (found.destinations, found.message_types), strict=True):
-                floors.looked(seconds, lanes)
+            destinations.looked(found.took.total_seconds(), found.destinations)
+            types.looked(found.took.total_seconds(), found.message_types)
         return found
 
     def _end_short_looks(self) -> None:

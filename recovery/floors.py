@@ -6,13 +6,14 @@
 
 A dump or a report that takes ten minutes keeps all that is handled meanwhile. So a full look that takes long is
 followed by short ones for ten times as long. They begin at the rows that were claimed a second ago. What appears below,
-from a transaction that committed late or a node that has handed it back, is found by the next full look.
+from a transaction that committed late or a node that has handed it back, is found by the next full look; so is what no
+agent of this node has to do with.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
@@ -51,9 +52,9 @@ class Floors:
             return 0
         return max(self._floor(lane) if self.is_short else 0, self._last.get(lane, 0))
 
-    def lanes(self) -> dict[str, int]:
-        """Return the lanes of a short look, each with its floor."""
-        return {lane: self._floor(lane) for lane in islice(self._claimed, _MOST)}
+    def lanes(self, own: Iterable[str]) -> dict[str, int]:
+        """Return the lanes of a short look, each with its floor: those with rows, and those that have an agent here."""
+        return {lane: self._floor(lane) for lane in islice(dict.fromkeys([*self._claimed, *own]), _MOST)}
 
     def claimed(self, lane: str, leases: Sequence[LeasedEnvelope]) -> None:
         """Note the rows that were claimed, in their order."""
@@ -62,7 +63,7 @@ class Floors:
             self._claimed.setdefault(lane, deque()).append((self._now(), leases[-1].seq))
 
     def looked(self, seconds: float, lanes: Sequence[str]) -> None:
-        """Note the time of a full look, and the lanes in which something waited."""
+        """Note the time that the database has spent on a full look, and the lanes in which something waited."""
         self._is_slow = seconds > SLOW
         if not self._is_slow:
             self._claimed.clear()

@@ -53,7 +53,7 @@ class OutgoingClaims:
                 for begin in range(0, len(waiting), self._batch_size)
                 for agent in await self._claim_batch(waiting[begin : begin + self._batch_size])
             ]
-        return bool(waiting or self.after)
+        return bool(waiting or (self.after and not self._floors.is_short))
 
     async def _claim_batch(self, agents: Sequence[SendingAgent]) -> Sequence[SendingAgent]:
         """Return the agents for which that was neither all of it, nor all that there is room for."""

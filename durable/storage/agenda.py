@@ -30,6 +30,8 @@ class Agenda(NamedTuple):
     """Has one passed its deadline?"""
     next_due_in: timedelta | None = None
     """The time until the next message is due; None when none waits for its time."""
+    took: timedelta = timedelta(0)
+    """The time that the database has spent on it."""
 
 
 class Lanes(NamedTuple):

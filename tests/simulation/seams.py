@@ -110,6 +110,7 @@ def virtual(world: World, seed: int) -> Iterator[None]:
             patch.object(durable.application.retry, "random", _chance),
             # Half of the runs look as if handled rows lay in the way: most of their looks are short.
             patch.object(durable.recovery.floors, "SLOW", 0.0 if seed % 2 else SLOW),
+            patch.object(durable.recovery.floors, "_TIMES", 200),
             patch("uuid_utils.compat.uuid7", _ids(world.loop.time)),
         ):
             for module in timed:

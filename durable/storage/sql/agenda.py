@@ -39,5 +39,6 @@ SELECT CASE WHEN CAST(:is_short AS boolean)
     {_is_any(OUTBOX, "destination", ORDERED)} OR {_is_any(INBOX, "message_type", ORDERED)} AS is_ordered,
     {_is_any_in_either("execution_time", "execution_time <= now() AND owner_id = 0")} AS is_due,
     {_is_any_in_either("deliver_by", "deliver_by < now() AND owner_id = 0")} AS is_late,
-    LEAST({_COMING}) - clock_timestamp() AS next_due_in
+    LEAST({_COMING}) - clock_timestamp() AS next_due_in,
+    clock_timestamp() - statement_timestamp() AS took
 """)

@@ -82,6 +82,7 @@ async def test_rows_of_late_commits_and_other_types_are_handled_behind_a_snapsho
 ) -> None:
     """A transaction that took its places in the queue before others, and commits after they are handled."""
     monkeypatch.setattr(floors, "SLOW", 0.0)  # so that nearly all looks are short
+    monkeypatch.setattr(floors, "_TIMES", 1_000)
     monkeypatch.setattr(floors, "_LATE", 0.0)  # and begin at the last claim
     handled: list[int] = []
     bus = Bus("shop", tables.url, poll_interval=0.1)

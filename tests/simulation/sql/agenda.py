@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 from durable.storage.sql import agenda as sql
 from tests.simulation.rows import Work
@@ -13,7 +14,7 @@ from tests.simulation.tables import Transaction
 
 @does(
     sql.READ_AGENDA,
-    "destinations message_types shared_destinations shared_types is_ordered is_due is_late next_due_in",
+    "destinations message_types shared_destinations shared_types is_ordered is_due is_late next_due_in took",
 )
 def read_agenda(tx: Transaction, p: Params) -> Rows:
     rows = tx.all(OUT.table) + tx.all(IN.table)
@@ -31,6 +32,7 @@ def read_agenda(tx: Transaction, p: Params) -> Rows:
             any(row.execution_time is not None and row.execution_time <= tx.now for row in unowned),
             any(row.deliver_by is not None and row.deliver_by < tx.now for row in unowned),
             min(coming) - tx.clock if coming else None,
+            timedelta(milliseconds=4),
         )
     ]
 
