@@ -150,6 +150,12 @@ class ExternalPostgres(Embedded):
         uri = self._uri if database is None else self._uri.set(database=database)
         return uri.render_as_string(hide_password=False)
 
+    def url(self, database: str) -> str:
+        with psycopg.connect(self.uri(), autocommit=True) as conn:
+            if conn.execute("SELECT FROM pg_database WHERE datname = %s", (database,)).fetchone() is None:
+                conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database)))
+        return self.uri(database)
+
     def restart(self) -> None:
         raise NotImplementedError("tests restart servers of their own only")
 
