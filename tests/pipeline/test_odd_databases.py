@@ -37,7 +37,7 @@ def latin(server: Embedded) -> Iterator[str]:
     """The URL of a database whose texts are not in UTF-8."""
     name = f"latin_{uuid4().hex[:12]}"
     with psycopg.connect(server.uri(), autocommit=True) as conn:
-        made = sql.SQL("CREATE DATABASE {} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+        made = sql.SQL("CREATE DATABASE {} ENCODING 'LATIN1' LOCALE_PROVIDER libc LOCALE 'C' TEMPLATE template0")
         conn.execute(made.format(sql.Identifier(name)))
         yield server.uri(name)
         conn.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))

@@ -124,6 +124,15 @@ def test_demo_shows_a_wrong_total_and_keeps_the_folder(folder: Path) -> None:
     assert "joined" in (folder / "logs" / "airline-0.log").read_text()
 
 
+def told(process: psutil.Process) -> dict[str, Any]:
+    """The name and command of a process, which are empty when it has ended meanwhile."""
+    try:
+        found: dict[str, Any] = process.as_dict(["name", "cmdline"], ad_value="")
+    except psutil.NoSuchProcess:
+        return {"name": "", "cmdline": ()}
+    return found
+
+
 @pytest.mark.parametrize(
     ("transport", "number", "returncode"),
     [
@@ -139,9 +148,9 @@ def test_demo_leaves_no_process_behind_when_ended(transport: str, number: int, r
     with subprocess.Popen(arguments, cwd=ROOT, preexec_fn=heed_interrupts, **streams) as demo:
         assert demo.stdout is not None
         next(line for line in demo.stdout if "joined" in line)
-        children = psutil.Process(demo.pid).children(recursive=True)
-        nodes = [child for child in children if "durable.demo.node" in child.cmdline()]
-        brokers = [child for child in children if child.name() == "beam.smp"]
+        children = [(child, told(child)) for child in psutil.Process(demo.pid).children(recursive=True)]
+        nodes = [child for child, about in children if "durable.demo.node" in about["cmdline"]]
+        brokers = [child for child, about in children if about["name"] == "beam.smp"]
         databases = [psutil.Process(int((folder / "data" / "postmaster.pid").read_text().split()[0]))]
         demo.send_signal(number)
         demo.wait(60)
