@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
@@ -11,6 +13,15 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from durable.embedded import Embedded
 from tests.integration.outbox.unit_of_work.sessions import Flavour
 from tests.support.tables import Tables, shared_tables
+
+
+@pytest.fixture
+def connections_of_closed_loops() -> Iterator[None]:
+    """Their sockets are closed, and their transports do not know it, which warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        yield
+        gc.collect()
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,8 @@ refused before anything is lost."""
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,6 +20,8 @@ from durable import Bus, message
 from durable.errors import WiringError
 from tests.failure.workbench import QUICK
 
+pytestmark = pytest.mark.usefixtures("connections_of_closed_loops")
+
 DRIVERS = pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 REFUSED = "belongs to another event loop"
 
@@ -29,15 +29,6 @@ REFUSED = "belongs to another event loop"
 @message("loops.counted")
 class Counted(msgspec.Struct):
     number: int
-
-
-@pytest.fixture(autouse=True)
-def connections_of_closed_loops() -> Iterator[None]:
-    """Their sockets are closed, and their transports do not know it, which warns."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        yield
-        gc.collect()
 
 
 @pytest.fixture

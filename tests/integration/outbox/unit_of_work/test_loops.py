@@ -8,8 +8,7 @@ import contextlib
 import gc
 import logging
 import threading
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -24,21 +23,14 @@ from durable.errors import WiringError
 from tests.failure.workbench import QUICK
 
 OTHERS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+pytestmark = pytest.mark.usefixtures("connections_of_closed_loops")
+
 DRIVERS = pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 
 
 @message("loops.noted")
 class Noted(msgspec.Struct):
     number: int
-
-
-@pytest.fixture(autouse=True)
-def connections_of_closed_loops() -> Iterator[None]:
-    """Their sockets are closed, and their transports do not know it, which warns."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        yield
-        gc.collect()
 
 
 @pytest.fixture
