@@ -222,8 +222,9 @@ class RecoveryAgent:
             agenda.read, after=self._outgoing.after, count=DESTINATIONS, known=known
         )
         if known is None:
-            destinations.looked(found.took.total_seconds(), found.destinations)
-            types.looked(found.took.total_seconds(), found.message_types)
+            seconds = found.took.total_seconds()
+            destinations.looked(seconds, chain(found.destinations, self._agents.senders))
+            types.looked(seconds, chain(found.message_types, self._agents.by_type))
         return found
 
     def _end_short_looks(self) -> None:
@@ -273,6 +274,7 @@ class RecoveryAgent:
             released = await self._database.transaction(parked.release, key_ids, most)
             if released:
                 log.info("parked messages released, because their encryption key is here: %d", released)
+                self._end_short_looks()
                 self._woken.set()
             if time.monotonic() - began > LONGEST_STEP:
                 break

@@ -54,7 +54,7 @@ class Floors:
 
     def lanes(self, own: Iterable[str]) -> dict[str, int]:
         """Return the lanes of a short look, each with its floor: those with rows, and those that have an agent here."""
-        return {lane: self._floor(lane) for lane in islice(dict.fromkeys([*self._claimed, *own]), _MOST)}
+        return {lane: self._floor(lane) for lane in islice(dict.fromkeys([*own, *self._claimed]), _MOST)}
 
     def claimed(self, lane: str, leases: Sequence[LeasedEnvelope]) -> None:
         """Note the rows that were claimed, in their order."""
@@ -62,14 +62,15 @@ class Floors:
             self._last[lane] = leases[-1].seq
             self._claimed.setdefault(lane, deque()).append((self._now(), leases[-1].seq))
 
-    def looked(self, seconds: float, lanes: Sequence[str]) -> None:
-        """Note the time that the database has spent on a full look, and the lanes in which something waited."""
+    def looked(self, seconds: float, lanes: Iterable[str]) -> None:
+        """Note the time that the database has spent on a full look, and the lanes in which something waited, or that
+        have an agent here. The others are forgotten: there may be a destination for each of many customers.
+        """
         self._is_slow = seconds > SLOW
         if not self._is_slow:
             self._claimed.clear()
             return
-        for lane in lanes:
-            self._claimed.setdefault(lane, deque())
+        self._claimed = {lane: self._claimed.get(lane, deque()) for lane in lanes}
         self._until = self._now() + min(_TIMES * seconds, _LONGEST)
 
     def end(self) -> None:

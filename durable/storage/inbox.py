@@ -136,14 +136,8 @@ def claim(
 
     `handler` is the type of the handler where that is a newer version. `floor` is the place in the queue to begin at.
     """
-    params = {
-        "message_type": message_type,
-        "batch_size": batch_size,
-        "node": node,
-        "is_trial": is_trial,
-        "floor": floor,
-    }
-    params |= {"handler": handler or message_type}
+    params = {"message_type": message_type, "batch_size": batch_size, "node": node, "is_trial": is_trial}
+    params |= {"handler": handler or message_type, "floor": floor}
     refused = quarantining(conn, schema, INCOMING, node, "claim")
     claimed = batch(conn, schema, statements.CLAIM_INCOMING, params, refused)
     return readable(conn, schema, INCOMING, node, claimed)

@@ -91,6 +91,21 @@ def test_full_look_begins_at_the_beginning_behind_short_ones() -> None:
     assert floors.of("orders") == 0
 
 
+def test_lanes_without_rows_and_agents_are_forgotten() -> None:
+    floors, _ = begun()
+    for number in range(2_000):
+        claim(floors, 7, lane=f"once {number}")
+    floors.looked(LONG, ["orders"])
+    assert floors.lanes([]) == {"orders": 0}
+
+
+def test_lanes_of_agents_come_first_in_a_short_look() -> None:
+    floors, _ = begun()
+    for number in range(2_000):
+        claim(floors, 7, lane=f"once {number}")
+    assert "bills" in floors.lanes(["bills"])
+
+
 def test_full_look_is_next_when_rows_have_come_back() -> None:
     floors, _ = begun()
     floors.end()
