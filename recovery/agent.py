@@ -17,7 +17,7 @@ from durable.agents.pace import Pace
 from durable.agents.sending import SendingAgent
 from durable.envelope import LeaseKey
 from durable.recovery.dormant_nodes import DormantNodes
-from durable.recovery.floors import Floors
+from durable.recovery.floors import Looks
 from durable.recovery.forgotten import Forgotten
 from durable.recovery.idle_addresses import IdleAddresses
 from durable.recovery.incoming import claim_incoming, claim_trials
@@ -91,9 +91,8 @@ class RecoveryAgent:
         """True when work has become due since the claims: they are made again."""
         self._troubles = Troubles(often=[name for name, _ in (*self._claims, *self._times)])
         self._looked_for_trials: dict[str, Looked] = {}
-        loop = asyncio.get_running_loop()
-        self._floors_of_types, self._floors_of_destinations = Floors(loop.time), Floors(loop.time)
-        self._outgoing = OutgoingClaims(context, agents.agent_for, self._floors_of_destinations)
+        self._looks = Looks(asyncio.get_running_loop().time)
+        self._outgoing = OutgoingClaims(context, agents.agent_for, self._looks.destinations)
         self._shares = Shares(context, agents.agent_for)
         self._dormant = DormantNodes(context)
         self._forgotten = [
@@ -156,7 +155,7 @@ class RecoveryAgent:
             promoted = await promote_due(self._context)
             self._is_due |= any(promoted)
             if any(promoted):
-                self._end_short_looks()
+                self._looks.end()
             self._go_on(max(promoted) == self._settings.recovery_batch_size)
 
     async def _expire(self) -> None:
@@ -171,7 +170,7 @@ class RecoveryAgent:
 
     async def _claim_incoming(self) -> None:
         types = self._agenda.message_types
-        self._go_on(await claim_incoming(self._context, self._agents.by_type, types, self._floors_of_types))
+        self._go_on(await claim_incoming(self._context, self._agents.by_type, types, self._looks.types))
 
     async def _claim_shares(self) -> None:
         self._go_on(await self._shares.claim(self._agents.by_type, self._agenda.shared_types))
@@ -208,29 +207,36 @@ class RecoveryAgent:
         self._agenda = Agenda()
         self._agenda = await self._read_agenda()
         self._look_again_in(self._agenda.next_due_in)
+        self._look_again_in(self._looks.full_in())
         self._obey(self._agenda.circuits, generations, handlers)
 
     async def _read_agenda(self) -> Agenda:
         """Read it in full, or, for a while after that has taken long, where the last claims have ended."""
-        destinations, types = self._floors_of_destinations, self._floors_of_types
-        destinations.begin()
-        types.begin()
-        known = None
-        if types.is_short:
-            known = Lanes(destinations.lanes(self._agents.senders), types.lanes(self._agents.by_type))
+        looks, senders, handlers = self._looks, self._agents.senders, self._agents.by_type
+        looks.begin()
+        known = Lanes(looks.destinations.lanes(senders), looks.types.lanes(handlers)) if looks.is_short else None
         found = await self._database.transaction(
-            agenda.read, after=self._outgoing.after, count=DESTINATIONS, known=known
+            agenda.read,
+            after=self._outgoing.after,
+            count=DESTINATIONS,
+            is_crowded=looks.destinations.is_slow,
+            known=known,
         )
-        if known is None:
-            seconds = found.took.total_seconds()
-            destinations.looked(seconds, chain(found.destinations, self._agents.senders))
-            types.looked(seconds, chain(found.message_types, self._agents.by_type))
+        if known is not None:
+            return found._replace(
+                destinations=[*looks.destinations.owed, *found.destinations],
+                message_types=[*looks.types.owed, *found.message_types],
+            )
+        self._outgoing.looked(found.destinations)
+        looks.looked(
+            found.took.total_seconds(),
+            found.destinations,
+            found.message_types,
+            senders,
+            handlers,
+            goes_on=bool(self._outgoing.after),
+        )
         return found
-
-    def _end_short_looks(self) -> None:
-        """Look in full again: rows have come back, somewhere in their queues."""
-        self._floors_of_destinations.end()
-        self._floors_of_types.end()
 
     def _obey(
         self, rows: Sequence[OpenCircuit], generations: Mapping[str, int], handlers: Mapping[HandlingAgent, int]
@@ -257,13 +263,13 @@ class RecoveryAgent:
 
     async def _sweep(self) -> None:
         if await self._dormant.sweep():
-            self._end_short_looks()
+            self._looks.end()
             self._woken.set()
 
     async def _look_for_forgotten(self) -> None:
         for forgotten in self._forgotten:
             if await forgotten.poll():
-                self._end_short_looks()
+                self._looks.end()
                 self._woken.set()
 
     async def _release_parked(self) -> None:
@@ -274,7 +280,7 @@ class RecoveryAgent:
             released = await self._database.transaction(parked.release, key_ids, most)
             if released:
                 log.info("parked messages released, because their encryption key is here: %d", released)
-                self._end_short_looks()
+                self._looks.end()
                 self._woken.set()
             if time.monotonic() - began > LONGEST_STEP:
                 break

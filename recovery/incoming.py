@@ -57,7 +57,7 @@ async def _claim_batch(agent: HandlingAgent, message_type: str, context: AgentCo
         floor=floors.of(message_type),
     )
     context.counters.add(Event.CLAIMED, len(claimed))
-    floors.claimed(message_type, claimed)
+    floors.claimed(message_type, claimed, batch_size)
     agent.take(claimed)
     return len(claimed) == batch_size
 

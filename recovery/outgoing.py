@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from durable.agents.context import AgentContext
@@ -18,6 +18,7 @@ from durable.envelope import LeasedEnvelope
 from durable.recovery.floors import Floors
 from durable.settings import Settings
 from durable.storage import outbox
+from durable.storage.outbox import NO_FLOORS
 from durable.telemetry import Event
 
 AgentFor = Callable[[str], SendingAgent | None]
@@ -36,7 +37,11 @@ class OutgoingClaims:
         self._batch_size = context.settings.batch_size
         self._agent_for = agent_for
         self.after = ""
-        """The destination behind which the next round goes on."""
+        """The destination behind which the next round goes on; '': it begins with the first."""
+
+    def looked(self, names: Sequence[str]) -> None:
+        """Note the destinations of a full look."""
+        self.after = names[-1] if len(names) == DESTINATIONS else ""
 
     async def claim(self, names: Sequence[str]) -> bool:
         """Claim for the next destinations, as far as they are not latched, a part of a batch for each in turn.
@@ -44,8 +49,6 @@ class OutgoingClaims:
         An agent whose room ran out asks again when it has some. Returns whether there may be more: an agent that sends
         as fast as it is given must not keep everything else waiting.
         """
-        if not self._floors.is_short:
-            self.after = names[-1] if len(names) == DESTINATIONS else ""
         waiting = [agent for agent in map(self._agent_for, names) if agent is not None]
         for _ in rounds(self._context.settings):
             waiting = [
@@ -53,7 +56,7 @@ class OutgoingClaims:
                 for begin in range(0, len(waiting), self._batch_size)
                 for agent in await self._claim_batch(waiting[begin : begin + self._batch_size])
             ]
-        return bool(waiting or (self.after and not self._floors.is_short))
+        return bool(waiting or self.after)
 
     async def _claim_batch(self, agents: Sequence[SendingAgent]) -> Sequence[SendingAgent]:
         """Return the agents for which that was neither all of it, nor all that there is room for."""
@@ -66,18 +69,24 @@ class OutgoingClaims:
             outbox.claim,
             {agent.destination: size for agent, size in sizes.items()},
             node=self._context.node,
-            floors={agent.destination: self._floors.of(agent.destination) for agent in sizes},
+            floors=self._places(sizes),
         )
         self._context.counters.add(Event.CLAIMED, len(claimed))
-        self._note_floors(claimed)
+        self._note_floors(claimed, sizes)
         hand_over(claimed, self._agent_for)
         counts = Counter(lease.endpoint for lease in claimed)
         return [agent for agent, size in sizes.items() if counts[agent.destination] == size]
 
-    def _note_floors(self, claimed: Sequence[LeasedEnvelope]) -> None:
-        last = {lease.endpoint: lease for lease in claimed}
-        for destination, lease in last.items():
-            self._floors.claimed(destination, [lease])
+    def _places(self, agents: Iterable[SendingAgent]) -> Mapping[str, int]:
+        names = [agent.destination for agent in agents]
+        return {name: self._floors.of(name) for name in names} if self._floors.is_slow else NO_FLOORS
+
+    def _note_floors(self, claimed: Sequence[LeasedEnvelope], sizes: Mapping[SendingAgent, int]) -> None:
+        leases: dict[str, list[LeasedEnvelope]] = {agent.destination: [] for agent in sizes}
+        for lease in claimed:
+            leases[lease.endpoint].append(lease)
+        for agent, size in sizes.items():
+            self._floors.claimed(agent.destination, leases[agent.destination], size)
 
 
 def hand_over(claimed: Sequence[LeasedEnvelope], agent_for: AgentFor) -> None:

@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from durable.storage import circuits
 from durable.storage.circuits import OpenCircuit
 from durable.storage.sql.agenda import READ_AGENDA
+from durable.storage.sql.work import ALONG_THE_INDEX
 
 
 class Agenda(NamedTuple):
@@ -41,10 +42,14 @@ class Lanes(NamedTuple):
     message_types: Mapping[str, int]
 
 
-def read(conn: Connection, schema: str, *, after: str, count: int, known: Lanes | None = None) -> Agenda:
-    """Read the agenda, with at most `count` destinations behind this one. `known`: look for nothing else than these, as
-    far as neither keys nor shares are concerned.
+def read(
+    conn: Connection, schema: str, *, after: str, count: int, is_crowded: bool = False, known: Lanes | None = None
+) -> Agenda:
+    """Read the agenda, with at most `count` destinations behind this one. `is_crowded`: handled rows are in the way.
+    `known`: look for nothing else than these, as far as neither keys nor shares are concerned.
     """
+    if is_crowded:
+        conn.execute(ALONG_THE_INDEX.within(schema))
     open_now = circuits.read(conn, schema)
     destinations, types = known or Lanes({}, {})
     params = {

@@ -24,6 +24,7 @@ from durable.storage.sql import ordering as statements
 from durable.storage.sql import recovery as recovery_statements
 from durable.storage.sql.ordering import INCOMING, OUTGOING
 from durable.storage.sql.recovery import Recovery
+from durable.storage.sql.work import ALONG_THE_INDEX
 
 
 class Lane(NamedTuple):
@@ -92,7 +93,7 @@ def scan(conn: Connection, schema: str, looks: Mapping[Lane, str], *, count: int
 
     With each lane comes the key to go on behind; '' is before the first.
     """
-    conn.execute(statements.ALONG_THE_INDEX.within(schema))
+    conn.execute(ALONG_THE_INDEX.within(schema))
     lanes = {lane.destination or lane.message_type: lane for lane in looks}
     params = {"lanes": list(lanes), "afters": list(looks.values()), "count": count}
     found: dict[Lane, list[Waiting]] = {lane: [] for lane in looks}
@@ -105,7 +106,7 @@ def lanes(conn: Connection, schema: str, *, after: str, count: int) -> list[Lane
     """Read the lanes that have unowned rows with an ordering key: all message types, and the next destinations, at most
     `count` behind this one.
     """
-    conn.execute(statements.ALONG_THE_INDEX.within(schema))
+    conn.execute(ALONG_THE_INDEX.within(schema))
     types = conn.execute(statements.ORDERED_TYPES.within(schema)).scalars()
     found = [Lane(message_type=name) for name in types]
     destinations = conn.execute(statements.ORDERED_DESTINATIONS.within(schema), {"after": after, "count": count})

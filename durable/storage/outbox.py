@@ -20,6 +20,7 @@ from durable.storage.outages import mismatch
 from durable.storage.rows import Letter, envelope_columns, queueing_columns
 from durable.storage.sql import outbox as statements
 from durable.storage.sql.recovery import OUTGOING
+from durable.storage.sql.work import ALONG_THE_INDEX
 
 NO_FLOORS: Final[Mapping[str, int]] = MappingProxyType({})
 
@@ -91,8 +92,10 @@ def claim(
     conn: Connection, schema: str, sizes: Mapping[str, int], *, node: NodeId, floors: Mapping[str, int] = NO_FLOORS
 ) -> list[LeasedEnvelope]:
     """Take unowned rows for these destinations, of each as many as its size says, oldest first. `floors` are the places
-    in their queues to begin at.
+    in their queues to begin at, while handled rows are in the way.
     """
+    if floors:
+        conn.execute(ALONG_THE_INDEX.within(schema))
     params = {"destinations": list(sizes), "sizes": list(sizes.values()), "batch_size": sum(sizes.values())}
     params |= {"floors": [floors.get(destination, 0) for destination in sizes]}
     refused = quarantining(conn, schema, OUTGOING, node, "claim")

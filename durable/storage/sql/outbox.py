@@ -68,11 +68,11 @@ WAKE_NODES = Statement("SELECT pg_notify(CAST(:channel AS text), '')")
 # before it has read `circuits` again. The LIMIT says to the planner how few rows there are.
 CLAIM_OUTGOING = Batched(
     f"""
-    SELECT each.id, each.destination, each.epoch
+    SELECT each.id, each.destination, each.epoch, each.tid
     FROM unnest(CAST(:destinations AS text[]), CAST(:sizes AS bigint[]), CAST(:floors AS bigint[]))
         AS place (destination, size, floor)
     CROSS JOIN LATERAL (
-        SELECT id, destination, epoch FROM {OUTBOX.rows}
+        SELECT id, destination, epoch, ctid AS tid FROM {OUTBOX.rows}
         WHERE destination = place.destination AND seq >= place.floor AND {FREE}
             AND (deliver_by IS NULL OR deliver_by > now()){{only}}
         ORDER BY seq LIMIT place.size {{lock}}

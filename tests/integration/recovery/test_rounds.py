@@ -13,7 +13,7 @@ from durable.clock import SystemClock
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE
 from durable.messages.ordering import QueueKeys
-from durable.recovery.floors import Floors
+from durable.recovery.floors import Looks
 from durable.recovery.incoming import claim_incoming, claim_trials
 from durable.recovery.shares import Shares
 from durable.storage import circuits, inbox
@@ -47,7 +47,9 @@ async def test_round_of_claims_ends_when_a_paused_version_alone_waits(shop: Shop
     context = AgentContext(shop.database, NODE, shop.settings, SystemClock(), shop.counters)
     shop.agent.observe_circuits({"handling.older": False}, shop.agent.circuit.generation.number)
     await shop.tables.change("UPDATE durable.incoming_envelopes SET message_type = 'handling.older'")
-    assert not await claim_incoming(context, {"handling.older": shop.agent}, ["handling.older"], Floors(time.monotonic))
+    assert not await claim_incoming(
+        context, {"handling.older": shop.agent}, ["handling.older"], Looks(time.monotonic).types
+    )
     assert shop.counters[Event.CLAIMED] == 0
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -13,7 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from durable import Bus
 from durable.embedded import Embedded
+from durable.envelope import NodeId
 from durable.recovery import floors
+from durable.storage import agenda, outbox
 from durable.storage.sql.agenda import READ_AGENDA
 from durable.storage.sql.inbox import CLAIM_INCOMING
 from durable.storage.sql.outbox import CLAIM_OUTGOING
@@ -77,27 +81,64 @@ def test_short_looks_pass_no_handled_rows(tables: Tables, side: str) -> None:
     assert 5 * read["short"] < read["full"], read
 
 
-async def test_rows_of_late_commits_and_other_types_are_handled_behind_a_snapshot(
-    tables: Tables, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A transaction that took its places in the queue before others, and commits after they are handled."""
-    monkeypatch.setattr(floors, "SLOW", 0.0)  # so that nearly all looks are short
-    monkeypatch.setattr(floors, "_TIMES", 1_000)
-    monkeypatch.setattr(floors, "_LATE", 0.0)  # and begin at the last claim
+def test_primary_key_is_not_looked_through_for_destinations(tables: Tables) -> None:
+    """Statistics of a table that handled rows crowd know few rows, and no way through an index seems long."""
+    fill(tables, "outgoing", HANDLED)
+    tables.execute("UPDATE durable.outgoing_envelopes SET owner_id = 1, epoch = 1")
+    tables.execute("DELETE FROM durable.outgoing_envelopes")
+    tables.execute("ANALYZE durable.outgoing_envelopes")
+    places = {f"tcp://shop:{number}": HANDLED + 1 for number in range(50)}
+    prepared = {"prepare_threshold": 0, "options": "-c plan_cache_mode=force_generic_plan"}  # as after some looks
+    engine = create_engine(tables.url.replace("postgresql://", "postgresql+psycopg://"), connect_args=prepared)
+
+    def scans() -> int:
+        found = tables.one("SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'outgoing_envelopes_pkey'")
+        assert isinstance(found, int)
+        return found
+
+    before = scans()
+    with engine.begin() as conn:
+        agenda.read(conn, "durable", after="", count=100, is_crowded=True, known=agenda.Lanes(places, {}))
+    with engine.begin() as conn:
+        assert not outbox.claim(conn, "durable", dict.fromkeys(places, 1), node=NodeId(1), floors=places)
+        conn.execute(text("SELECT pg_stat_force_next_flush()"))
+    engine.dispose()
+    assert scans() - before < len(places)
+
+
+@pytest.fixture
+def short_looks(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Nearly all looks are short, and begin at the last claim."""
+    monkeypatch.setattr(floors, "SLOW", 0.0)
+    monkeypatch.setattr(floors, "_TIMES", 100_000)
+    monkeypatch.setattr(floors, "_LATE", 0.0)
+    return monkeypatch
+
+
+@contextmanager
+def late_row(tables: Tables) -> Iterator[None]:
+    """A row that has its place in the queue before all that are stored in this block, and is committed at its end."""
+    with psycopg.connect(tables.url) as late:
+        late.execute("SELECT nextval(pg_get_serial_sequence('durable.incoming_envelopes', 'seq'))")
+        filling.fill_inbox(tables.url, 1)
+        late.execute("CREATE TEMP TABLE kept ON COMMIT DROP AS SELECT * FROM durable.incoming_envelopes")
+        late.execute("UPDATE kept SET id = uuidv7()")
+        late.execute("INSERT INTO durable.incoming_envelopes OVERRIDING SYSTEM VALUE SELECT * FROM kept")
+        yield
+
+
+@pytest.mark.usefixtures("short_looks")
+async def test_rows_of_late_commits_and_other_types_are_handled_behind_a_snapshot(tables: Tables) -> None:
+    """Nothing wakes the node when they are committed, and its next poll is far away."""
     handled: list[int] = []
-    bus = Bus("shop", tables.url, poll_interval=0.1)
+    bus = Bus("shop", tables.url, poll_interval=60)
 
     @bus.handles(Note, max_batch=100)
     async def take(notes: list[Note], session: AsyncSession) -> None:
         handled.append(len(notes))
 
     async with bus:
-        with psycopg.connect(tables.url) as late:
-            late.execute("SELECT nextval(pg_get_serial_sequence('durable.incoming_envelopes', 'seq'))")
-            filling.fill_inbox(tables.url, 1)
-            late.execute("CREATE TEMP TABLE kept ON COMMIT DROP AS SELECT * FROM durable.incoming_envelopes")
-            late.execute("UPDATE kept SET id = uuidv7()")
-            late.execute("INSERT INTO durable.incoming_envelopes OVERRIDING SYSTEM VALUE SELECT * FROM kept")
+        with late_row(tables):
             for count in range(1, 6):
                 filling.fill_inbox(tables.url, 100)
                 filling.wake(tables.url)
@@ -105,3 +146,38 @@ async def test_rows_of_late_commits_and_other_types_are_handled_behind_a_snapsho
         began = time.monotonic()
         await eventually(lambda: bus.runtime.counters[Event.HANDLED] == 502)
         assert time.monotonic() - began < 10
+
+
+async def test_rows_below_the_floor_wait_for_room_alone(tables: Tables, short_looks: pytest.MonkeyPatch) -> None:
+    """On a busy node each full look falls into a moment in which its handler has no room."""
+    short_looks.setattr(floors, "_LONGEST", 0.3)
+    is_open = asyncio.Event()
+    handled: list[Note] = []
+    bus = Bus("shop", tables.url, poll_interval=60, buffer_size=10, batch_size=10)
+
+    @bus.handles(Note, concurrency=1)
+    async def take(note: Note) -> None:
+        await is_open.wait()
+        handled.append(note)
+
+    full_looks: list[int] = []
+    read = agenda.read
+
+    def noted(conn: Connection, schema: str, *, known: agenda.Lanes | None, **how: Any) -> agenda.Agenda:
+        found = read(conn, schema, known=known, **how)
+        if known is None:
+            full_looks.append(len(found.message_types))
+        return found
+
+    short_looks.setattr(agenda, "read", noted)
+    async with bus:
+        with late_row(tables):
+            filling.fill_inbox(tables.url, 40)
+            filling.wake(tables.url)
+            await eventually(lambda: bus.runtime.counters[Event.CLAIMED] == 10)
+        short_looks.setattr(floors, "_LONGEST", 600.0)
+        looks = len(full_looks)
+        await eventually(lambda: len(full_looks) == looks + 1)
+        is_open.set()
+        await eventually(lambda: len(handled) == 42)
+        assert len(full_looks) == looks + 1

@@ -8,6 +8,7 @@ from typing import Any
 
 from durable.storage.sql import ordering as sql
 from durable.storage.sql.ordering import Ordered, Shared
+from durable.storage.sql.work import ALONG_THE_INDEX
 from tests.simulation.rows import Work
 from tests.simulation.sql.parts import (
     CLAIMED,
@@ -27,9 +28,9 @@ from tests.simulation.sql.registry import Params, Rows, does
 from tests.simulation.tables import Transaction
 
 
-@does(sql.ALONG_THE_INDEX, "a b")
+@does(ALONG_THE_INDEX, "a b c d")
 def along_the_index(tx: Transaction, p: Params) -> Rows:
-    return [("off", "off")]
+    return [("off",) * 4]
 
 
 def _held(row: Work) -> bool:
