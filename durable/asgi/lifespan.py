@@ -6,8 +6,9 @@
     shutdown -------------------> drains ----------------> shuts down      STOPPING
     <----------------------------------------------------- complete        ENDED
 
-When the bus cannot start, the application shuts down, and only then the server learns of startup.failed. What an
-application does not do of this protocol, which is optional, is done in its place.
+When the bus cannot start, the application shuts down, and only then the server learns of startup.failed. The error is
+raised after that: Starlette's TestClient takes an end without one for a start. What an application does not do of this
+protocol, which is optional, is done in its place.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Lifespan:
         self._has_started_bus = False
         self._answer: Message | None = None
         """The message that the server gets at the end, instead of shutdown.complete."""
+        self._failure: Exception | None = None
 
     async def run(self, app: ASGIApp, scope: MutableMapping[str, Any]) -> None:
         try:
@@ -56,8 +58,11 @@ class Lifespan:
                     raise
                 log.info("the application has no lifespan (%s): the bus starts without it", said(error))
             await self._go_on_alone()
+            if self._failure is not None:
+                raise self._failure
         finally:
-            await self._stop_bus()
+            if self._phase is not _Phase.ENDED:  # hypercorn, which was told, looks at once whether this has ended
+                await self._stop_bus()
 
     async def _go_on_alone(self) -> None:
         while self._phase is not _Phase.ENDED:
@@ -100,7 +105,7 @@ class Lifespan:
             self._has_started_bus = True
         except BaseException as error:  # whatever it is, the server must be told, or it goes on without the bus
             raise_if_cancelled(error)
-            self._answer = {"type": "lifespan.startup.failed", "message": _told(error, "start")}
+            self._fail("startup", error, _told(error, "start"))
 
     async def _stop_bus(self) -> None:
         """Drain the bus, and close what units of work have opened outside its life. Does no harm when repeated."""
@@ -110,7 +115,11 @@ class Lifespan:
             await self._bus.__aexit__(None, None, None)
         except BaseException as error:
             raise_if_cancelled(error)
-            self._answer = {"type": "lifespan.shutdown.failed", "message": _told(error, "stop")}
+            self._fail("shutdown", error, _told(error, "stop"))
+
+    def _fail(self, phase: str, error: BaseException, told: str) -> None:
+        self._answer = {"type": f"lifespan.{phase}.failed", "message": told}
+        self._failure = error if isinstance(error, Exception) else DurableError(told)
 
 
 def _told(error: BaseException, verb: str) -> str:

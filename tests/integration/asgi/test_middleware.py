@@ -21,7 +21,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from durable import Bus, UnitOfWork, message
+from durable import Bus, DurableError, UnitOfWork, message
 from durable.asgi import DurableMiddleware, unit_of_work
 from durable.embedded import Embedded
 from durable.outbox import sessions
@@ -380,7 +380,8 @@ async def startup_failure(bus: Bus) -> str:
     async def send(given: Any) -> None:
         told.append(given)
 
-    await DurableMiddleware(FastAPI(), bus=bus)({"type": "lifespan", "state": {}}, receive, send)
+    with pytest.raises(DurableError):
+        await DurableMiddleware(FastAPI(), bus=bus)({"type": "lifespan", "state": {}}, receive, send)
     (answer,) = told
     assert answer["type"] == "lifespan.startup.failed"
     return str(answer["message"])

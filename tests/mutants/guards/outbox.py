@@ -10,6 +10,7 @@ _SAVEPOINTS = "tests/integration/outbox/unit_of_work/test_savepoints.py"
 _COMMITS = "tests/integration/outbox/unit_of_work/test_commits.py::TestCommits"
 _ENGINES = "tests/integration/outbox/unit_of_work/test_several_engines.py"
 _TEXTS = "tests/integration/outbox/test_sql_text.py"
+_LIFESPAN = "tests/unit/asgi/test_lifespan.py::TestLifespan"
 _THREADS = (
     "tests/integration/asgi/test_middleware.py::TestRequests::test_threads_of_one_request_send_in_its_unit_of_work"
 )
@@ -331,6 +332,25 @@ ROWS = (
         before="        with self._beginning:\n",
         after="        if True:\n",
         killed_by=(f"{_THREADS}[unit_of_work]",),
+    ),
+    Mutant(
+        "outbox",
+        "the lifespan of a bus that cannot start ends without its error",
+        "durable/asgi/lifespan.py",
+        before="            if self._failure is not None:\n                raise self._failure\n",
+        after="",
+        killed_by=(
+            f"{_LIFESPAN}::test_test_client_of_starlette_raises_the_error_of_the_bus[start]",
+            f"{_LIFESPAN}::test_test_client_of_starlette_raises_the_error_of_the_bus[stop]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "the lifespan goes on after the server was told of its failure",
+        "durable/asgi/lifespan.py",
+        before="            if self._phase is not _Phase.ENDED:",
+        after="            if True:",
+        killed_by=(f"{_LIFESPAN}::test_lifespan_ends_at_once_when_the_server_was_told",),
     ),
     Mutant(
         "outbox",

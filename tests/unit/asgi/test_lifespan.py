@@ -7,9 +7,10 @@ from typing import Any, Self
 
 import msgspec
 import pytest
+from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from durable import Bus, WiringError, message
+from durable import Bus, DurableError, WiringError, message
 from durable.asgi import DurableMiddleware
 from durable.testing import InMemoryBus
 
@@ -147,7 +148,8 @@ class TestLifespan:
         app = living(steps) if has_lifespan else raises_at_once
         server = LifespanServer(steps)
         await server.start(DurableMiddleware(app, bus=RecordingBus(steps, fails_to="start")))
-        await server.task
+        with pytest.raises(WiringError, match="it is not configured"):
+            await server.task
         assert server.answers == [
             {"type": "lifespan.startup.failed", "message": "the bus cannot start: it is not configured"}
         ]
@@ -164,13 +166,15 @@ class TestLifespan:
 
         server = LifespanServer(steps)
         await server.start(DurableMiddleware(living(steps), bus=BrokenBus(steps)))
-        await server.task
+        with pytest.raises(DurableError, match="the bus cannot start"):
+            await server.task
         assert server.answers[-1]["type"] == "lifespan.startup.failed"
 
     async def test_application_stops_despite_a_failing_stop_of_the_bus(self, steps: list[str]) -> None:
         server = LifespanServer(steps)
         await server.start(DurableMiddleware(living(steps), bus=RecordingBus(steps, fails_to="stop")))
-        await server.shut_down()
+        with pytest.raises(ZeroDivisionError):
+            await server.shut_down()
         assert steps[-3:] == ["bus stops", "app stops", "lifespan.shutdown.failed"]
         assert server.answers[-1]["message"] == "the bus cannot stop: ZeroDivisionError: "
 
@@ -209,6 +213,44 @@ class TestLifespan:
         with pytest.raises((LookupError, asyncio.CancelledError)):
             await server.task
         assert steps[-1] == "bus stops"
+
+    async def test_lifespan_ends_at_once_when_the_server_was_told(self, steps: list[str]) -> None:
+        """hypercorn raises where it is told, and serves unless the lifespan has ended then."""
+
+        class StoppingBus(RecordingBus):
+            async def __aexit__(self, *_: object) -> None:
+                steps.append("bus stops")
+
+        async def receive() -> Message:
+            return {"type": "lifespan.startup"}
+
+        async def send(answer: Message) -> None:
+            steps.append(answer["type"])
+            raise LookupError
+
+        with pytest.raises(LookupError):
+            await DurableMiddleware(living(steps), bus=StoppingBus(steps, fails_to="start"))(
+                {"type": "lifespan", "state": {}}, receive, send
+            )
+        assert steps[-2:] == ["bus stops", "lifespan.startup.failed"]
+
+    @pytest.mark.filterwarnings("ignore:Using `httpx` with")
+    @pytest.mark.parametrize("fails_to", ["start", "stop"])
+    def test_test_client_of_starlette_raises_the_error_of_the_bus(self, steps: list[str], fails_to: str) -> None:
+        from starlette.testclient import TestClient
+
+        class Client(TestClient):
+            async def wait_shutdown(self) -> None:
+                if not self.task.done():  # else it would wait for ever
+                    await super().wait_shutdown()
+
+        entered: list[str] = []
+        with (
+            pytest.raises((WiringError, ZeroDivisionError)),
+            Client(DurableMiddleware(Starlette(), bus=RecordingBus(steps, fails_to=fails_to))),
+        ):
+            entered.append("client")
+        assert entered == ([] if fails_to == "start" else ["client"])
 
     async def test_lifespan_can_be_left_to_the_application(self, steps: list[str]) -> None:
         server = LifespanServer(steps)
