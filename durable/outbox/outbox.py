@@ -41,6 +41,7 @@ from durable.outbox.sql_text import About
 from durable.outbox.transactions import Ending, follow, open_savepoints
 from durable.storage import outbox as storage
 from durable.storage.outbox import Sent
+from durable.storage.sharing import refuse_shared
 
 _OVER: Final = (
     "this unit of work is over, or its COMMIT is under way: what is sent with it now would never be stored; open "
@@ -290,6 +291,7 @@ class Outbox:
         Returns the keys of those that had been sent before.
         """
         assert connection is not None
+        refuse_shared(connection.engine.pool)
         return storage.store(connection, self._schema, sent)
 
     def _hand_over(self, sent: Sequence[Sent]) -> None:

@@ -20,6 +20,7 @@ from durable.statistics import PoolStatistics
 from durable.storage import loops
 from durable.storage.database import async_url, pool_statistics, sync_url
 from durable.storage.engines import LONGEST, Limits, is_in_autocommit, make_async_engine, make_engine
+from durable.storage.sharing import refuse_shared
 
 _AUTOCOMMIT: Final = (
     "Bus({name}=...) is in AUTOCOMMIT: a handler's effects would stay when it fails, and be there twice after the next "
@@ -63,10 +64,15 @@ class Sessions:
         self._making = threading.Lock()  # sync handlers and endpoints ask for it from several threads at once
 
     def check(self) -> None:
-        """Raise WiringError for an engine without transactions: handlers need them."""
+        """Raise WiringError for an engine without transactions, or whose pool shares its connections: handlers need
+        transactions of their own.
+        """
         given = {"engine": None if self.given is None else self.given.sync_engine, "sync_engine": self.given_sync}
         for name, engine in given.items():
-            if engine is not None and is_in_autocommit(engine):
+            if engine is None:
+                continue
+            refuse_shared(engine.pool)
+            if is_in_autocommit(engine):
                 raise WiringError(_AUTOCOMMIT.format(name=name))
 
     @property

@@ -29,6 +29,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, NullPool, Pool
 
 from durable.errors import WiringError
 from durable.storage.first_connections import FirstConnection
+from durable.storage.sharing import refuse_shared
 
 _LOOP: Final = "durable.loop"
 _WAS_IN_USE: Final = "durable.was_in_use"
@@ -54,7 +55,8 @@ def another_loop() -> WiringError:
 def enter(*engines: AsyncEngine) -> None:
     """Note the running loop as the home of all these engines that have none.
 
-    Raises WiringError, and changes nothing, when one of them has an open home elsewhere.
+    Raises WiringError, and changes nothing, when one of them has an open home elsewhere, or a pool that shares its
+    connections.
     """
     running = asyncio._get_running_loop()
     if running is None or all(_is_home(engine, running) for engine in engines):
@@ -62,6 +64,8 @@ def enter(*engines: AsyncEngine) -> None:
     with _entering:
         if not all(is_free(engine) for engine in engines):
             raise another_loop()
+        for engine in engines:
+            refuse_shared(engine.sync_engine.pool)
         for engine in engines:
             if not _is_home(engine, running):
                 _settle(engine, running)

@@ -474,7 +474,7 @@ ROWS = (
         "handling",
         "a bus starts with an engine in autocommit",
         "durable/outbox/sessions.py",
-        before="            if engine is not None and is_in_autocommit(engine):\n",
+        before="            if is_in_autocommit(engine):\n",
         after="            if False:\n",
         killed_by=("tests/integration/test_runtime.py::test_engine_in_autocommit_is_refused_when_the_bus_starts",),
     ),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_GIVEN = "tests/integration/outbox/unit_of_work/test_given_engines.py"
+
 ROWS = (
     Mutant(
         "storage",
@@ -231,6 +233,33 @@ ROWS = (
         killed_by=(
             "tests/integration/outbox/unit_of_work/test_loops.py::test_unit_of_work_made_outside_loops_is_refused_with_a_connection_of_another[asyncpg]",
         ),
+    ),
+    Mutant(
+        "storage",
+        "an engine whose pool shares its connections is used",
+        "durable/storage/loops.py",
+        before="            refuse_shared(engine.sync_engine.pool)\n",
+        after="            pass\n",
+        killed_by=(
+            f"{_GIVEN}::test_pool_with_shared_connections_is_refused[start-StaticPool-asyncpg]",
+            f"{_GIVEN}::test_pool_with_shared_connections_is_refused[start-StaticPool-psycopg]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a session stores messages on a shared connection",
+        "durable/outbox/outbox.py",
+        before="        refuse_shared(connection.engine.pool)\n",
+        after="",
+        killed_by=(f"{_GIVEN}::test_pool_with_shared_sync_connections_is_refused[enlisted-StaticPool]",),
+    ),
+    Mutant(
+        "storage",
+        "handlers share a sync connection",
+        "durable/outbox/sessions.py",
+        before="            refuse_shared(engine.pool)\n",
+        after="",
+        killed_by=(f"{_GIVEN}::test_pool_with_shared_sync_connections_is_refused[start-StaticPool]",),
     ),
     Mutant(
         "storage",

@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 import psycopg
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
-from sqlalchemy.pool import NullPool
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import AssertionPool, AsyncAdaptedQueuePool, NullPool, Pool, SingletonThreadPool, StaticPool
 
 from durable import Bus, message
 from durable.errors import WiringError
@@ -23,6 +24,7 @@ from tests.failure.workbench import QUICK
 pytestmark = pytest.mark.usefixtures("connections_of_closed_loops")
 
 DRIVERS = pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+SHARED = "the engine has a {}, which may give one connection to two units of work at once"
 REFUSED = "belongs to another event loop"
 
 
@@ -43,7 +45,7 @@ def make_engine(database_url: str) -> Callable[..., AsyncEngine]:
 
 @pytest.fixture
 def make_bus(database_url: str) -> Callable[..., Bus]:
-    def make(engine: AsyncEngine, **options: Any) -> Bus:
+    def make(engine: AsyncEngine | None, **options: Any) -> Bus:
         bus = Bus("shop", database_url, engine=engine, mode="send-only", **QUICK, **options)
         bus.route(Counted, to="tcp://127.0.0.1:1")
         return bus
@@ -313,3 +315,86 @@ def test_engine_without_a_pool_is_used_by_another_loop_when_the_first_cannot_con
     asyncio.run(use())
 
     assert stored(database_url) == (1, 1)
+
+
+class OwnPool(AsyncAdaptedQueuePool):
+    """A pool of the application."""
+
+
+@DRIVERS
+@pytest.mark.parametrize("pool", [StaticPool, AssertionPool])
+@pytest.mark.parametrize("door", ["unit of work", "made outside", "enlisted", "copy", "start"])
+async def test_pool_with_shared_connections_is_refused(
+    make_engine: Callable[..., AsyncEngine],
+    make_bus: Callable[..., Bus],
+    database_url: str,
+    driver: str,
+    pool: type[Pool],
+    door: str,
+) -> None:
+    engine = make_engine(driver, poolclass=pool)
+    bus = make_bus(engine)
+
+    async def use() -> None:
+        match door:
+            case "unit of work":
+                await count(bus, 1)
+            case "made outside":
+                async with await asyncio.to_thread(bus.unit_of_work) as uow:
+                    await uow.session.execute(text("INSERT INTO counts VALUES (1)"))
+                    bus.send(Counted(1))
+            case "enlisted":
+                await count_enlisted(make_bus(None), engine, 1)
+            case "copy":
+                await count(make_bus(engine.execution_options(isolation_level="SERIALIZABLE")), 1)
+            case _:
+                await started(bus)
+
+    with pytest.raises(WiringError, match=SHARED.format(pool.__name__)):
+        await use()
+
+    assert stored(database_url) == (0, 0)
+    await engine.dispose()
+
+
+@pytest.mark.parametrize("pool", [StaticPool, AssertionPool, SingletonThreadPool])
+@pytest.mark.parametrize("door", ["enlisted", "start"])
+async def test_pool_with_shared_sync_connections_is_refused(
+    make_engine: Callable[..., AsyncEngine], database_url: str, pool: type[Pool], door: str
+) -> None:
+    await make_engine("psycopg").dispose()
+    engine = create_engine(database_url.replace("postgresql:", "postgresql+psycopg:"), poolclass=pool)
+    bus = Bus("shop", database_url, sync_engine=engine, **QUICK)
+
+    @bus.handles(Counted)
+    def handle(counted: Counted) -> None: ...
+
+    with pytest.raises(WiringError, match=SHARED.format(pool.__name__)):
+        await started(bus) if door == "start" else count_in_session(bus, engine, 1)
+
+    assert stored(database_url) == (0, 0)
+    engine.dispose()
+
+
+@DRIVERS
+async def test_pool_of_the_application_is_used(
+    make_engine: Callable[..., AsyncEngine], make_bus: Callable[..., Bus], database_url: str, driver: str
+) -> None:
+    engine = make_engine(driver, poolclass=OwnPool)
+
+    await count(make_bus(engine), 1)
+
+    assert stored(database_url) == (1, 1)
+    await engine.dispose()
+
+
+async def started(bus: Bus) -> None:
+    async with bus:
+        pass
+
+
+def count_in_session(bus: Bus, engine: Engine, number: int) -> None:
+    with Session(engine) as session, bus.enlist(session):
+        session.execute(text("INSERT INTO counts VALUES (:number)"), {"number": number})
+        bus.send(Counted(number))
+        session.commit()
