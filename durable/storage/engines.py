@@ -205,7 +205,7 @@ class _Guard:
         Raises WiringError for one of another event loop.
         """
         if self._engine.dialect.is_async:
-            loops.check(entry, _driver(connection))
+            loops.check(self._engine, entry, _driver(connection))
         if _driver(connection).is_amid_transaction:
             raise DisconnectionError("a pooled connection is amid a transaction that nobody has ended")
         if time.monotonic() - entry.info[_RETURNED] < _CHECKED_AFTER:

@@ -1,9 +1,9 @@
 """The event loop to which the pooled connections of an async engine belong: no other one may use them.
 
     first use    the running loop is the home of the engine's pool, until it is closed or the engine is disposed of
-    elsewhere    WiringError, while that loop is open
+    elsewhere    WiringError, while that loop is open: no connection is opened, and none is taken
     afterwards   connections of a closed loop are cut, and the pool is made anew
-    check-out    a connection of another open loop is refused; one of a closed loop, or amid a transaction, is given up
+    check-out    a connection of another loop, or amid a transaction, is given up, and the pool opens another
 
 A connection that is used in another loop is never done with it: its transaction stays open, and what the next unit of
 work does there is rolled back with it, although its commit returns. All this holds for each engine, whoever made it and
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 from asyncio.trsock import TransportSocket
 from contextlib import suppress
@@ -21,7 +22,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import event
-from sqlalchemy.engine import Dialect
+from sqlalchemy.engine import Dialect, Engine
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
@@ -81,8 +82,7 @@ def enter_with(session: AsyncSession) -> None:
 
 def is_free(engine: AsyncEngine) -> bool:
     """Tell whether the engine may be used here: in its home, and anywhere while it has none that is open."""
-    home = _homes.get(engine.sync_engine.pool)
-    return home is None or home is asyncio._get_running_loop() or home.is_closed()
+    return _is_open_to_this_loop(engine.sync_engine.pool)
 
 
 async def close(engine: AsyncEngine) -> None:
@@ -101,9 +101,22 @@ def _is_home(engine: AsyncEngine, running: asyncio.AbstractEventLoop) -> bool:
 
 def _settle(engine: AsyncEngine, running: asyncio.AbstractEventLoop) -> None:
     guard(engine)
-    if engine.sync_engine.pool in _homes:
+    if engine.sync_engine.pool in _homes or not _has_bound(engine.sync_engine.pool):
         _leave(engine)
+        _has_bound(engine.sync_engine.pool)
     _homes[engine.sync_engine.pool] = running
+
+
+def _has_bound(pool: Pool) -> bool:
+    """Bind the pool's queue to the running loop: that of the first which waits for a connection may be another's.
+
+    False when it was bound elsewhere already.
+    """
+    queue = getattr(getattr(pool, "_pool", None), "_queue", None)
+    try:
+        return not isinstance(queue, asyncio.Queue) or queue._get_loop() is not None  # type: ignore[attr-defined]
+    except RuntimeError:
+        return False
 
 
 def _leave(engine: AsyncEngine) -> None:
@@ -116,21 +129,48 @@ def _leave(engine: AsyncEngine) -> None:
 
 
 def guard(engine: AsyncEngine) -> None:
-    """Check the connections of an engine at each check-out. Does no harm when repeated."""
+    """Check the connections of an engine when they are opened, and at each check-out. Does no harm when repeated."""
     if engine.dialect in _guarded:
         return
-    _guarded.add(engine.dialect)
     if isinstance(engine.sync_engine.pool, NullPool):
+        _guarded.add(engine.dialect)
         FirstConnection(engine)
         return
-    event.listen(engine.sync_engine, "connect", _connected, insert=True)
-    event.listen(engine.sync_engine, "checkout", _checked_out, insert=True)  # before those which execute statements
-    event.listen(engine.sync_engine, "checkin", _checked_in)
+    guards_itself(engine)
+    _Given(engine.sync_engine)
+
+
+class _Given:
+    """Listens to the events of an engine that the application made."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        event.listen(engine, "connect", self._connected, insert=True)
+        event.listen(engine, "checkout", self._checked_out, insert=True)  # before those which execute statements
+        event.listen(engine, "checkin", self._checked_in)
+
+    def _connected(self, connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
+        opened(entry, _driver(connection))
+
+    def _checked_out(self, connection: DBAPIConnection, entry: ConnectionPoolEntry, _: object) -> None:
+        """A fresh connection may be amid the transaction of a listener that has set it up."""
+        driver = _driver(connection)
+        check(self._engine, entry, driver)
+        if _WAS_IN_USE in entry.info and _is_amid_transaction(driver):
+            raise DisconnectionError("a pooled connection is amid a transaction that nobody has ended")
+
+    def _checked_in(self, _: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
+        entry.info[_WAS_IN_USE] = True
 
 
 def guards_itself(engine: AsyncEngine) -> None:
-    """Note an engine whose maker calls opened() and check()."""
+    """Refuse to open connections in other loops than the home. The engine's maker calls opened() and check()."""
     _guarded.add(engine.dialect)
+    given = engine.sync_engine
+
+    @event.listens_for(given, "do_connect", insert=True)
+    def _connecting(*_: object) -> None:
+        _refuse_strangers(given)
 
 
 def opened(entry: ConnectionPoolEntry, driver: Any) -> None:
@@ -141,34 +181,31 @@ def opened(entry: ConnectionPoolEntry, driver: Any) -> None:
     _opened.setdefault(loop, WeakSet()).add(driver)
 
 
-def check(entry: ConnectionPoolEntry, driver: Any) -> None:
-    """Raise WiringError for a connection of another open loop, and DisconnectionError for one of a closed loop: then
-    the pool opens another.
+def check(engine: Engine, entry: ConnectionPoolEntry, driver: Any) -> None:
+    """Give up a connection of another loop, or of one that is not known.
+
+    Raises WiringError while the engine has its home elsewhere, else DisconnectionError: then the pool opens another.
     """
     # That of asyncpg knows its loop, also when it was opened before the engine was guarded.
     loop = entry.info.get(_LOOP) or getattr(driver, "_loop", None)
-    if loop is None or loop is asyncio._get_running_loop():
+    if loop is asyncio._get_running_loop():
         return
-    if not loop.is_closed():
+    if loop is None or loop.is_closed():
+        _cut(driver)
+    else:
+        _break_off(driver)
+    _refuse_strangers(engine)
+    raise DisconnectionError("a pooled connection belongs to another event loop")
+
+
+def _refuse_strangers(engine: Engine) -> None:
+    if not _is_open_to_this_loop(engine.pool):
         raise another_loop()
-    _cut(driver)
-    raise DisconnectionError("a pooled connection belongs to an event loop that was closed")
 
 
-def _connected(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
-    opened(entry, _driver(connection))
-
-
-def _checked_out(connection: DBAPIConnection, entry: ConnectionPoolEntry, _: object) -> None:
-    """A fresh connection may be amid the transaction of a listener that has set it up."""
-    driver = _driver(connection)
-    check(entry, driver)
-    if _WAS_IN_USE in entry.info and _is_amid_transaction(driver):
-        raise DisconnectionError("a pooled connection is amid a transaction that nobody has ended")
-
-
-def _checked_in(_: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
-    entry.info[_WAS_IN_USE] = True
+def _is_open_to_this_loop(pool: Pool) -> bool:
+    home = _homes.get(pool)
+    return home is None or home is asyncio._get_running_loop() or home.is_closed()
 
 
 def _cut_those_of_closed_loops() -> None:
@@ -188,6 +225,17 @@ def _cut(driver: Any) -> None:
             driver.terminate()
         if isinstance(found, TransportSocket):  # uvloop has closed it with the loop
             found._sock.close()  # type: ignore[attr-defined]
+
+
+def _break_off(driver: Any) -> None:
+    """Close a connection whose loop is open, from outside of it: the loop finds it lost."""
+    if hasattr(driver, "pgconn"):  # of psycopg
+        driver.pgconn.finish()
+    elif (transport := getattr(driver, "_transport", None)) is not None:  # of asyncpg
+        driver._aborted = True  # no other loop says goodbye
+        if (found := transport.get_extra_info("socket")) is not None:
+            with suppress(OSError), socket.socket(fileno=os.dup(found.fileno())) as copy:
+                copy.shutdown(socket.SHUT_RDWR)
 
 
 def _is_amid_transaction(driver: Any) -> bool:

@@ -13,6 +13,7 @@ import msgspec
 import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy.exc import TimeoutError as NoConnection
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import AssertionPool, AsyncAdaptedQueuePool, NullPool, Pool, SingletonThreadPool, StaticPool
@@ -167,17 +168,76 @@ async def test_disposed_engine_is_used_in_another_loop(
     await engine.dispose()
 
 
-async def test_connection_from_before_the_bus_is_refused_in_another_loop(
-    make_engine: Callable[..., AsyncEngine], make_bus: Callable[..., Bus], database_url: str
+@DRIVERS
+async def test_connection_from_before_the_bus_is_given_up_in_another_loop(
+    make_engine: Callable[..., AsyncEngine], make_bus: Callable[..., Bus], database_url: str, driver: str
 ) -> None:
-    engine = make_engine("asyncpg")
+    engine = make_engine(driver)
     async with engine.begin() as conn:
+        before = (await conn.get_raw_connection()).driver_connection
         await conn.execute(text("INSERT INTO counts VALUES (0)"))
     bus = make_bus(engine)
 
-    await refused_elsewhere(lambda: count(bus, 100))
+    async def elsewhere() -> None:
+        await count(bus, 1)
+        await engine.dispose()
 
-    assert stored(database_url) == (1, 0)
+    await asyncio.to_thread(asyncio.run, elsewhere())
+
+    assert before is not None
+    assert before.is_closed() if driver == "asyncpg" else before.closed
+    assert stored(database_url) == (2, 1)
+
+
+@DRIVERS
+async def test_plain_session_of_a_second_loop_opens_no_connection(
+    make_engine: Callable[..., AsyncEngine], make_bus: Callable[..., Bus], database_url: str, driver: str
+) -> None:
+    engine = make_engine(driver, pool_size=2, max_overflow=0, pool_timeout=1)
+    bus = make_bus(engine)
+    opened: list[object] = []
+    event.listen(engine.sync_engine, "connect", lambda connection, _: opened.append(connection))
+
+    async def plain() -> None:
+        async with AsyncSession(engine) as session:
+            await session.execute(text("SELECT 1"))
+
+    await count(bus, 1)
+    async with engine.connect():  # the pool has none that is free
+        for _ in range(3):
+            await refused_elsewhere(plain)
+    await asyncio.gather(*(count(bus, number) for number in range(2, 8)))
+
+    assert len(opened) <= 2
+    assert stored(database_url) == (7, 7)
+    await engine.dispose()
+
+
+@DRIVERS
+async def test_waiting_second_loop_costs_the_first_nothing(
+    make_engine: Callable[..., AsyncEngine], make_bus: Callable[..., Bus], database_url: str, driver: str
+) -> None:
+    """SQLAlchemy's queue belongs to the loop that waits first."""
+    engine = make_engine(driver, pool_size=1, max_overflow=0, pool_timeout=0.5)
+
+    async def wait() -> None:
+        async with AsyncSession(engine) as session:
+            await session.execute(text("SELECT 1"))
+
+    def elsewhere() -> None:
+        with pytest.raises((RuntimeError, NoConnection)):
+            asyncio.run(wait())
+
+    async with engine.connect():
+        await asyncio.to_thread(elsewhere)  # before the bus has used it
+    bus = make_bus(engine)
+    await count(bus, 1)
+    async with engine.connect():
+        await asyncio.to_thread(elsewhere)
+    await asyncio.gather(*(count(bus, number) for number in range(2, 6)))
+
+    assert stored(database_url) == (5, 5)
+    await engine.dispose()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
