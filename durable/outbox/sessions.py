@@ -20,7 +20,7 @@ from durable.statistics import PoolStatistics
 from durable.storage import loops
 from durable.storage.database import async_url, pool_statistics, sync_url
 from durable.storage.engines import LONGEST, Limits, is_in_autocommit, make_async_engine, make_engine
-from durable.storage.sharing import refuse_shared
+from durable.storage.sharing import refuse_shared, renew_in_children
 
 _AUTOCOMMIT: Final = (
     "Bus({name}=...) is in AUTOCOMMIT: a handler's effects would stay when it fails, and be there twice after the next "
@@ -52,6 +52,8 @@ class Sessions:
         self.given_sync = sync_engine
         if engine is not None:
             loops.guard(engine)
+        if sync_engine is not None:
+            renew_in_children(sync_engine)
         self._longest = max(settings.handler_timeout, settings.unit_of_work_timeout)
         self._limits = Limits.of(self._longest)
         self._pool: dict[str, Any] = {

@@ -30,7 +30,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, NullPool, Pool
 
 from durable.errors import WiringError
 from durable.storage.first_connections import FirstConnection
-from durable.storage.sharing import refuse_shared
+from durable.storage.sharing import refuse_shared, renew_in_children
 
 _LOOP: Final = "durable.loop"
 _WAS_IN_USE: Final = "durable.was_in_use"
@@ -138,6 +138,7 @@ def guard(engine: AsyncEngine) -> None:
         return
     guards_itself(engine)
     _Given(engine.sync_engine)
+    renew_in_children(engine.sync_engine)
 
 
 class _Given:

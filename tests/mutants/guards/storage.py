@@ -259,6 +259,25 @@ ROWS = (
     ),
     Mutant(
         "storage",
+        "a given engine keeps its pool in a forked process",
+        "durable/storage/loops.py",
+        before="    renew_in_children(engine.sync_engine)\n",
+        after="",
+        killed_by=(
+            f"{_GIVEN}::test_forked_process_has_connections_of_its_own[asyncpg]",
+            f"{_GIVEN}::test_forked_process_has_connections_of_its_own[psycopg]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a given sync engine keeps its pool in a forked process",
+        "durable/outbox/sessions.py",
+        before="            renew_in_children(sync_engine)\n",
+        after="            pass\n",
+        killed_by=(f"{_GIVEN}::test_forked_process_has_sync_connections_of_its_own",),
+    ),
+    Mutant(
+        "storage",
         "an engine whose pool shares its connections is used",
         "durable/storage/loops.py",
         before="            refuse_shared(engine.sync_engine.pool)\n",

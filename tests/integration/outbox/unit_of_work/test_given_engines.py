@@ -4,6 +4,7 @@ refused before anything is lost."""
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -458,3 +459,70 @@ def count_in_session(bus: Bus, engine: Engine, number: int) -> None:
         session.execute(text("INSERT INTO counts VALUES (:number)"), {"number": number})
         bus.send(Counted(number))
         session.commit()
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Run this in a forked process; returns 0 when it has worked."""
+    if (child := os.fork()) == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@DRIVERS
+def test_forked_process_has_connections_of_its_own(
+    make_engine: Callable[..., AsyncEngine], make_bus: Callable[..., Bus], database_url: str, driver: str
+) -> None:
+    engine = make_engine(driver)
+    bus = make_bus(engine)
+
+    async def process_of_server() -> object:
+        async with engine.connect() as conn:
+            return await conn.scalar(text("SELECT pg_backend_pid()"))
+
+    async def use() -> None:
+        await process_of_server()
+        await count(bus, 2)
+
+    with asyncio.Runner() as runner:
+        runner.run(count(bus, 1))
+        before = runner.run(process_of_server())
+        child = in_child(lambda: asyncio.run(use()))
+        runner.run(count(bus, 3))
+        after = runner.run(process_of_server())
+        runner.run(engine.dispose())
+
+    assert child == 0
+    assert after == before
+    assert stored(database_url) == (3, 3)
+
+
+def test_forked_process_has_sync_connections_of_its_own(
+    make_engine: Callable[..., AsyncEngine], database_url: str
+) -> None:
+    make_engine("psycopg")
+    engine = create_engine(database_url.replace("postgresql:", "postgresql+psycopg:"))
+    bus = Bus("shop", database_url, sync_engine=engine, **QUICK)
+    bus.route(Counted, to="tcp://127.0.0.1:1")
+
+    def process_of_server() -> object:
+        with engine.connect() as conn:
+            return conn.scalar(text("SELECT pg_backend_pid()"))
+
+    count_in_session(bus, engine, 1)
+    before = process_of_server()
+
+    def use() -> None:
+        count_in_session(bus, engine, 2)
+        assert process_of_server() != before
+
+    child = in_child(use)
+    count_in_session(bus, engine, 3)
+
+    assert child == 0
+    assert stored(database_url) == (3, 3)
+    engine.dispose()
