@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, TypedDict
 
 from durable.embedded.environment import private
+from durable.embedded.folders import entered
 from durable.errors import InvalidSetting, said
 
 _UNPRIVILEGED: Final = "pgserver"
@@ -66,7 +67,7 @@ def account_of(folder: Path, data: Path) -> Account | None:
     """Find the user for the server of this folder; None for the one of this process."""
     if os.geteuid() != 0:
         return None
-    if data.exists() and (user := data.stat().st_uid) != 0:
+    if data.exists() and (user := data.lstat().st_uid) != 0:
         return _known(user) or Account(user, user)
     user = folder.stat().st_uid
     return (_known(user) if user != 0 else None) or unprivileged()  # initdb refuses a user without a name
@@ -88,16 +89,20 @@ def way_to(data: Path, account: Account | None) -> Path:
     )
 
 
-def give(data: Path, account: Account | None) -> None:
-    """Give an empty data folder of root to this user. Raises InvalidSetting when it has files of root."""
-    if account is None or data.stat().st_uid == account.user:
-        return
-    if any(data.iterdir()):
+def check_owner(data: Path, account: Account | None) -> None:
+    """Raise InvalidSetting when the data are root's."""
+    if account is not None and data.lstat().st_uid != account.user:
         raise InvalidSetting(
             f"postgres: folder={str(data.parent)!r}: its data are of root, as whom Postgres does not run;"
             f" run: chown -R {account.user}:{account.group} {data}"
         )
-    os.chown(data, account.user, account.group)
+
+
+def give(folder: Path, account: Account | None) -> None:
+    """Give a new folder of root to this user."""
+    if account is not None:
+        with entered(folder) as opened:
+            os.fchown(opened, account.user, account.group)
 
 
 def _known(user: int) -> Account | None:

@@ -1,29 +1,28 @@
 """The data of a private Postgres: made by `initdb`, which may be killed on its way.
 
-    data folder   initdb ──> PG_VERSION, files and folders of its own ──> server starts ──> postmaster.opts
-                  killed ──> half-made, and made anew                     never removed again
+    data.durable-new   initdb ──> PG_VERSION, files and folders of its own ──> the mark "durable" ──> renamed: data
+                       killed ──> removed, and made anew
 
-The server writes `postmaster.opts` at each start, and a base backup, which lacks it, has its `backup_label`. So data
-are half-made that have nothing but what `initdb` makes, and no database of a user.
+So data are whole, and durable's own, or another's: data without the mark are refused before anything is touched. Data
+of an earlier version of durable lack it; there the server's own file of its last start tells that durable started it.
 """
 
 from __future__ import annotations
 
-import re
+import os
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Final
 
-from durable.embedded.account import give, options, way_to
-from durable.embedded.folders import write
+from durable.embedded.account import check_owner, give, options, way_to
+from durable.embedded.folders import opened, unfinished, write
+from durable.embedded.processes import is_by_durable
 from durable.embedded.wheel import Programs
-from durable.errors import InvalidSetting
+from durable.errors import InvalidSetting, said
 
-_BY_INITDB: Final = re.compile(r"pg_.*|PG_VERSION|base|global|postgresql(\.auto)?\.conf|log|postmaster\.pid")
-_FIRST: Final = "pg_wal"
-_FIRST_OF_USERS: Final = 16_384
-"""The number of the first database, and of the first table, that `initdb` does not make."""
+MARK: Final = "durable"
+_MARK_TEXT: Final = "durable.embedded starts and ends the server of these data, and writes its settings.\n"
 
 _OPTIONS: Final = ("--auth=trust", "--auth-local=trust", "--encoding=utf8", "-U", "postgres")
 _LOCALE: Final = ("--locale-provider=builtin", "--builtin-locale=C.UTF-8")
@@ -43,31 +42,60 @@ SETTINGS: Final = {
 def make_ready(data: Path, programs: Programs) -> None:
     """Make the data unless they are there, and write the settings. No server may run on them.
 
-    Raises InvalidSetting when they cannot be made, or belong to another version.
+    Raises InvalidSetting when they cannot be made, are another's, or belong to another version.
     """
-    data.mkdir(parents=True, exist_ok=True)
-    if is_half_made(data):
-        _clear(data)
-    check_version(data, programs)
-    _check_others(data)
-    give(data, programs.account)
-    if not (data / "PG_VERSION").exists():
-        _make(data, programs)
+    check_own(data)
+    new = unfinished(data)
+    _remove(new)
+    if _names(data):
+        check_version(data, programs)
+        check_owner(data, programs.account)
+        _mark(data)
+    else:
+        new.mkdir(0o700)
+        give(new, programs.account)
+        _make(new, programs)
+        _mark(new)
+        new.rename(data)
     configuration = "".join(f"{name} = '{value}'\n" for name, value in SETTINGS.items())
     write(data / "postgresql.auto.conf", configuration)
 
 
-def is_half_made(data: Path) -> bool:
-    """Tell whether `initdb` was killed on this data, or no server was ever started on them: nothing would be lost."""
-    names = {path.name for path in data.iterdir()}
-    by_initdb = _FIRST in names and all(map(_BY_INITDB.fullmatch, names))
-    return by_initdb and not any(map(_is_of_users, data.glob("base/*/*")))
+def check_own(data: Path) -> None:
+    """Raise InvalidSetting when the data are another's. Data that are missing, or empty, are nobody's."""
+    folder = str(data.parent)
+    if data.is_symlink():
+        raise InvalidSetting(
+            f"postgres: folder={folder!r}: its data are a symbolic link to {os.readlink(data)}, which"
+            " other folders may share; give a folder with data of its own"
+        )
+    try:
+        names = _names(data)
+        is_own = not names or MARK in names or is_by_durable(data)
+    except OSError as error:
+        raise InvalidSetting(
+            f"postgres: folder={folder!r} cannot be used: {said(error)}; mend that, or give another folder"
+        ) from error
+    if is_own:
+        return
+    if "PG_VERSION" in names:
+        raise InvalidSetting(
+            f"postgres: folder={folder!r}: its data are another Postgres's, which durable leaves alone; give"
+            f" another folder. If durable has made them, run: touch {data / MARK}"
+        )
+    raise InvalidSetting(
+        f"postgres: folder={folder!r}: its data cannot be made: data/{names[0]} is in the way; move it, or give another"
+        " folder"
+    )
 
 
 def check_version(data: Path, programs: Programs) -> None:
     """Raise InvalidSetting when the data belong to another version than these programs."""
-    file = data / "PG_VERSION"
-    found = file.read_text(errors="replace").strip() if file.exists() else str(programs.version)
+    try:
+        with opened(data / "PG_VERSION") as file:
+            found = file.read().decode(errors="replace").strip()
+    except FileNotFoundError:
+        found = ""
     if found == str(programs.version):
         return
     folder = str(data.parent)
@@ -79,27 +107,24 @@ def check_version(data: Path, programs: Programs) -> None:
     raise InvalidSetting(f"postgres: folder={folder!r}: its data/PG_VERSION has no version; give another folder")
 
 
-def _check_others(data: Path) -> None:
-    """Raise InvalidSetting when other files are where the data are to be made."""
-    names = sorted(path.name for path in data.iterdir())
-    if names and "PG_VERSION" not in names:
-        raise InvalidSetting(
-            f"postgres: folder={str(data.parent)!r}: its data cannot be made: data/{names[0]} is in the way; move it,"
-            " or give another folder"
-        )
+def _names(data: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in data.iterdir())
+    except FileNotFoundError:
+        return []
 
 
-def _is_of_users(path: Path) -> bool:
-    return any(name.isdecimal() and int(name) >= _FIRST_OF_USERS for name in (path.parent.name, path.name))
+def _mark(data: Path) -> None:
+    if not (data / MARK).exists():
+        write(data / MARK, _MARK_TEXT)
 
 
-def _clear(data: Path) -> None:
-    """Remove what `initdb` has made, the sign of it last: this may be killed, too."""
-    for path in sorted(data.iterdir(), key=lambda path: path.name == _FIRST):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+def _remove(new: Path) -> None:
+    """Remove what a killed `initdb` has left."""
+    if new.is_symlink():
+        new.unlink()
+    elif new.exists():
+        shutil.rmtree(new)
 
 
 def _make(data: Path, programs: Programs) -> None:

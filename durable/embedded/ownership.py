@@ -84,9 +84,9 @@ def changing(folder: Path) -> Iterator[None]:
                     f" for {LOCK_SECONDS:.0f} s; end that process"
                 )
             time.sleep(_POLL_SECONDS)
-        file.truncate(0)
-        file.write(str(os.getpid()).encode())
-        file.flush()
+        with suppress(OSError):  # of a full disk; others are told the pid, no more
+            file.truncate(0)
+            os.write(file.fileno(), str(os.getpid()).encode())
         yield
 
 
@@ -123,7 +123,7 @@ def _is_locked(file: IO[bytes]) -> bool:
 
 def _holder(file: IO[bytes]) -> str:
     file.seek(0)
-    return file.read().decode(errors="replace") or "of an earlier version"
+    return file.read().decode(errors="replace") or "(unknown)"
 
 
 def end_orphan(folder: str, data: str) -> None:

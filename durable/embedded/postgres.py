@@ -16,7 +16,7 @@ from typing import Final
 
 from durable.embedded import databases
 from durable.embedded.account import account_of
-from durable.embedded.cluster import check_version, make_ready
+from durable.embedded.cluster import check_own, check_version, make_ready
 from durable.embedded.folders import made
 from durable.embedded.ownership import Keeper, changing, end_last, owned
 from durable.embedded.server import Server
@@ -87,12 +87,13 @@ def postgres(folder: Path | str, *, version: int | None = None) -> Iterator[Embe
     """Start a private server that keeps its data in `folder`, which is made when it is missing; stop it at the end.
 
     A server that runs there already is joined, and left running at the end. Settings of ALTER SYSTEM last until then:
-    each start writes its own. Raises InvalidSetting when the wheel is not installed, when the server does not start,
-    and when it cannot use the folder.
+    each start writes its own. Data and servers that another than durable has made are left alone. Raises
+    InvalidSetting when the wheel is not installed, when the server does not start, and when it cannot use the folder.
     """
     programs = find_programs(version)
-    folder = made("postgres", folder)
-    server = Server((folder / "data").resolve(), programs)
+    folder = made("postgres", folder).resolve()
+    server = Server(folder / "data", programs)
+    check_own(server.data)
     owning = ExitStack()
     owner = os.getpid() if _owns_or_joins(server, folder, owning) else None
     try:
@@ -140,5 +141,7 @@ def _start(server: Server, folder: Path, held: ExitStack) -> None:
         make_ready(server.data, server.programs)
         sockets = socket_directory(server.data, server.programs.account)
     except OSError as error:
-        raise InvalidSetting(f"postgres: folder={str(folder)!r} cannot be used: {said(error)}") from error
+        raise InvalidSetting(
+            f"postgres: folder={str(folder)!r} cannot be used: {said(error)}; mend that, or give another folder"
+        ) from error
     server.run(sockets)

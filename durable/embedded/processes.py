@@ -5,12 +5,15 @@ A file with a pid alone would not do: after a crash that may be the pid of any p
     their command line          the server, and the programs that make one: it has the path of the data, or the name
     their title                 the server's own processes, which outlive it when it is killed: it has that name
     their working folder        both, and those of `initdb`, which show neither; not every system tells it
+
+Servers of others may run on the same data. durable ends none of them: it knows its own by their name.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -19,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from durable.embedded.account import HERE
+from durable.embedded.folders import opened, unfinished
 from durable.errors import InvalidSetting, said
 
 if TYPE_CHECKING:
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 _POLL_SECONDS: Final = 0.01
 _ENDING_SECONDS: Final = 30.0
 _PROGRAMS: Final = ("postgres", "pg_ctl", "initdb")
+_NAME: Final = r"durable-[0-9a-f]{16}"
+_OF_DURABLE: Final = re.compile(rf'\Apostgres: {_NAME}: |[ "]cluster_name={_NAME}\b')  # a title, or arguments
 
 
 class Postmaster(NamedTuple):
@@ -41,7 +47,8 @@ class Postmaster(NamedTuple):
 def postmaster(data: Path) -> Postmaster | None:
     """Read the server's own file. None when there is none, and while it is not whole."""
     with suppress(OSError, IndexError, ValueError):
-        lines = os.fsdecode((data / "postmaster.pid").read_bytes()).split("\n")
+        with opened(data / "postmaster.pid") as file:
+            lines = os.fsdecode(file.read()).split("\n")
         sockets = Path(lines[4])
         is_ready = lines[7].strip() == "ready"
         return Postmaster(int(lines[0]), int(lines[3]), data if sockets == HERE else sockets, is_ready)
@@ -51,6 +58,15 @@ def postmaster(data: Path) -> Postmaster | None:
 def server_name(data: Path) -> str:
     """The name that the server of this data has in the titles of its processes."""
     return f"durable-{hashlib.sha256(os.fsencode(data)).hexdigest()[:16]}"
+
+
+def is_by_durable(data: Path) -> bool:
+    """Tell whether durable started the last server of this data."""
+    try:
+        with opened(data / "postmaster.opts") as file:
+            return _OF_DURABLE.search(os.fsdecode(file.read())) is not None
+    except FileNotFoundError:
+        return False
 
 
 def is_ready(data: Path) -> bool:
@@ -68,10 +84,15 @@ def end_left_behind(data: Path) -> None:
     """End the server that runs on this data without an owner, and what is left of one that was killed.
 
     Then the data have no server: the file with its pid is removed, because that may be the pid of another process now.
-    Raises InvalidSetting when a process does not end in time.
+    Raises InvalidSetting when a process does not end in time, and when another than durable has started the server.
     """
     deadline = time.monotonic() + _ENDING_SECONDS
     while left := list(_programs_on(data)):
+        if others := [process.pid for process in left if _is_anothers(process, data)]:
+            raise InvalidSetting(
+                f"postgres: folder={str(data.parent)!r}: another than durable has started the server that runs on its"
+                f" data, process {min(others)}; stop it, or give another folder"
+            )
         if time.monotonic() >= deadline:
             pids = ", ".join(str(process.pid) for process in left)
             raise InvalidSetting(
@@ -96,7 +117,7 @@ def _serves(pid: int, data: Path) -> bool:
 
     with suppress(psutil.Error):
         process = psutil.Process(pid)
-        return process.name() == "postgres" and _is_on(process, data)
+        return process.name() == "postgres" and _is_on(process, data) and not _is_anothers(process, data)
     return False
 
 
@@ -114,12 +135,29 @@ def _is_on(process: psutil.Process, data: Path) -> bool:
 
     with suppress(psutil.Error):
         command = process.cmdline()
-        if {str(data), f"cluster_name={server_name(data)}"} & set(command):
+        if {*_places(data), f"cluster_name={server_name(data)}"} & set(command):
             return True
         if " ".join(command).startswith(f"postgres: {server_name(data)}: "):
             return True
     with suppress(psutil.Error):
-        return bool(process.cwd() == str(data))
+        return process.cwd() in _places(data)
+    return False
+
+
+def _places(data: Path) -> set[str]:
+    return {str(data), str(unfinished(data))}
+
+
+def _is_anothers(process: psutil.Process, data: Path) -> bool:
+    """Tell whether another than durable has started this server. One that is ending has no command line."""
+    import psutil
+
+    with suppress(psutil.Error):
+        if process.name() != "postgres" or process.cwd() == str(unfinished(data)):
+            return False
+    with suppress(psutil.Error):
+        command = " ".join(process.cmdline())
+        return command != "" and _OF_DURABLE.search(command) is None
     return False
 
 

@@ -7,14 +7,16 @@ stop()   ended   <── asked to stop, told to end, killed: each after a time
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from subprocess import STDOUT, Popen, TimeoutExpired
 from typing import Final
 
 from durable.embedded.account import options, way_to
-from durable.embedded.folders import appended
+from durable.embedded.folders import appended, opened
 from durable.embedded.processes import end_left_behind, is_ready, postmaster, server_name
 from durable.embedded.sockets import remove_sockets, url_to
 from durable.embedded.wheel import Programs
@@ -28,6 +30,7 @@ _ENDING_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.01
 _LOG_LINES: Final = 10
 _LOG_BYTES: Final = 10_000
+_FULL_BYTES: Final = 1 << 20
 
 
 class Server:
@@ -59,7 +62,8 @@ class Server:
         found = postmaster(self.data)
         if found is None or not self.is_running:
             return False
-        self._sockets, self._port = found.sockets, found.port
+        self._sockets = self._sockets or found.sockets  # its owner trusts no file of another user
+        self._port = found.port
         return True
 
     def run(self, sockets: Path | None = None) -> None:
@@ -71,8 +75,6 @@ class Server:
             return
         self._end(signal.SIGQUIT, _ENDING_SECONDS)  # the last one may be on its way out
         self._sockets = sockets or self._sockets
-        assert self._sockets is not None
-        remove_sockets(self._sockets)
         begun = self._started()
         deadline = time.monotonic() + RECOVERY_SECONDS
         warned = time.monotonic() + _QUIET_SECONDS
@@ -98,10 +100,12 @@ class Server:
 
     def _started(self) -> int:
         """Start the process, and return the length of its log before."""
+        assert self._sockets is not None
         way = way_to(self.data, self.programs.account)
         sockets = way if self._sockets == self.data else self._sockets
         command = [self.programs.folder / "postgres", "-D", way, "-k", sockets]
         try:
+            remove_sockets(self._sockets)
             with appended(self.data / "log") as told:
                 begun = told.seek(0, 2)
                 self._process = Popen(
@@ -113,7 +117,10 @@ class Server:
                     start_new_session=True,  # Ctrl-C at the terminal is meant for this process
                 )
         except OSError as error:
-            raise self._failure(f"its server does not start: {said(error)}", 0) from error
+            raise InvalidSetting(
+                f"postgres: folder={str(self.data.parent)!r}: its server does not start: {said(error)}; mend that, and"
+                " start it again"
+            ) from error
         return begun
 
     def _has_ended(self) -> bool:
@@ -132,13 +139,23 @@ class Server:
 
     def _failure(self, text: str, begun: int) -> InvalidSetting:
         told = self._log_end(begun)
-        advice = f"; mend what its log says, and start it again:\n{told}" if told else ""
-        return InvalidSetting(f"postgres: folder={str(self.data.parent)!r}: {text}{advice}")
+        if self._has_full_disk():  # the log may have no room to say so
+            text += ": its disk is full; make room, and start it again"
+        elif told:
+            text += "; mend what its log says, and start it again"
+        elif self._process is not None:
+            text += f": it ended with {self._process.returncode}, and its log says nothing"
+        return InvalidSetting(f"postgres: folder={str(self.data.parent)!r}: {text}" + (f":\n{told}" if told else ""))
+
+    def _has_full_disk(self) -> bool:
+        with suppress(OSError):
+            return shutil.disk_usage(self.data).free < _FULL_BYTES
+        return False
 
     def _log_end(self, begun: int) -> str:
         """The last lines of this start."""
         try:
-            with (self.data / "log").open("rb") as file:
+            with opened(self.data / "log") as file:
                 file.seek(0, 2)
                 file.seek(max(begun, file.tell() - _LOG_BYTES))
                 return "\n".join(file.read().decode(errors="replace").splitlines()[-_LOG_LINES:])

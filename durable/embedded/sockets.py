@@ -16,9 +16,11 @@ from typing import Final
 from urllib.parse import quote
 
 from durable.embedded.account import Account
+from durable.embedded.folders import entered
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./+-]+")
 _MOST_BYTES: Final = 103 - len("/.s.PGSQL.54321")
+_SOCKET: Final = ".s.PGSQL."
 _PREFIX: Final = "durable-pg-socket-"
 _COMMON: Final = Path("/tmp")
 
@@ -37,19 +39,24 @@ def socket_directory(data: Path, account: Account | None) -> Path:
 
 
 def remove_sockets(sockets: Path) -> None:
-    """Remove what a killed server has left here: the pid in it may be that of another process now."""
-    for left in sockets.glob(".s.PGSQL.*"):
-        left.unlink(missing_ok=True)
+    """Remove what a killed server has left here: the pid in it may be that of another process now.
+
+    Raises OSError for a symbolic link, which may lead to the sockets of another server.
+    """
+    with suppress(FileNotFoundError), entered(sockets) as folder:
+        for left in os.listdir(folder):
+            if left.startswith(_SOCKET):
+                with suppress(FileNotFoundError):
+                    os.unlink(left, dir_fd=folder)
 
 
 def remove_socket_directories(data: Path) -> None:
     """Remove the directories that were made for the sockets of this data, whose server has ended."""
     for shared in {Path(tempfile.gettempdir()), _COMMON}:
         for made in shared.glob(f"{_prefix(data)}*"):
-            if not made.is_symlink():
-                with suppress(OSError):
-                    remove_sockets(made)
-                    made.rmdir()
+            with suppress(OSError):
+                remove_sockets(made)
+                made.rmdir()
 
 
 def url_to(sockets: Path, port: int, database: str) -> str:

@@ -318,7 +318,7 @@ def test_end_of_a_server_in_recovery_is_told(interrupted: Callable[[Callable[[in
     interrupted(lambda pid: os.kill(pid, signal.SIGKILL))
     with (
         tempfile.TemporaryDirectory(prefix="durable-pg-") as folder,
-        pytest.raises(InvalidSetting, match="its server does not start"),
+        pytest.raises(InvalidSetting, match="its server does not start: it ended with -9, and its log says nothing"),
         postgres(folder),
     ):
         pass

@@ -19,6 +19,7 @@ import psycopg
 import pytest
 
 from durable.embedded import Embedded, __main__, postgres, rabbitmq
+from durable.embedded.cluster import MARK
 from durable.embedded.ownership import changing
 from durable.embedded.processes import is_served, postmaster
 from durable.embedded.rabbitmq import find_scripts
@@ -244,10 +245,10 @@ def lay(path: Path, text: str | None) -> None:
         ("data/PG_VERSION", "16\n", "its data are of Postgres 16, not 18"),
         ("data/PG_VERSION", "x\n", "data/PG_VERSION has no version"),
         ("data/PG_VERSION", "", "data/PG_VERSION has no version"),
-        ("data/PG_VERSION", None, "cannot be used: IsADirectoryError"),
+        ("data/PG_VERSION", None, "cannot be used: OSError: .* it is no file"),
         ("data/customers.csv", "", "its data cannot be made: data/customers.csv is in the way"),
         ("data/postmaster.pid", None, "its data/postmaster.pid cannot be removed"),
-        ("data", "", "cannot be used: FileExistsError"),
+        ("data", "", "cannot be used: NotADirectoryError"),
         ("lock", None, "its file 'lock' cannot be opened: Is a directory"),
         ("owner", None, "its file 'owner' cannot be opened: Is a directory"),
     ],
@@ -256,6 +257,8 @@ def test_folder_with_something_else_is_refused_and_kept(
     folder: Path, name: str, text: str | None, told: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     lay(folder / name, text)
+    if name in ("data/PG_VERSION", "data/postmaster.pid"):
+        lay(folder / "data" / MARK, "")
     with pytest.raises(InvalidSetting, match=told), postgres(folder, version=18):
         pass
     assert (folder / name).exists()
@@ -297,11 +300,12 @@ def test_start_after_a_killed_initdb_makes_the_data_anew(folder: Path) -> None:
     program = "import sys; from durable.embedded import postgres; postgres(sys.argv[1]).__enter__()"
     for file in ("pg_wal", "PG_VERSION", "global/pg_control", "base/5"):
         with running(program, str(folder)) as owner:
-            assert within(30, (folder / "data" / file).exists)
+            assert within(30, (folder / "data.durable-new" / file).exists)
             end_everything_of(folder, owner)
-        assert not (folder / "data" / "postmaster.opts").exists(), file
+        assert not (folder / "data").exists(), file
     with postgres(folder) as server:
         assert answers(server)
+    assert not (folder / "data.durable-new").exists()
 
 
 def busy(server: Embedded) -> psutil.Process:

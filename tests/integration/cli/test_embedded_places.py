@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -11,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import asyncpg
 import psutil
@@ -20,13 +22,15 @@ import pytest
 from durable.cli import demo
 from durable.embedded import Embedded, postgres, wheel
 from durable.embedded.account import Account, unprivileged
+from durable.embedded.ownership import changing
 from durable.embedded.ports import free_port
-from durable.embedded.processes import server_name
+from durable.embedded.processes import postmaster, server_name
 from durable.embedded.wheel import Programs, run_by
 from durable.errors import InvalidSetting
 from durable.settings import Settings
 from durable.storage.database import async_url, sync_url
 from durable.storage.engines import Limits, make_async_engine, make_engine
+from tests.support.clusters import clusters
 
 NOBODY = 65_534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts a server as another user")
@@ -207,6 +211,188 @@ def test_symbolic_link_in_place_of_a_file_is_refused(folder: Path, name: str) ->
     with pytest.raises(InvalidSetting, match=f"its file '{name}' cannot be opened"):
         postgres(folder).__enter__()
     assert target.read_text() == "kept"
+
+
+# ---------------------------------------------------------------- data of others
+
+
+def tree(folder: Path) -> dict[Path, tuple[int, int, int, int]]:
+    """Modes, owners and times of change of everything here."""
+    found = {path: path.lstat() for path in (folder, *folder.rglob("*"))}
+    return {path: (each.st_mode, each.st_uid, each.st_gid, each.st_ctime_ns) for path, each in found.items()}
+
+
+def refused(folder: Path, told: str) -> str:
+    """Return the words of the refusal."""
+    with pytest.raises(InvalidSetting, match=told) as raised:
+        postgres(folder).__enter__()
+    return str(raised.value)
+
+
+def pid_of(data: Path) -> int:
+    return int((data / "postmaster.pid").read_text().split()[0])
+
+
+@pytest.mark.parametrize("version", [16, 18])
+def test_server_of_another_is_left_alone(version: int) -> None:
+    with clusters() as made:
+        cluster = made.new(version)
+        cluster.execute("CHECKPOINT")
+        server, before = psutil.Process(pid_of(cluster.data)), tree(cluster.folder)
+        refused(cluster.folder, f"another Postgres's, .* give another folder. .* run: touch {cluster.data}/durable")
+        assert tree(cluster.folder) == before
+        assert server.is_running()
+        (cluster.data / "durable").write_text("")
+        configuration = (cluster.data / "postgresql.auto.conf").read_text()
+        refused(cluster.folder, f"another than durable has started the server .*, process {server.pid}; stop it")
+        assert (cluster.data / "postgresql.auto.conf").read_text() == configuration
+        assert server.is_running()
+        cluster.stop()
+
+
+def test_data_of_another_are_left_alone(folder: Path) -> None:
+    with clusters() as made:
+        cluster = made.empty()
+        cluster.make()
+        before = tree(cluster.folder)
+        refused(cluster.folder, "another Postgres's")
+        assert tree(cluster.folder) == before
+
+
+def test_data_of_an_earlier_version_are_used_and_marked(folder: Path) -> None:
+    with postgres(folder) as server:
+        server.url("shop")
+    (folder / "data" / "durable").unlink()
+    with postgres(folder) as server:
+        assert "shop" in names(server)
+    (folder / "data" / "postmaster.opts").unlink()
+    with postgres(folder) as server:
+        assert "shop" in names(server)
+
+
+def test_data_of_a_living_owner_have_no_second_owner(folder: Path) -> None:
+    with postgres(folder / "first") as server:
+        (folder / "second").mkdir()
+        (folder / "second" / "data").symlink_to("../first/data")
+        pid = server.server.pid
+        refused(folder / "second", "its data are a symbolic link to ../first/data")
+        assert server.server.pid == pid
+        (folder / "third").symlink_to("first")
+        with postgres(folder / "third") as joined:
+            assert not joined.owned
+
+
+@as_root
+def test_linked_data_give_no_folder_of_root_away(folder: Path) -> None:
+    (folder / "private").mkdir(0o755)
+    (folder / "evil").mkdir()
+    os.chown(folder / "evil", NOBODY, NOBODY)
+    (folder / "evil" / "data").symlink_to(folder / "private")
+    before = tree(folder)
+    refused(folder / "evil", "its data are a symbolic link")
+    assert tree(folder) == before
+
+
+@as_root
+@pytest.mark.parametrize("trap", ["link", "name", "pipe", "folder"])
+@pytest.mark.parametrize("name", ["log", "postgresql.auto.conf", "PG_VERSION"])
+def test_trap_in_the_data_leads_root_to_no_other_file(used: Path, name: str, trap: str) -> None:
+    data = used / "data"
+    secret = used.parent / "secret"
+    secret.write_text("kept by root")
+    secret.chmod(0o600)
+    (data / name).unlink(missing_ok=True)
+    if trap == "link":
+        (data / name).symlink_to(secret)
+    elif trap == "name":
+        os.link(secret, data / name)
+    elif trap == "pipe":
+        os.mkfifo(data / name)
+    else:
+        (data / name).mkdir()
+    assert "kept by root" not in refused(used, r"cannot be used|does not start")
+    assert (secret.read_text(), mode(secret), secret.stat().st_uid) == ("kept by root", 0o600, 0)
+
+
+@pytest.fixture(scope="module")
+def made_once() -> Iterator[Path]:
+    """A folder of another user than root, whose server has ended."""
+    with tempfile.TemporaryDirectory(prefix="durable-pg-") as made:
+        (used := Path(made) / "used").mkdir()
+        os.chown(used, NOBODY, NOBODY)
+        with postgres(used):
+            pass
+        yield used
+
+
+@pytest.fixture
+def used(made_once: Path, folder: Path) -> Path:
+    subprocess.run(["cp", "-a", made_once, folder / "used"], check=True)
+    return folder / "used"
+
+
+@as_root
+def test_link_in_the_place_of_new_data_is_not_followed(folder: Path) -> None:
+    (folder / "private").mkdir()
+    (folder / "private" / "kept").write_text("")
+    (folder / "evil").mkdir()
+    os.chown(folder / "evil", NOBODY, NOBODY)
+    (folder / "evil" / "data.durable-new").symlink_to(folder / "private")
+    before = tree(folder / "private")
+    with postgres(folder / "evil"):
+        pass
+    assert tree(folder / "private") == before
+
+
+def test_sockets_of_another_server_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its user writes the server's own file, and owns the directory of its sockets."""
+    another = folder / "another"
+    another.mkdir()
+    kept = another / ".s.PGSQL.5432"
+    with postgres(folder / "a b") as server:
+        kept.write_text("")
+        with monkeypatch.context() as lying:
+            lying.setattr(
+                "durable.embedded.server.postmaster",
+                lambda data: found._replace(sockets=another) if (found := postmaster(data)) else None,
+            )
+            server.restart()
+            server.restart()
+        assert kept.exists()
+        found = postmaster(server.server.data)
+        assert found is not None
+        server.server.stop()
+        shutil.rmtree(found.sockets)
+        found.sockets.symlink_to(another)
+        try:
+            with pytest.raises(InvalidSetting, match=r"does not start: .*(symbolic link|Not a directory)"):
+                server.restart()
+            assert kept.exists()
+        finally:
+            found.sockets.unlink()
+
+
+# ---------------------------------------------------------------- full disks
+
+
+def full(*_: object) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_full_disk_is_told_when_the_server_does_not_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with postgres(folder) as server:
+        server.server.stop()
+        (server.server.data / "global" / "pg_control").rename(folder / "pg_control")
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
+        with pytest.raises(InvalidSetting, match="does not start: its disk is full; make room, and start it again"):
+            server.restart()
+
+
+def test_full_disk_keeps_no_process_from_the_lock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "write", full)
+        with changing(folder):
+            pass
 
 
 # ---------------------------------------------------------------- programs below a closed folder
