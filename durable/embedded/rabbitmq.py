@@ -19,6 +19,7 @@ import secrets
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import time
 from collections.abc import Iterator
@@ -185,6 +186,7 @@ def rabbitmq(folder: Path | str) -> Iterator[Broker]:
     """
     scripts = find_scripts()
     broker = Broker(made("rabbitmq", folder, refused=REFUSED), scripts, free_port())
+    _check_writers(broker.folder)
     try:
         _write_configuration(broker.folder)
     except OSError as error:
@@ -218,6 +220,16 @@ def accepts_amqp(host: str, port: int) -> bool:
         connection.sendall(PROTOCOL_HEADER)
         return connection.recv(1) == METHOD_FRAME
     return False
+
+
+def _check_writers(folder: Path) -> None:
+    """Raise InvalidSetting when another user could lead root from this folder to any file, by links."""
+    found = folder.stat()
+    if os.geteuid() == 0 and (found.st_uid != 0 or found.st_mode & stat.S_IWOTH):
+        raise InvalidSetting(
+            f"rabbitmq: folder={str(folder)!r}: other users than root can write there, and lead root to other files;"
+            " start it as the owner of the folder, or give another folder"
+        )
 
 
 def _write_configuration(folder: Path) -> None:

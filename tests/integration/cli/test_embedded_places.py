@@ -20,7 +20,7 @@ import psycopg
 import pytest
 
 from durable.cli import demo
-from durable.embedded import Embedded, postgres, wheel
+from durable.embedded import Embedded, postgres, rabbitmq, wheel
 from durable.embedded.account import Account, unprivileged
 from durable.embedded.ownership import changing
 from durable.embedded.ports import free_port
@@ -370,6 +370,21 @@ def test_sockets_of_another_server_stay(folder: Path, monkeypatch: pytest.Monkey
             assert kept.exists()
         finally:
             found.sockets.unlink()
+
+
+@as_root
+@pytest.mark.parametrize("trap", ["owned", "writable"])
+def test_folder_open_to_other_writers_gets_no_broker_of_root(
+    folder: Path, trap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["durable.embedded.rabbitmq"], "find_scripts", lambda: folder / "none")
+    if trap == "owned":
+        os.chown(folder, NOBODY, NOBODY)
+    else:
+        folder.chmod(0o777)
+    with pytest.raises(InvalidSetting, match=r"other users than root can write there, .* start it as the owner"):
+        rabbitmq(folder).__enter__()
+    assert list(folder.iterdir()) == []
 
 
 # ---------------------------------------------------------------- full disks

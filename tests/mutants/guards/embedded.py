@@ -387,4 +387,15 @@ ROWS: Final = (
         after="        if True:\n",
         killed_by=(_PLACES + "test_full_disk_keeps_no_process_from_the_lock",),
     ),
+    Mutant(
+        "embedded",
+        "a broker of root's starts where another may write",
+        "durable/embedded/rabbitmq.py",
+        before="    _check_writers(broker.folder)\n",
+        after="",
+        killed_by=(
+            _PLACES + "test_folder_open_to_other_writers_gets_no_broker_of_root[owned]",
+            _PLACES + "test_folder_open_to_other_writers_gets_no_broker_of_root[writable]",
+        ),
+    ),
 )
