@@ -12,6 +12,7 @@
     columns    the tables' columns in SQL, Arrow and Spark
     session    the Spark session: in this process, on a cluster, or over Spark Connect
     lake       the Delta tables: what was committed, up to where, and how Spark reads it
+    lost_lives rows of a life that a database has lost: foreign finds them, the audit passes over them
     describing what the tables say of themselves: comments, properties, their format
     erasing    content of chosen messages goes for good: lake_erasure · blanking · leftovers · erasures (the record)
     iceberg    the same files as Iceberg tables

@@ -39,12 +39,13 @@ from sqlalchemy import Connection, Engine
 
 from durable.errors import DurableError
 from durable.failpoints import failpoint
-from durable.pipeline import recovering
+from durable.pipeline import lost_lives, recovering
 from durable.pipeline.beginning import NO_WISH, Wish, begin
 from durable.pipeline.columns import COLUMNS
 from durable.pipeline.compaction import compact
 from durable.pipeline.copying import copy, opened
 from durable.pipeline.files import TaskFiles
+from durable.pipeline.foreign import Parted
 from durable.pipeline.known import KnownRows
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_marks import Whole
@@ -119,6 +120,9 @@ def archive(
         before = lake.span(table, whose)
         if low < base and table == "dead_letters":
             recovering.renew_letters(conn, lake, origin, whose)
+        noted = archives.foreign(conn, schema, source, begun.lake_id)
+        if noted and (begun.lost_below is not None or not lost_lives.has_list(lake, table, whose)):
+            Parted(lake, table, whose, since=0, below=low).name_noted(conn, origin, noted)
         end = LakeEnd(begun.lake_id, low, before.until)  # an archiver that is killed leaves the lake with another one
         foreign = recovering.note_foreign_gaps(conn, origin, table, end)
         dropped = [] if begun.lost_below is None else recovering.note_dropped_gaps(conn, origin, table, end)

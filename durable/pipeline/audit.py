@@ -2,8 +2,8 @@
 
     lakes ──> totals ──> edges: what can be judged ──> ledger: suspicious ids ──> findings ──> Verdict
 
-It fails when anything is lost or was handled twice. What is alien or late is shown, and so is what is still open, and
-what cannot be judged because an archive has a gap there.
+It fails when anything is lost, undone or was handled twice. What is forgotten, alien or late is shown, and so is what
+is still open, and what cannot be judged because an archive has a gap there.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ with needs_spark():
     from pyspark.sql import DataFrame
     from pyspark.sql import functions as F
 
-from durable.pipeline import ledger
+from durable.pipeline import ledger, lost_lives
 from durable.pipeline.erasures import recorded
 from durable.pipeline.lake import Lake
-from durable.pipeline.lake_tables import LakeTable, Whose
-from durable.pipeline.matching import FINDINGS, Edges, History, findings, inside, of, once, unbalanced
+from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
+from durable.pipeline.matching import FINDINGS, Edges, History, Lost, apart, findings, inside, of, once, unbalanced
 from durable.pipeline.rows import records
 from durable.pipeline.spans import Span, common, joint, settled
 
@@ -58,7 +58,7 @@ class Verdict:
 
     @property
     def failed(self) -> bool:
-        return self.counts["lost"] > 0 or self.counts["twice"] > 0
+        return any(self.counts[finding] > 0 for finding in ("lost", "undone", "twice"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +98,21 @@ def audit(
         _all(spark, receivers, "dead_letters").where("side = 'incoming' AND id IS NOT NULL"),
         services,
     )
+    lost = Lost(*(lost_lives.rows(spark, [*senders, *receivers], table) for table in SOURCES))
     phase("matching ids")
     with ExitStack() as stack:
         kept = partial(_kept, stack)
         in_slices = ledger.suspects(spark, [*sent, *received], edges)
-        suspects = kept(unbalanced(history) if in_slices is None else in_slices)
+        suspects = unbalanced(history) if in_slices is None else in_slices
+        suspects = kept(suspects if lost.ids is None else suspects.union(lost.ids).distinct())
         ids = [row["id"] for row in records(suspects.limit(_FEW + 1))]
         phase("looking closer at those that do not match")
         of_suspects: History | None = None
         if len(ids) > _FEW:
-            of_suspects = once(of(history, suspects))
+            of_suspects = apart(once(of(history, suspects)), lost)
         elif ids:  # their rows are read once, rather than joined once for each kind of finding
             few_sent, few_received = (kept(ledger.rows(spark, side, ids)) for side in (sent, received))
-            of_suspects = once(History(few_sent, few_received, history.quarantined, services))
+            of_suspects = apart(once(History(few_sent, few_received, history.quarantined, services)), lost)
         found = kept(findings(of_suspects, history.received, edges, question.late_after))
         counts = {row["finding"]: row["count"] for row in records(found.groupBy("finding").count())}
         if out is not None:
@@ -125,6 +127,8 @@ def audit_here(senders: Sequence[Lake], receivers: Sequence[Lake], question: Que
     The same tasks count and weigh the rows. A finding is defined once, in durable.pipeline.matching, and judged on
     Spark: so here is only found that there is none.
     """
+    if lost_lives.are_named([*senders, *receivers], _first_day(question)):
+        return None
     sent, received, counted, edges = _surveyed(ledger.here, senders, receivers, question)
     if not ledger.is_balanced(ledger.here, [*sent, *received], edges, question.late_after):
         return None

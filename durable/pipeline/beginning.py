@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from sqlalchemy import Connection, Engine
 
 from durable.errors import DurableError, InvalidSetting
-from durable.pipeline import recovering
+from durable.pipeline import lost_lives, recovering
 from durable.pipeline.erasures import record, recorded
 from durable.pipeline.foreign import Parted
 from durable.pipeline.lake import Lake
@@ -281,7 +281,10 @@ def _change(
             archives.note_as_gaps(conn, schema, side.source, "foreign", end, others=True)
         if wish.is_successor and (side.is_ahead or side.returns):
             parted = Parted(lake, side.table, whose, side.remembered, below=side.offset)
-            archives.note_foreign(conn, schema, side.source, side.lake_id, parted.foreign(conn, origin))
+            found = parted.foreign(conn, origin)
+            archives.note_foreign(conn, schema, side.source, side.lake_id, found.noted)
+            if found.keys is not None:
+                lost_lives.write(lake, side.table, whose, found.keys)
         archives.resume(conn, schema, side.source)
     if any(side.is_other_database for side in sides) and not wish.is_successor:
         archives.forget_left_lakes(conn, schema)

@@ -73,12 +73,12 @@ class Lake:
         schema = spark_schema(table)
         if not files:
             return spark.createDataFrame([], schema)
-        named = {"basePath": _hadoop(self.table_url(table)), "__globPaths__": "false"}  # brackets are no patterns
+        named = {"basePath": places.hadoop(self.table_url(table)), "__globPaths__": "false"}  # brackets are no patterns
         return spark.read.schema(schema).options(**named).parquet(*files)
 
     def files(self, table: LakeTable, since: date | None = None, until: date | None = None) -> list[str]:
         """The URLs of the files that hold these days."""
-        folder = _hadoop(self.table_url(table))
+        folder = places.hadoop(self.table_url(table))
         return [
             f"{folder}/{path}"
             for day, path, _ in self.listed(table)
@@ -384,16 +384,6 @@ def _rows_from(opened: DeltaTable, time: str, whose: Whose, xid: int) -> dict[st
             below = xid + 1 if last_xid is None else last_xid + 1
             found[unquote(file["path"])] = Absent(day, first, last, file["num_records"] or 0, below)
     return found
-
-
-# ---------------------------------------------------------------- places
-
-
-def _hadoop(url: str) -> str:
-    """Write a URL as Spark's file systems name it."""
-    if url.startswith("s3://"):
-        return f"s3a://{url.removeprefix('s3://')}"
-    return url if "://" in url else f"file://{url}"
 
 
 @contextmanager

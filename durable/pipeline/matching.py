@@ -3,7 +3,7 @@
                                outgoing rows of the senders          incoming rows of the receivers
     every row                         └────────────> ledger <────────────┘       one pass, grouped by id
     the few ids that do not balance                    │
-    their rows once more                               └─> findings: lost · open · unarchived · alien · twice
+    their rows once more                               └─> findings: lost · undone · open · unarchived · alien · ...
 
 A delivery is an id and a destination; a receipt is an id, a service and an endpoint. Which destination leads to which
 endpoint is known to nobody but the network, so an id balances when it has as many receipts as deliveries: an event
@@ -13,6 +13,9 @@ expired are all ends, and so is a quarantined dead letter, which has no row of h
     no row of history       a duplicate that the receiver recognised; what still waits in an outbox or an inbox
     only an incoming row    a local message, which is its sender's own
     several rows            a dead letter that was replayed: `dead-lettered`, then `handled`
+
+A row of a life that its database has lost is no delivery and no receipt: what it tells of is undone there. It says only
+why a counterpart is missing, `undone` at the receiver, or `forgotten` by the sender.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import reduce
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -30,7 +34,7 @@ from durable.pipeline.rows import records
 from durable.pipeline.spans import NO_SPAN, Span, common
 from durable.pipeline.transform import uuid_text
 
-FINDINGS: Final = ("lost", "twice", "alien", "late", "open", "unarchived")
+FINDINGS: Final = ("lost", "undone", "twice", "forgotten", "alien", "late", "open", "unarchived")
 _SPAN_DDL: Final = (
     "{key} STRING, begin TIMESTAMP, end TIMESTAMP, "
     "gaps ARRAY<STRUCT<service: STRING, address: STRING, begin: TIMESTAMP, end: TIMESTAMP>>"
@@ -47,6 +51,8 @@ _COLUMNS: Final = (
     "copies",
     "detail",
 )
+
+_PLACE: Final = "concat_ws(' ', service, address)"
 
 # A group of the ledger has two numbers. `weight` counts: what was sent in its lowest 20 bits, what was received in the
 # next, and local messages above. `places` has a bit for the hash of each place where it was handled, and one that says:
@@ -70,6 +76,24 @@ class History:
     """Incoming dead letters of all receivers."""
     senders: Collection[str]
     """The services whose outgoing rows these are."""
+    forgotten: DataFrame | None = None
+    undone: DataFrame | None = None
+    """Rows of each side of lives that their databases have lost, where they are told from the others: `id` and, of
+    receivers, `place`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Keys of the rows of lives that their databases have lost; None where there are none."""
+
+    rows: DataFrame | None = None
+    letters: DataFrame | None = None
+
+    @property
+    def ids(self) -> DataFrame | None:
+        """All ids of such rows (column `id`): each needs a closer look."""
+        found = [rows.select("id") for rows in (self.rows, self.letters) if rows is not None]
+        return reduce(DataFrame.unionByName, found).where("id IS NOT NULL").distinct() if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +144,27 @@ def once(history: History) -> History:
     return replace(history, sent=history.sent.dropDuplicates(row), received=history.received.dropDuplicates(row))
 
 
+def apart(history: History, lost: Lost) -> History:
+    """Put the rows of lost lives apart from those that count."""
+    undone = []
+    if lost.rows is not None:
+        keys = lost.rows.columns
+        of_lost = history.received.join(lost.rows, keys, "left_semi").where(F.col("address") != LOCAL)
+        undone.append(of_lost.select("id", F.expr(_PLACE).alias("place")))
+        history = replace(
+            history,
+            sent=history.sent.join(lost.rows, keys, "left_anti"),
+            received=history.received.join(lost.rows, keys, "left_anti"),
+            forgotten=history.sent.join(lost.rows, keys, "left_semi").select("id"),
+        )
+    if lost.letters is not None:
+        keys = lost.letters.columns
+        of_lost = history.quarantined.join(lost.letters, keys, "left_semi")
+        undone.append(of_lost.select("id", F.expr(_PLACE).alias("place")))
+        history = replace(history, quarantined=history.quarantined.join(lost.letters, keys, "left_anti"))
+    return replace(history, undone=reduce(DataFrame.unionByName, undone)) if undone else history
+
+
 # ---------------------------------------------------------------- every row: which ids need a closer look
 
 
@@ -160,19 +205,20 @@ def _count(first_bit: int) -> Column:
 
 
 def compared(history: History, edges: Edges) -> DataFrame:
-    """Lost, open, unarchived, alien and twice, exactly, among all rows of these ids."""
+    """Lost, undone, open, unarchived, forgotten, alien and twice, exactly, among all rows of these ids."""
     remote = history.received.where(F.col("address") != LOCAL)
     return (
-        _missing(history.sent, remote, history.quarantined, edges)
-        .unionByName(_alien(history.sent, remote, history.senders, edges))
+        _missing(history, remote, edges)
+        .unionByName(_alien(history, remote, edges))
         .unionByName(_twice(history.received))
     )
 
 
-def _missing(sent: DataFrame, remote: DataFrame, quarantined: DataFrame, edges: Edges) -> DataFrame:
+def _missing(history: History, remote: DataFrame, edges: Edges) -> DataFrame:
     """Sent to more places than it was seen at; open while the last copy may still be on its way to an end, unarchived
-    where its end may lie in a gap of a receiver's history.
+    where its end may lie in a gap of a receiver's history, undone where all others had an end in a lost life.
     """
+    sent = history.sent
     addresses = [row["address"] for row in records(sent.select("address").distinct())]
     spans = _spans(sent.sparkSession, "address", {name: edges.of_address(name) for name in addresses})
     deliveries = (
@@ -193,50 +239,71 @@ def _missing(sent: DataFrame, remote: DataFrame, quarantined: DataFrame, edges: 
     places = ("id", "service", "address")
     receipts = (
         remote.select(*places)
-        .unionByName(quarantined.select(*places))
+        .unionByName(history.quarantined.select(*places))
         .groupBy("id")
         .agg(
-            F.array_sort(F.collect_set(F.concat_ws(" ", "service", "address"))).alias("seen"),
+            F.array_sort(F.collect_set(F.expr(_PLACE))).alias("seen"),
             F.collect_set(F.struct("service", "address")).alias("places"),
         )
     )
-    seen = F.coalesce("seen", F.array().cast("array<string>"))
+    nowhere = F.array().cast("array<string>")
+    seen = F.coalesce("seen", nowhere)
     copies = F.size("destinations") - F.size(seen)
+    found = deliveries.join(receipts, "id", "left")
+    if history.undone is None:
+        found = found.withColumn("undone", nowhere)
+    else:
+        of_lost = history.undone.groupBy("id").agg(F.array_sort(F.collect_set("place")).alias("undone"))
+        of_lost = found.join(of_lost, "id", "left")
+        found = of_lost.withColumn("undone", F.array_except(F.coalesce("undone", nowhere), seen))
+    missing = F.when(F.size("undone") >= F.col("copies"), "undone").otherwise("lost")
     return (
-        deliveries.join(receipts, "id", "left")
-        .withColumn("copies", copies)
+        found.withColumn("copies", copies)
         .where("copies > 0")
-        .withColumn("finding", _finding("lost", F.expr(_IN_GAP_OF_RECEIVER)))
+        .withColumn("finding", _finding(missing, F.expr(_IN_GAP_OF_RECEIVER)))
         .withColumn("address", F.concat_ws(" ", "destinations"))
         .withColumn("detail", _listed("seen only at ", seen, "seen nowhere"))
+        .withColumn("detail", F.when(F.size("undone") == 0, F.col("detail")).otherwise(_in_lost_life("undone")))
         .withColumn("detail", _explained("a receiver's history"))
         .select(*_COLUMNS)
     )
 
 
-def _alien(sent: DataFrame, remote: DataFrame, senders: Collection[str], edges: Edges) -> DataFrame:
+def _alien(history: History, remote: DataFrame, edges: Edges) -> DataFrame:
     """Received, and no sender has a row of it, whatever its outcome; open while that row may still be archived,
-    unarchived where it may lie in a gap of the sender's history.
+    unarchived where it may lie in a gap of the sender's history, forgotten where a lost life of its sender has it.
     """
+    sent = history.sent
     spans = _spans(sent.sparkSession, "source", {name: {name: span} for name, span in edges.senders.items()})
-    why = F.when(F.col("source").isin(list(senders)), "its source has no record of it")
+    why = F.when(F.col("source").isin(list(history.senders)), "its source has no record of it")
     why = why.otherwise("its source is none of the senders")
+    is_forgotten = F.coalesce("is_forgotten", F.lit(False))
     return (
         remote.join(sent.select("id"), "id", "left_anti")
+        .join(_of_forgotten(history), "id", "left")
         .groupBy("id", "service", "address")
         .agg(
             *(F.first(name).alias(name) for name in ("message_type", "source")),
             F.min("sent_at").alias("sent_at"),
             F.min("finished_at").alias("finished_at"),
-            F.first(why).alias("detail"),
+            F.first(F.when(is_forgotten, "its sender's database has lost the life that sent it").otherwise(why)).alias(
+                "detail"
+            ),
+            F.first(F.when(is_forgotten, "forgotten").otherwise("alien")).alias("missing"),
         )
         .join(F.broadcast(spans), "source", "left")
         .where(_may_be_judged())
-        .withColumn("finding", _finding("alien", F.expr(_IN_GAP)))
+        .withColumn("finding", _finding(F.col("missing"), F.expr(_IN_GAP)))
         .withColumn("detail", _explained("its source's history"))
         .withColumn("copies", F.lit(1))
         .select(*_COLUMNS)
     )
+
+
+def _of_forgotten(history: History) -> DataFrame:
+    """The ids that were sent in a lost life."""
+    ids = history.sent.select("id").limit(0) if history.forgotten is None else history.forgotten.distinct()
+    return ids.withColumn("is_forgotten", F.lit(True))
 
 
 def _twice(received: DataFrame) -> DataFrame:
@@ -324,7 +391,7 @@ def _may_be_judged() -> Column:
     return F.col("begin").isNull() | (F.col("sent_at") >= F.col("begin"))
 
 
-def _finding(otherwise: str, is_in_gap: Column) -> Column:
+def _finding(otherwise: Column, is_in_gap: Column) -> Column:
     return F.when(_may_come(), "open").when(is_in_gap, "unarchived").otherwise(otherwise)
 
 
@@ -335,6 +402,11 @@ def _explained(whose: str) -> Column:
 
 def _may_come() -> Column:
     return F.coalesce(F.col("finished_at") >= F.col("end"), F.lit(False))
+
+
+def _in_lost_life(places: str) -> Column:
+    names = F.array_join(places, " ")
+    return F.concat("detail", F.lit("; an end at "), names, F.lit(" is of a life that its database has lost"))
 
 
 def _listed(intro: str, names: Column, otherwise: str) -> Column:

@@ -35,6 +35,20 @@ def created(table_url: str, path: str) -> Iterator[IO[bytes] | Any]:
         os.fsync(file.fileno())
 
 
+@contextmanager
+def replaced(table_url: str, path: str) -> Iterator[IO[bytes] | Any]:
+    """A file that takes the place of the one of this name, if there is one, when the context has ended without an
+    error. Readers find the one or the other.
+    """
+    if "://" in table_url:
+        with created(table_url, path) as stream:
+            yield stream
+        return
+    with created(table_url, f"{path}.new") as stream:
+        yield stream
+    os.replace(Path(table_url) / f"{path}.new", Path(table_url) / path)
+
+
 def names(table_url: str, folder: str) -> list[str]:
     """The names of the files in a folder of the table; none where there is no such folder."""
     if "://" not in table_url:
@@ -102,6 +116,13 @@ def remove(table_url: str, path: str) -> None:
         _store(table_url).delete_file(path)
     else:
         (Path(table_url) / path).unlink(missing_ok=True)
+
+
+def hadoop(url: str) -> str:
+    """Write a URL as Spark's file systems name it."""
+    if url.startswith("s3://"):
+        return f"s3a://{url.removeprefix('s3://')}"
+    return url if "://" in url else f"file://{url}"
 
 
 def _store(table_url: str) -> FileSystem:

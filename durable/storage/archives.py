@@ -194,6 +194,12 @@ def note_foreign(conn: Connection, schema: str, table: str, lake_id: str, found:
     _note(conn, schema, table, "foreign", found, lake_id)
 
 
+def foreign(conn: Connection, schema: str, table: str, lake_id: str) -> list[Absent]:
+    """The rows that this lake had when they were noted, of lives that this database has lost, by day."""
+    params = {"table": table, "lake_id": lake_id}
+    return [Absent(*row) for row in conn.execute(absent.READ_FOREIGN.within(schema), params)]
+
+
 def resume(conn: Connection, schema: str, table: str) -> None:
     """Archive again, from where the lake is: nothing is dropped from now on that is not archived."""
     conn.execute(statements.RESUME_ARCHIVE.within(schema), {"table": table})

@@ -48,7 +48,7 @@ def test_wait_for_a_lock_behind_its_own_ends(
         here.rollback()
         waiting.result(timeout=60)
     with connection(archiver.origin.url) as here:
-        assert found.foreign(here, archiver.origin) == []
+        assert found.foreign(here, archiver.origin).noted == []
 
 
 def test_compared_day_is_kept_until_the_transaction_ends(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:
@@ -56,7 +56,7 @@ def test_compared_day_is_kept_until_the_transaction_ends(archiver: Archiver, con
     found = parted(archiver)
     conn.execute("DELETE FROM durable.archives")  # as in a state of before the first archive
     with connection(archiver.origin.url) as here:
-        assert found.foreign(here, archiver.origin) == []
+        assert found.foreign(here, archiver.origin).noted == []
         with pytest.raises(StorageUnavailable, match="lock timeout"):
             drop_history(archiver)
     assert name in drop_history(archiver)

@@ -7,6 +7,7 @@ rows each database ever dropped; whatever happened, it demands of each finished 
     a row that the lake had, or the database    is in the lake, or in a gap of it: an audit never takes it for lost
     a gap                                       is of a day of which a row was missing once: it hides no other day
     a row that is named as gone                 is missing
+    a row that only the lake has                is named as one of a lost life, unless the database has dropped it
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from hypothesis.stateful import (
 
 from durable.errors import InvalidSetting
 from durable.pipeline import archive as archiving
+from durable.pipeline import lost_lives
 from durable.pipeline.archive import Archived, archive
 from durable.pipeline.beginning import Wish
 from durable.pipeline.compaction import compact
@@ -290,6 +292,11 @@ class Lives(RuleBasedStateMachine):
         assert {gap.begin.date() for gap in gaps} <= self.missed[table], "a gap of a day of which no row was missing"
         assert all(rows <= missing[day] for day, rows in done.gone.items()), "a row is gone that is there"
         assert not done.foreign or missing, "rows of a lost life are gone that are there"
+        named, dropped = self._lost(table), self.dropped[self.database][table]
+        assert named >= there.keys() - here.keys() - dropped, "a row of a lost life is not named"
+        assert not named & here.keys(), "a row of the database is named as one of a lost life"
+        if table == "history":  # letters may be dropped before the first archive, and one then looks as if it were lost
+            assert not named & dropped, "a row that was dropped is named as one of a lost life"
         with connection(self.url) as conn:
             claim = claimed(conn, self.lake, table, origin_of(self.url))
         assert verify(no_spark, self.lake, origin_of(self.url), claim).is_whole
@@ -332,6 +339,12 @@ class Lives(RuleBasedStateMachine):
             return Counter()
         rows = DeltaTable(self.lake.table_url(table)).to_pyarrow_table(columns=["id"])
         return Counter(int.from_bytes(each) for each in rows["id"].to_pylist())
+
+    def _lost(self, table: LakeTable) -> set[int]:
+        """The ids that the lake names as those of lost lives."""
+        with connection(self.url) as conn:
+            whose = Whose("shop", archives.database(conn, "durable"))
+        return {int.from_bytes(each) for each in lost_lives.read(self.lake, table, whose)["id"].to_pylist()}
 
     def _newest_letters(self) -> dict[int, bool]:
         rows = DeltaTable(self.lake.table_url("dead_letters")).to_pyarrow_table(columns=["id", "xid", "resolved_at"])

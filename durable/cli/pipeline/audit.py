@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 _MEANINGS = {
     "lost": "sent, and seen at fewer places than it was sent to",
+    "undone": "seen only in a life that its receiver's database has lost: send it again, pipeline replay --same-ids",
     "twice": "handled more than once by one endpoint",
+    "forgotten": "received, and sent only in a life that its sender's database has lost",
     "alien": "received, and sent by none of the senders",
     "late": "handled after its deadline, or after --late-after",
     "open": "too new to be judged",
@@ -78,7 +80,7 @@ def audit(
     out: Out = None,
     examples: Examples = 10,
 ) -> Step:
-    """Prove from history that no message was lost or handled twice. Ends with 1 when one was."""
+    """Prove from history that no message was lost, undone or handled twice. Ends with 1 when one was."""
     from durable.pipeline.audit import Question, audit, audit_here
 
     now = datetime.now(UTC)

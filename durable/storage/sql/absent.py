@@ -53,6 +53,10 @@ READ_GAPS = Statement("""
 SELECT first_at, last_at FROM {schema}.absent_rows
 WHERE table_name = :table AND kind = 'gap' AND first_at IS NOT NULL ORDER BY day
 """)
+READ_FOREIGN = Statement("""
+SELECT day, first_at, last_at, row_count, below FROM {schema}.absent_rows
+WHERE table_name = :table AND kind = 'foreign' AND lake_id = :lake_id ORDER BY day
+""")
 NOTE = Statement(f"""{_INSERT}
 SELECT :table, day, :kind, :lake_id, first_at, last_at, row_count, below
 FROM unnest(CAST(:days AS date[]), CAST(:firsts AS timestamptz[]), CAST(:lasts AS timestamptz[]),

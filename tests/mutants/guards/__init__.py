@@ -10,6 +10,7 @@ from tests.mutants.guards import (
     doors,
     embedded,
     handling,
+    lives,
     order,
     outbox,
     receiving,
@@ -33,4 +34,5 @@ GUARDS: Final[tuple[Mutant, ...]] = (
     *doors.ROWS,
     *calls.ROWS,
     *console.ROWS,
+    *lives.ROWS,
 )

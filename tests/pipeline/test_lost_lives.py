@@ -1,0 +1,344 @@
+"""What a database did in a life that it has lost is undone: the audit counts it neither as an end nor as a second one.
+
+the receiver goes back     what it handled since is undone, until it handles it again, once
+the sender goes back       what it sent since is forgotten, where a receiver has it
+both go back               nothing has happened
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import product
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from durable.errors import InvalidSetting
+from durable.pipeline import lost_lives
+from durable.pipeline.archive import archive
+from durable.pipeline.audit import Question, audit, audit_here
+from durable.pipeline.beginning import Wish
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import SOURCES
+from durable.pipeline.matching import FINDINGS, Edges, History, Lost, apart, findings, unbalanced
+from durable.pipeline.origin import Origin
+from durable.pipeline.rows import records
+from durable.pipeline.status import read_status
+from durable.storage import migrator
+from durable.storage.rows import QUARANTINED
+from tests.support.clusters import Cluster, clusters
+from tests.support.history import add_history, add_letters, add_old_day, numbers
+from tests.support.lakes import BILLING, SHOP, at, frame, handled, letter, sent
+
+pytestmark = pytest.mark.timeout(300)
+
+NOTHING = dict.fromkeys(FINDINGS, 0)
+SUCCESSOR = Wish(is_successor=True)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with clusters() as made:
+        cluster = made.new()
+        cluster.execute("CREATE DATABASE empty")
+        migrator.upgrade(cluster.uri("empty").replace("postgresql://", "postgresql+psycopg://"), "durable")
+        yield cluster
+
+
+def no_spark() -> NoReturn:
+    raise AssertionError("few rows need no Spark")
+
+
+class Party:
+    """A service, its database, which may go back to any earlier state, and its lake."""
+
+    def __init__(self, cluster: Cluster, lake: Path, service: str, side: str) -> None:
+        self.cluster, self.service, self.side = cluster, service, side
+        self.lake = Lake(str(lake))
+        self.states = 0
+        self.database = self.copy("empty")
+
+    def copy(self, database: str) -> str:
+        self.states += 1
+        name = f"{self.service}_{self.states}"
+        self.cluster.execute(f"DROP DATABASE IF EXISTS {name} (FORCE)")
+        self.cluster.execute(f"CREATE DATABASE {name} TEMPLATE {database}")
+        return name
+
+    def back_up(self) -> str:
+        return self.copy(self.database)
+
+    def put_back(self, backup: str) -> None:
+        """The other state stays as it is."""
+        self.database = self.copy(backup)
+
+    @property
+    def url(self) -> str:
+        return self.cluster.uri(self.database)
+
+    def write(self, first: int, count: int, outcome: str | None = None) -> None:
+        outcome = outcome or ("sent" if self.side == "outgoing" else "handled")
+        address = "tcp://billing" if self.side == "outgoing" else "main"
+        with psycopg.connect(self.url, autocommit=True) as conn:
+            add_history(conn, count, first=first, side=self.side, outcome=outcome, address=address)
+
+    def archive(self, wish: Wish | None = None) -> None:
+        """Until nothing is behind: the transactions of other databases hold an archive back, too."""
+        origin = Origin(url=self.url, schema="durable", service=self.service)
+        for _ in range(100):
+            for table in SOURCES:
+                archive(no_spark, self.lake, table, origin, wish=wish or Wish())
+            if not any(each.lag_rows for each in read_status(self.url, "durable", self.lake).tables):
+                return
+        raise AssertionError("the archive does not come to the end")
+
+    def lost(self) -> list[int]:
+        files = lost_lives.paths(self.lake, "history")
+        return numbers([] if not files else lost_lives._read(self.lake, "history", files)["id"].to_pylist())
+
+
+@pytest.fixture
+def sender(cluster: Cluster, tmp_path: Path) -> Party:
+    return Party(cluster, tmp_path / "shop", SHOP, "outgoing")
+
+
+@pytest.fixture
+def receiver(cluster: Cluster, tmp_path: Path) -> Party:
+    return Party(cluster, tmp_path / "billing", BILLING, "incoming")
+
+
+def found(spark: SparkSession, sender: Party, receiver: Party) -> dict[str, list[int]]:
+    """The numbers of the messages of each finding; without Spark the same, or that Spark must look closer."""
+    question = Question(settle=timedelta(0), archived_until=datetime.now(UTC))
+    verdict = audit(spark, [sender.lake], [receiver.lake], question)
+    assert audit_here([sender.lake], [receiver.lake], question) in (None, verdict)
+    assert verdict.failed == any(verdict.counts[each] for each in ("lost", "undone", "twice"))
+    ids = [(row["finding"], int(row["id"].replace("-", ""), 16)) for row in verdict.examples]
+    assert len(ids) == sum(verdict.counts.values())
+    return {kind: sorted(n for each, n in ids if each == kind) for kind, count in verdict.counts.items() if count}
+
+
+def exchange(sender: Party, receiver: Party, first: int, count: int) -> None:
+    sender.write(first, count)
+    receiver.write(first, count)
+
+
+def test_message_handled_in_a_lost_life_is_undone_until_handled_again(
+    spark: SparkSession, sender: Party, receiver: Party
+) -> None:
+    exchange(sender, receiver, 1, 2)
+    sender.archive()
+    receiver.archive()
+    backup = receiver.back_up()
+    exchange(sender, receiver, 3, 3)
+    sender.archive()
+    receiver.archive()
+    assert found(spark, sender, receiver) == {}
+    receiver.put_back(backup)
+    exchange(sender, receiver, 6, 1)  # in the new life, before the archiver knows of it
+    sender.archive()
+    receiver.archive(SUCCESSOR)
+    assert receiver.lost() == [3, 4, 5]
+    assert found(spark, sender, receiver) == {"undone": [3, 4, 5]}
+    receiver.write(3, 2)  # pipeline replay --same-ids
+    receiver.archive()
+    assert found(spark, sender, receiver) == {"undone": [5]}
+    receiver.write(5, 1)
+    receiver.archive()
+    assert found(spark, sender, receiver) == {}
+    receiver.write(5, 1)
+    receiver.archive()
+    assert found(spark, sender, receiver) == {"twice": [5]}
+
+
+def test_message_sent_in_a_lost_life_is_forgotten_until_sent_again(
+    spark: SparkSession, sender: Party, receiver: Party
+) -> None:
+    exchange(sender, receiver, 1, 2)
+    backups = sender.back_up(), receiver.back_up()
+    exchange(sender, receiver, 3, 2)
+    sender.archive()
+    receiver.archive()
+    sender.put_back(backups[0])
+    sender.archive(SUCCESSOR)
+    assert found(spark, sender, receiver) == {"forgotten": [3, 4]}
+    sender.write(3, 1)  # it was in the outbox of the backup; its receiver knows it
+    sender.archive()
+    assert found(spark, sender, receiver) == {"forgotten": [4]}
+    receiver.put_back(backups[1])
+    receiver.archive(SUCCESSOR)
+    assert found(spark, sender, receiver) == {"undone": [3]}
+
+
+def test_returned_life_is_not_lost(spark: SparkSession, sender: Party, receiver: Party) -> None:
+    exchange(sender, receiver, 1, 2)
+    sender.archive()
+    receiver.archive()
+    backup = receiver.back_up()
+    exchange(sender, receiver, 3, 2)
+    sender.archive()
+    receiver.archive()
+    first = receiver.database
+    receiver.put_back(backup)
+    receiver.write(4, 1)
+    receiver.archive(SUCCESSOR)
+    assert (receiver.lost(), found(spark, sender, receiver)) == ([3, 4], {"undone": [3]})
+    receiver.database = first
+    receiver.archive(SUCCESSOR)
+    assert (receiver.lost(), found(spark, sender, receiver)) == ([4], {})
+
+
+def test_each_lost_life_is_known(receiver: Party) -> None:
+    receiver.write(1, 2)
+    receiver.archive()
+    backup = receiver.back_up()
+    for first in (3, 5):
+        receiver.write(first, 2)
+        receiver.archive()
+        receiver.put_back(backup)
+        receiver.archive(SUCCESSOR)
+        backup = receiver.back_up()
+    assert receiver.lost() == [3, 4, 5, 6]
+
+
+def test_message_quarantined_in_a_lost_life_is_undone(spark: SparkSession, sender: Party, receiver: Party) -> None:
+    exchange(sender, receiver, 1, 1)
+    receiver.archive()
+    backup = receiver.back_up()
+    sender.write(2, 1)
+    sender.archive()
+    with psycopg.connect(receiver.url, autocommit=True) as conn:
+        add_letters(conn, 1, first=2)
+        conn.execute("UPDATE durable.dead_letters SET exception_type = %s", (QUARANTINED,))
+    receiver.write(9, 1, outcome="dead-lettered")  # of nobody
+    receiver.archive()
+    assert found(spark, sender, receiver) == {"alien": [9]}
+    receiver.put_back(backup)
+    receiver.archive(SUCCESSOR)
+    receiver.write(8, 1)
+    receiver.archive()
+    assert found(spark, sender, receiver) == {"undone": [2], "alien": [8]}
+
+
+def test_rows_of_before_the_history_are_not_lost(receiver: Party) -> None:
+    """It goes back to before its first archive, when nodes drop days by their retention."""
+    with psycopg.connect(receiver.url, autocommit=True) as conn:
+        add_old_day(conn, 30, 2, first=1)
+    receiver.write(3, 1)
+    backup = receiver.back_up()
+    receiver.write(4, 1)
+    receiver.archive()
+    receiver.put_back(backup)
+    with psycopg.connect(receiver.url, autocommit=True) as conn:
+        (name,) = conn.execute(
+            "SELECT c.oid::regclass::text FROM pg_class c JOIN pg_inherits ON inhrelid = c.oid "
+            "WHERE inhparent = 'durable.envelope_history'::regclass AND relname ~ '_[0-9]{8}$' ORDER BY relname LIMIT 1"
+        ).fetchone() or ("",)
+        conn.execute(f"DROP TABLE {name}")
+    receiver.archive(SUCCESSOR)
+    assert receiver.lost() == [4]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_lake_without_a_list_gets_one_again(receiver: Party, tmp_path: Path, *, kept: bool) -> None:
+    """It was put back to before the successor, or is of a version that made no list."""
+    receiver.write(1, 2)
+    receiver.archive()
+    backup = receiver.back_up()
+    receiver.write(3, 3)
+    receiver.archive()
+    shutil.copytree(receiver.lake.url, tmp_path / "kept")
+    receiver.put_back(backup)
+    receiver.write(6, 1)
+    receiver.archive(SUCCESSOR)
+    receiver.write(7, 1)
+    receiver.archive()
+    if kept:
+        shutil.rmtree(Path(receiver.lake.url) / "lost")
+    else:
+        shutil.rmtree(receiver.lake.url)
+        shutil.copytree(tmp_path / "kept", receiver.lake.url)
+    assert receiver.lost() == []
+    receiver.archive()
+    assert receiver.lost() == [3, 4, 5]
+
+
+def test_unreadable_list_is_refused(sender: Party, receiver: Party) -> None:
+    exchange(sender, receiver, 1, 1)
+    sender.archive()
+    receiver.archive()
+    backup = receiver.back_up()
+    receiver.write(2, 1)
+    receiver.archive()
+    receiver.put_back(backup)
+    receiver.archive(SUCCESSOR)
+    (path,) = lost_lives.paths(receiver.lake, "history")
+    (Path(receiver.lake.url) / path).write_bytes(b"PAR1")
+    with pytest.raises(InvalidSetting, match="rows of lost lives cannot be read"):
+        audit_here([sender.lake], [receiver.lake], Question())
+
+
+# ---------------------------------------------------------------- among rows
+
+WHERE = ("nowhere", "now", "lost", "both")
+
+
+def expected(was_sent: str, was_handled: str, was_quarantined: str) -> str | None:
+    """A message has been sent, and has come to an end, only where a life that is there says so."""
+    is_sent, was_sent_once = was_sent in ("now", "both"), was_sent == "lost"
+    is_ended = was_handled in ("now", "both") or was_quarantined in ("now", "both")
+    if is_sent and not is_ended:
+        return "undone" if "lost" in (was_handled, was_quarantined) else "lost"
+    if not is_sent and was_handled in ("now", "both"):
+        return "forgotten" if was_sent_once else "alien"
+    return None
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_messages_are_judged_by_living_rows_alone(spark: SparkSession, *, is_local: bool) -> None:
+    sends: list[dict[str, Any]] = []
+    receipts: list[dict[str, Any]] = []
+    letters: list[dict[str, Any]] = []
+    lost: dict[str, list[dict[str, Any]]] = {"history": [], "dead_letters": []}
+
+    def add(to: list[dict[str, Any]], of: str, where: str, rows: Sequence[dict[str, Any]]) -> None:
+        to += [row for row, life in zip(rows, ("now", "lost"), strict=True) if where in (life, "both")]
+        lost[of] += [rows[1]] if where in ("lost", "both") else []
+
+    wanted = set()
+    ways = [*product(WHERE, WHERE, WHERE)]
+    for number, (was_sent, was_handled, was_quarantined) in enumerate(ways):
+        add(sends, "history", was_sent, [sent(number), sent(number, finished_at=at(900 + number))])
+        again = {"finished_at": at(900 + number)}
+        add(receipts, "history", was_handled, [handled(number), handled(number, **again)])
+        add(letters, "dead_letters", was_quarantined, [letter(number), letter(number, failed_at=at(900 + number))])
+        if is_local:  # beside it, in the sender: neither an end nor a finding, whatever its life
+            local = {"service": SHOP, "address": "local"}
+            add(receipts, "history", was_sent, [handled(number, **local), handled(number, **local, **again)])
+        if kind := expected(was_sent, was_handled, was_quarantined):
+            wanted.add((kind, number))
+    history = History(frame(spark, sends), frame(spark, receipts), frame(spark, letters, "dead_letters"), {SHOP})
+    keys = {of: ["service", *lost_lives.KEYS[of]] for of in SOURCES}
+    of_lost = Lost(*(frame(spark, lost[of], of).select(keys[of]) for of in SOURCES))
+    rows = records(findings(apart(history, of_lost), history.received, Edges()))
+    assert {(row["finding"], int(row["id"].replace("-", ""), 16)) for row in rows} == wanted
+    assert of_lost.ids is not None
+    suspects = unbalanced(history).union(of_lost.ids).distinct()
+    assert {n for _, n in wanted} <= {int.from_bytes(row["id"]) for row in records(suspects)}
+
+
+def test_event_lost_at_one_place_and_undone_at_another_is_lost(spark: SparkSession) -> None:
+    sends = [sent(n, address=address) for n in (1, 2) for address in ("tcp://billing:1", "tcp://shipping:1")]
+    undone = [handled(1), handled(2), handled(2, service="shipping")]
+    history = History(frame(spark, sends), frame(spark, undone), frame(spark, [], "dead_letters"), {SHOP})
+    lost = Lost(frame(spark, undone).select("service", *lost_lives.KEYS["history"]))
+    rows = records(findings(apart(history, lost), history.received, Edges()))
+    assert {(row["finding"], int(row["id"][-1]), row["detail"]) for row in rows} == {
+        ("lost", 1, "seen nowhere; an end at billing main is of a life that its database has lost"),
+        ("undone", 2, "seen nowhere; an end at billing main shipping main is of a life that its database has lost"),
+    }
