@@ -44,6 +44,16 @@ def test_pages_are_for_everybody(open_page: Open, shop: Shop, scheme: str, size:
     assert found == {}
 
 
+@pytest.mark.parametrize("width", [1300, 1000])
+def test_service_and_logout_share_the_first_line(open_page: Open, width: int) -> None:
+    page = open_page(viewport={"width": width, "height": 600})
+    button = page.get_by_role("button", name="Log out").bounding_box()
+    service = page.locator("header strong").bounding_box()
+    assert button is not None
+    assert service is not None
+    assert button["y"] < service["y"] < button["y"] + button["height"]
+
+
 def test_data_runs_no_script_and_pages_obey_their_policy(open_page: Open, shop: Shop, complaints: Complaints) -> None:
     page = open_page()
     for path in paths(page):
