@@ -78,8 +78,9 @@ check: setup docs ## Check style, types, the floors, the pages, the requirements
 	scripts/audit.sh
 	.venv/bin/python -m tests.benchmarks.costs
 
+# Without --quiet, which hides warnings from strict too: a dead link would pass.
 docs: setup ## Build the documentation in build/site, with the reference from the code
-	.venv/bin/mkdocs build --quiet
+	.venv/bin/mkdocs build
 
 screenshots: setup ## Make the pictures of the console in docs/images anew
 	@scripts/chromium.sh
