@@ -20,6 +20,9 @@ Each is a variable (`DURABLE_BATCH_SIZE=50`), a keyword (`Bus(..., batch_size=50
 A time is seconds (`30`), text such as `500ms`, `10s`, `5m`, `1h30m` or `7d`, ISO 8601 (`PT30S`) or, in Python, a
 timedelta. Which of them to look at for what: [Operations](../operations.md#settings).
 
+durable reads no file of settings, and no `.env`. Set the variables where the process is started: by `EnvironmentFile=`
+of systemd, `env_file:` of Docker Compose, or `set -a; . ./shop.env; set +a` in a shell.
+
 | setting | unit | default | what it is, and where the default comes from |
 |---|---|---|---|
 """
