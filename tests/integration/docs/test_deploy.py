@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,7 @@ def alembic(
 ) -> Callable[[str], Config]:
     """An application with a table of its own beside durable's."""
     url = make_database("alembic")
+    monkeypatch.setenv("ALEMBIC_URL", url.replace("postgresql://", "postgresql+psycopg://", 1))
     config = Config(tmp_path / "alembic.ini")
     command.init(config, str(tmp_path / "migrations"))
     (tmp_path / "models.py").write_text(MODELS)
@@ -49,9 +51,7 @@ def alembic(
 
     def with_env(text: str) -> Config:
         (tmp_path / "migrations" / "env.py").write_text(text)
-        config = Config(tmp_path / "alembic.ini")
-        config.set_main_option("sqlalchemy.url", url.replace("postgresql://", "postgresql+psycopg://", 1))
-        return config
+        return Config(tmp_path / "alembic.ini")
 
     return with_env
 
@@ -69,9 +69,7 @@ def test_alembic_leaves_the_schema_of_durable_alone(alembic: Callable[[str], Con
 
 def test_statements_of_durable_run_in_a_revision(alembic: Callable[[str], Config]) -> None:
     config = alembic(ENV.read_text())
-    url = config.get_main_option("sqlalchemy.url")
-    assert url is not None
-    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as conn:
+    with psycopg.connect(os.environ["ALEMBIC_URL"].replace("+psycopg", ""), autocommit=True) as conn:
         conn.execute("DROP SCHEMA durable CASCADE")
         Path("durable.sql").write_text(upgrade_sql("", "durable"))
         made: Any = command.revision(config, "durable")
