@@ -43,7 +43,7 @@ async def place(item: str) -> None:
         bus.send(OrderPlaced(order.id))  # stored with the order, or not at all
 
 
-async def main() -> None:
+async def main() -> None:  # first: durable-agent migrate shop:bus
     await place("teapot")
     await bus.serve()  # handles messages until Ctrl-C
 
