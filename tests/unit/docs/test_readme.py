@@ -24,6 +24,13 @@ def test_link_is_absolute_and_leads_to_a_file(link: str) -> None:
         assert (ROOT / path).exists()
 
 
+def test_table_of_extras_lists_all_for_users() -> None:
+    table = README.partition("| extra | for |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [
+        extra for extra in PYPROJECT["optional-dependencies"] if extra not in ("docs", "dev")
+    ]
+
+
 def test_no_block_needs_a_renderer() -> None:
     assert "```mermaid" not in README
 
