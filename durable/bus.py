@@ -15,7 +15,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack, overload
@@ -53,7 +53,7 @@ from durable.messages.routing import LOCAL
 from durable.outbox.envelope_factory import SendOptions, due_time
 from durable.outbox.outbox import Outbox
 from durable.outbox.scope import Scope
-from durable.outbox.unit_of_work import UnitOfWork
+from durable.outbox.unit_of_work import Enlisting, UnitOfWork
 from durable.process import serving
 from durable.process.forking import in_each_child
 from durable.requests.receipts import Receipt
@@ -63,6 +63,7 @@ from durable.statistics import Statistics
 from durable.storage import circuits, delayed, loops, schedules
 from durable.storage.circuits import CircuitKind
 from durable.tasks.cancelling import run_to_completion
+from durable.telemetry import log
 from durable.transports.base import Transport
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 A = TypeVar("A")
 Mode = Literal["full", "send-only"]
+MessageClass = Annotated[type, "a message class, such as OrderPlaced"]
+ServiceClass = Annotated[type, "a class declared with @service"]
 AnySession = Session | AsyncSession | scoped_session[Any] | async_scoped_session[Any]
 
 
@@ -212,7 +215,7 @@ class Bus:
         return declare
 
     @checked
-    def expects(self, cls: type, *, at: str = LOCAL) -> None:
+    def expects(self, cls: MessageClass, *, at: str = LOCAL) -> None:
         """Keep the answers of this class to requests of this service, for wait_for(): see docs/requests.md.
 
         `at`: address of this service, at which those who answer reach it; without one, requests are handled by this
@@ -222,13 +225,14 @@ class Bus:
         """
         message_type = name_of(cls)
         self._refuse_when_running("expects", message_type)
+        self._application.refuse_second("expects", message_type)
         if at != LOCAL:
             self.runtime.transports.resolve(at, message_type)
         self.handles(cls, max_batch=answers.GROUP)(answers.keeper_of(cls))
         self._application.expect(message_type, at)
 
     @checked
-    def offer(self, contract: type, implementation: object, *, singleton: bool = False) -> None:
+    def offer(self, contract: ServiceClass, implementation: object, *, singleton: bool = False) -> None:
         """Let other services call the methods of this object, at the tcp:// and unix:// addresses of listen().
 
         `contract`: class declared with `durable.calls.service`. `implementation`: object with its methods, all of which
@@ -275,7 +279,7 @@ class Bus:
         connections.cancel(address)
 
     @checked
-    def withdraw(self, contract: type) -> None:
+    def withdraw(self, contract: ServiceClass) -> None:
         """Offer a service no longer; calls under way are finished. Raises InvalidSetting when it is not offered."""
         self.runtime.check_loop()
         self._application.offers.withdraw(contract_of(contract))
@@ -331,7 +335,7 @@ class Bus:
         return Elsewhere(at, self._links, epoch), at
 
     @checked
-    async def providers(self, contract: type) -> list[Provider]:
+    async def providers(self, contract: ServiceClass) -> list[Provider]:
         """Return the providers of a service that this bus knows, by application and node.
 
         They are read from the service's database; while that is away, they are those of before. A bus that does not run
@@ -471,7 +475,7 @@ class Bus:
     @checked
     def route(
         self,
-        cls: type,
+        cls: MessageClass,
         *,
         to: str,
         ordered: bool = False,
@@ -491,7 +495,7 @@ class Bus:
     @checked
     def subscribe(
         self,
-        cls: type,
+        cls: MessageClass,
         *,
         to: str,
         ordered: bool = False,
@@ -604,14 +608,17 @@ class Bus:
         return UnitOfWork(session, sessions.outbox(session), self._scope)
 
     @checked
-    @contextmanager
-    def enlist(self, session: AnySession) -> Iterator[Outbox]:
+    def enlist(self, session: AnySession) -> AbstractContextManager[Outbox]:
         """Make your own session a unit of work. Every later commit of this session stores its messages, also after
         the block; inside the block `bus.send()` finds the session.
 
         A scoped session stands for that of the thread or task in which `bus.send()` is called; the outbox of this block
         is that of the present one. Raises WiringError for an AsyncSession whose engine belongs to another event loop.
         """
+        return Enlisting(self._enlisted(session))
+
+    @contextmanager
+    def _enlisted(self, session: AnySession) -> Iterator[Outbox]:
         if isinstance(session, scoped_session | async_scoped_session):
             registry, outbox_of = session, self._outbox
             with self._scope.entered(lambda: outbox_of(registry())):
@@ -674,7 +681,7 @@ class Bus:
     @checked
     async def pause(
         self,
-        cls: type | None = None,
+        cls: MessageClass | None = None,
         *,
         for_: Duration | None = None,
         reason: str = "paused by the application",
@@ -697,7 +704,7 @@ class Bus:
         )
 
     @checked
-    async def resume(self, cls: type | None = None, **named: Unpack[PauseTarget]) -> bool:
+    async def resume(self, cls: MessageClass | None = None, **named: Unpack[PauseTarget]) -> bool:
         """End a pause before its time, or close a circuit that failures have opened.
 
         Names one target, and commits by itself, as pause() does. False when the target was neither paused nor stopped.
@@ -817,10 +824,13 @@ class Bus:
     async def serve(self) -> None:
         """Run until SIGINT or SIGTERM: the first drains, a second ends the process at once.
 
+        A signal within 0.3 s of the first counts as its echo: wrappers of processes send such.
         The process is taken for the bus's own. A fault that cannot be survived, such as an agent that does not end,
         ends it with an exit code and a line of log: see the setting `on_stuck`.
         """
         life = self.runtime.life
+        if self.mode == "send-only":
+            log.warning('mode="send-only": this process sends and handles nothing; it waits for a signal to end')
         try:
             await serving.serve(self, life)
         finally:
@@ -829,7 +839,8 @@ class Bus:
     def run(self) -> None:
         """Run serve() as a whole process, which threads of handlers that never end do not keep alive.
 
-        SIGINT and SIGTERM stay its own afterwards: any further one ends the process at once.
+        SIGINT and SIGTERM stay its own afterwards: any further one ends the process at once. Raises WiringError inside
+        a running event loop.
         """
         serving.run(self, self.runtime.life)
 

@@ -72,7 +72,12 @@ def told(hint: Any) -> str:
         return f"a mapping of {told(args[0])} to {told(args[1])}"
     if isinstance(origin, type) and issubclass(origin, Sequence):
         return f"a list of {told(args[0])}"
-    return _WORDS.get(hint) or f"a {getattr(hint, '__name__', hint)}"
+    return _WORDS.get(hint) or with_article(getattr(hint, "__name__", str(hint)))
+
+
+def with_article(name: str) -> str:
+    """The name of a class, for a sentence: "a Retry", "an AsyncEngine"."""
+    return f"{'an' if name[0] in 'AEIO' else 'a'} {name}"
 
 
 def shown(value: object) -> str:
@@ -80,7 +85,7 @@ def shown(value: object) -> str:
     try:
         text = repr(value)
     except BaseException:  # the application's own
-        text = f"a {type(value).__qualname__}"
+        text = with_article(type(value).__qualname__)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from durable.application.handlers import Handler
 from durable.application.middleware import MiddlewareStack
@@ -75,11 +75,7 @@ class Application:
         """Add a handler. Raises InvalidSetting when one of its messages, or of their older versions, has a handler
         already.
         """
-        known = self.handlers.get(handler.message_type)
-        if known is not None:
-            raise InvalidSetting(
-                f"{handler.message_type} is handled by {known.name} already; one handler may call others"
-            )
+        self.refuse_second("handles", handler.message_type)
         _by_type({**self.handlers, handler.message_type: handler})
         self.handlers[handler.message_type] = handler
         self.routes.handled_here(handler.message_type)
@@ -87,6 +83,16 @@ class Application:
             self.routes.places.ordered_types.add(handler.message_type)
         if handler.fair_by is not None:
             self.routes.places.shared[handler.message_type] = handler.fair_by
+
+    def refuse_second(self, function: Literal["handles", "expects"], message_type: str) -> None:
+        """Raise InvalidSetting when messages of this type are handled, or kept as answers, already."""
+        known = self.handlers.get(message_type)
+        if known is None:
+            return
+        remedy = "one handler may call others"
+        if known.keeps_answers or function == "expects":
+            remedy = "an answer that is expected has no other handler; remove one of the two"
+        raise InvalidSetting(f"{function}: {message_type} is handled by {known.name} already; {remedy}")
 
     def expect(self, message_type: str, at: str) -> None:
         """Let the handler of this type keep its messages, which are answers that come to this address."""

@@ -109,7 +109,8 @@ class Handler:
 
     @property
     def name(self) -> str:
-        return signatures.dotted_name(self.function)
+        """The dotted name of its function; that of an answer which is kept is the declaration."""
+        return "bus.expects()" if self.keeps_answers else signatures.dotted_name(self.function)
 
     @property
     def is_auto(self) -> bool:

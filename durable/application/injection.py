@@ -118,8 +118,8 @@ def resolve(
         elif hint is (AsyncSession if is_async else Session):
             direct[name] = SESSION
         elif hint in (AsyncSession, Session):
-            right = "AsyncSession" if is_async else "Session"
-            raise InvalidSetting(f"handler {of}: {name} must be annotated {right} in this kind of handler")
+            right = "AsyncSession in an async" if is_async else "Session in a sync"
+            raise InvalidSetting(f"handler {of}: {name} must be annotated {right} handler")
         elif parameter.default is inspect.Parameter.empty:
             raise InvalidSetting(
                 f"handler {of}: parameter {name!r} has no known type; annotate it with "

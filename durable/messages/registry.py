@@ -92,7 +92,16 @@ def name_of(cls: type) -> str:
     except KeyError:
         if issubclass(cls, type):
             raise UnknownMessageType("a class is no message: send an instance, such as OrderPlaced(...)") from None
+        if cls.__module__ == "builtins":
+            raise UnknownMessageType(
+                f"{cls.__name__} is not a message: give an instance of a class that is declared by @message(name)"
+            ) from None
         raise UnknownMessageType(f"{cls.__qualname__} is not a message: decorate it with @message(name)") from None
+
+
+def class_name(name: str) -> str:
+    """The class registered under a name, as code calls it; or the name, which may be one of another service."""
+    return _by_name[name].__name__ if name in _by_name else name
 
 
 def content_type_of(cls: type) -> str:

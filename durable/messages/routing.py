@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from durable.errors import RoutingError
 from durable.messages.ordering import OrderingRules
+from durable.messages.registry import class_name
 from durable.messages.upcasting import newer_types
 from durable.redaction import printable
 
@@ -60,9 +61,14 @@ class Routes:
             return subscribers[0]
         if subscribers:
             raise RoutingError(f"{message_type} has {len(subscribers)} subscribers: use publish() for an event")
+        routed = {*self._commands, *self._subscribers}
+        if newer := next((each for each in newer_types(message_type) if each in routed), None):
+            raise RoutingError(
+                f"{message_type} has no destination, but {newer} has one: send the newer class, {class_name(newer)}"
+            )
         raise RoutingError(
-            f"{message_type} has no destination: declare bus.route({message_type!r}, to=...), handle it here, "
-            "or give send(..., to=...)"
+            f"{message_type} has no destination: declare bus.route({class_name(message_type)}, to=...), handle it "
+            "here, or give send(..., to=...), such as to='tcp://127.0.0.1:2302'"
         )
 
     def for_publish(self, message_type: str) -> Sequence[str]:

@@ -25,7 +25,7 @@ from durable.errors import InvalidMessage, InvalidSetting, WiringError
 from durable.messages import codec
 from durable.messages import validation as screening
 from durable.messages.ordering import QueueKeys
-from durable.messages.registry import content_type_of, name_of, registered
+from durable.messages.registry import class_name, content_type_of, name_of, registered
 from durable.messages.reply_to import Answers
 from durable.messages.routing import LOCAL, Routes
 from durable.settings import Settings
@@ -36,6 +36,9 @@ Kind = Literal["command", "event", "cascade", "answer"]
 
 _BUSINESS_KEYS = UUID("6f0d1b4e-5c0a-5d57-9a3c-2d8f6b1e7a94")
 """The namespace of ids that are made of business keys; any fixed one would do."""
+
+_LESS = "; send less, such as a reference, or raise the setting here and at the receivers"
+"""The remedy for a message beyond a limit."""
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.")
 
@@ -222,7 +225,9 @@ class EnvelopeFactory:
         names = [name_of(cls) for cls in answers]
         for name in names:
             if name not in expected:
-                raise InvalidMessage(f"request {message_type}: answer {name} is not expected; declare bus.expects()")
+                raise InvalidMessage(
+                    f"request {message_type}: answer {name} is not expected; declare bus.expects({class_name(name)})"
+                )
         addresses = {expected[name] for name in names}
         if len(addresses) != 1:
             raise InvalidMessage(f"request {message_type}: name the classes of its answers, expected at one address")
@@ -253,7 +258,9 @@ class EnvelopeFactory:
         """Raise InvalidMessage unless an answer may go to this address."""
         if address == LOCAL:  # of this service: whoever asked over HTTP reads the answer here
             if message_type not in self._routes.answers:
-                raise InvalidMessage(f"answer {message_type} is not expected here; declare bus.expects()")
+                raise InvalidMessage(
+                    f"answer {message_type} is not expected here; declare bus.expects({class_name(message_type)})"
+                )
             return
         declared = {uri for uris in self._routes.destinations().values() for uri in uris}
         try:
@@ -310,7 +317,7 @@ class EnvelopeFactory:
             if options.get(option) == "":
                 raise InvalidMessage(f"{name} cannot be sent: {option} is empty; leave it out, or name one")
         if reason := screening.find_error(first, **self._limits):
-            raise InvalidMessage(f"{name} cannot be sent: {reason}")
+            raise InvalidMessage(f"{name} cannot be sent: {reason}{_LESS if ' than max_' in reason else ''}")
         if screening.never_due(first):
             raise InvalidMessage(
                 f"{name} cannot be sent: the message would be due at {first.execution_time}, when its deliver_by "

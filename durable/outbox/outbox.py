@@ -31,7 +31,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 from durable.arguments import Argument, length_of_time, refuse_misfits
 from durable.duration import Duration
 from durable.envelope import ANY_NODE, Envelope, NodeId, new_id
-from durable.errors import InvalidMessage, NoUnitOfWork, WiringError
+from durable.errors import InvalidMessage, NoUnitOfWork, UnknownMessageType, WiringError
 from durable.failpoints import failpoint
 from durable.messages.registry import name_of
 from durable.messages.routing import LOCAL
@@ -178,6 +178,7 @@ class Outbox:
         """Send the messages that a handler returned: one, several in a list or tuple, or None."""
         for message in result if isinstance(result, list | tuple) else [result]:
             if message is not None:
+                _refuse_no_message(message)
                 self._envelope_factory.send(self._sending(message, "cascade", None, {}))
 
     def allow_last_commit(self) -> None:
@@ -447,3 +448,10 @@ class Outbox:
         """True when the connection is of interest after it, too."""
         self._abandon(self._pending.take(self._not_connected))
         return self._connection is not None
+
+
+def _refuse_no_message(result: object) -> None:
+    try:
+        name_of(type(result))
+    except UnknownMessageType as error:
+        raise UnknownMessageType(f"{error}; a handler returns a message, a list of them, or None") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import NoReturn, Self, Unpack
 from uuid import UUID
@@ -41,6 +42,26 @@ async def close(session: AsyncSession) -> None:
         await run_to_completion(session.close())
     else:
         session.sync_session.close()  # without a connection there is nothing to wait for
+
+
+class Enlisting(AbstractContextManager[Outbox]):
+    """Block of `with bus.enlist(session)`."""
+
+    def __init__(self, block: AbstractContextManager[Outbox]) -> None:
+        self._block = block
+
+    def __enter__(self) -> Outbox:
+        return self._block.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._block.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> NoReturn:
+        raise WiringError("enlist: `async with` does not enter it; write `with bus.enlist(session)`")
+
+    async def __aexit__(self, *_: object) -> None: ...
 
 
 class UnitOfWork:

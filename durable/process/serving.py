@@ -1,7 +1,8 @@
 """A process that is the bus's own: it ends when it is told to, and never by itself without a word.
 
 SIGTERM, SIGINT    drain and leave, within a bound that a watchdog keeps; a second one ends the process at once,
-                   also after the node has left
+                   also after the node has left; within 0.3 s it is an echo of the first, for shells and
+                   wrappers such as npm pass on what the process has from its terminal already
 the bus ended      raise what has ended it
 """
 
@@ -11,11 +12,13 @@ import asyncio
 import resource
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from types import FrameType, TracebackType
 from typing import Any, Final
 
+from durable.errors import WiringError
 from durable.process.last_resort import EXIT_STUCK, end_process
 from durable.process.life import Life
 from durable.tasks.crew import end
@@ -23,6 +26,24 @@ from durable.telemetry import log
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _THREAD_SECONDS: Final = 1.0
+_ECHO_SECONDS: Final = 0.3
+
+
+class SecondSignal:
+    """The signal that ends the process at once: any but the first, and its echoes."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._echoes_until = 0.0
+
+    def first_came(self) -> None:
+        """Take the signals that follow at once for echoes of the first."""
+        self._echoes_until = self._clock() + _ECHO_SECONDS
+
+    def heard(self, number: int, _: FrameType | None) -> None:
+        """End the process, unless the signal is an echo."""
+        if self._clock() >= self._echoes_until:
+            end_process(1, "the process ends at once: a second %s has come", signal.Signals(number).name)
 
 
 class Signals:
@@ -31,9 +52,10 @@ class Signals:
     By handlers of Python's own, which also run while the event loop stands: `first` is called at once.
     """
 
-    def __init__(self, first: Callable[[], None]) -> None:
+    def __init__(self, first: Callable[[], None], second: SecondSignal) -> None:
         self.asked = asyncio.Event()
         self._first = first
+        self._second = second
         self._loop = asyncio.get_running_loop()
         self._has_asked = False
         self._before: dict[signal.Signals, Any] = {}
@@ -48,22 +70,20 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
-    def _heard(self, number: int, _: FrameType | None) -> None:
+    def _heard(self, number: int, frame: FrameType | None) -> None:
         if self._has_asked:
-            _end_at_once(number, None)
+            self._second.heard(number, frame)
+            return
+        self._second.first_came()
         self._has_asked = True
         self._first()
         self._loop.call_soon_threadsafe(self.asked.set)
 
 
-def _end_at_once(number: int, _: FrameType | None) -> None:
-    end_process(1, "the process ends at once: a second %s has come", signal.Signals(number).name)
-
-
-async def serve(bus: AbstractAsyncContextManager[Any], life: Life) -> None:
+async def serve(bus: AbstractAsyncContextManager[Any], life: Life, second: SecondSignal | None = None) -> None:
     """Run the bus until a signal asks for its end. Raises the error that has ended it by itself."""
     life.owns_process = True
-    with Signals(life.bind) as asked:
+    with Signals(life.bind, second or SecondSignal()) as asked:
         starting = asyncio.create_task(bus.__aenter__(), name="start the bus")
         asking = asyncio.create_task(asked.wait(), name="wait for a signal")
         try:
@@ -89,12 +109,17 @@ async def _until(asking: asyncio.Task[Any], bus: AbstractAsyncContextManager[Any
 
 def run(bus: AbstractAsyncContextManager[Any], life: Life) -> None:
     """serve() as a whole process: threads of handlers that never end do not keep it, and it may have as many open files
-    as the system allows, since each destination takes a connection."""
+    as the system allows, since each destination takes a connection. Raises WiringError inside a running event loop."""
+    if asyncio._get_running_loop() is not None:
+        raise WiringError(
+            "run() starts an event loop, and one runs already: write `await bus.serve()`, or `async with bus`"
+        )
     _raise_limit_of_open_files()
+    second = SecondSignal()
     for number in _SIGNALS:  # for the time outside Signals, to the end of the process
-        signal.signal(number, _end_at_once)
+        signal.signal(number, second.heard)
     try:
-        asyncio.run(serve(bus, life))
+        asyncio.run(serve(bus, life, second))
     except SystemExit as error:
         log.critical("the process ends: a task has raised SystemExit(%s)", error.code)
         raise

@@ -762,6 +762,7 @@ async def test_signal_after_the_node_has_left_ends_the_process_at_once(
     await process.says("begun")
     process.process.send_signal(signal.SIGTERM)
     await process.says("has left")
+    await asyncio.sleep(0.5)  # until then it is an echo of the first
     process.process.send_signal(number)
     assert await process.exit_code() == 1
     assert f"a second {number.name} has come" in process.output.read_text()

@@ -110,7 +110,9 @@ WRONG: dict[str, list[Any]] = {
     "float": [*NUMBERS, None],
     "bool": [*FLAGS, None],
     "type": [*CLASSES, None],
-    "type | None": CLASSES,
+    "MessageClass": [*CLASSES, None],
+    "MessageClass | None": CLASSES,
+    "ServiceClass": [*CLASSES, None],
     "type[Old]": CLASSES,
     "type[New]": CLASSES,
     "type[Exception]": [*CLASSES, int, None],
@@ -459,6 +461,18 @@ def test_provider_depending_on_itself_is_refused() -> None:
 # ------------------------------------------------------------------ blocks and names
 
 
+async def test_async_block_of_enlist_is_refused_with_the_right_one() -> None:
+    bus = Bus("a", "postgresql+asyncpg://nobody@127.0.0.1:1/nothing")
+    with pytest.raises(WiringError, match=r"write `with bus.enlist\(session\)`"):
+        async with bus.enlist(Session()):  # type: ignore[attr-defined]
+            pass
+
+
+async def test_run_within_an_event_loop_is_refused_before_a_coroutine_is_made() -> None:
+    with pytest.raises(WiringError, match=r"write `await bus.serve\(\)`, or `async with bus`"):
+        Bus("a", "postgresql+asyncpg://nobody@127.0.0.1:1/nothing").run()
+
+
 def test_block_without_async_is_refused() -> None:
     bus = Bus("a", "postgresql+asyncpg://nobody@127.0.0.1:1/nothing")
     with pytest.raises(WiringError, match="async with bus"), bus:
@@ -490,6 +504,51 @@ def test_misspelt_option_is_refused_by_bus_send_with_the_nearest_one() -> None:
 def test_negative_delay_is_refused_with_advice(call: Call, delay: object) -> None:
     with pytest.raises((InvalidSetting, InvalidMessage), match=r"delay=.*-.* is negative; give 0 or more"):
         run(call, call.args | {"delay": delay})
+
+
+@pytest.mark.parametrize("function", [Bus("a").route, Bus("a").subscribe])
+def test_name_instead_of_a_message_class_is_refused_with_an_example(function: Callable[..., object]) -> None:
+    with pytest.raises(InvalidSetting, match=r"cls='arguments\.placed': give a message class, such as OrderPlaced"):
+        function("arguments.placed", to="tcp://127.0.0.1:2302")
+
+
+def test_engine_of_another_kind_is_refused_in_good_english() -> None:
+    with pytest.raises(InvalidSetting, match="engine=17: give an AsyncEngine"):
+        Bus("a", engine=17)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("result", [{}, [{}], "done", 1])
+def test_result_other_than_a_message_is_refused_with_advice(result: object) -> None:
+    with pytest.raises(
+        UnknownMessageType,
+        match=r"^(dict|str|int) is not a message: give an instance .*; a handler returns a message, a list of them, or",
+    ):
+        made_outbox(Bus("a")).cascade(result)
+
+
+def test_unexpected_answer_is_refused_with_the_declaration() -> None:
+    with pytest.raises(InvalidMessage, match=r"declare bus\.expects\(Billed\)"):
+        made_outbox(Bus("a")).request(Placed(), Billed)
+
+
+def test_expected_answer_with_a_handler_is_refused_in_both_orders() -> None:
+    async def handle(message: Billed) -> None: ...
+
+    expecting, handling = Bus("a"), Bus("a")
+    expecting.expects(Billed)
+    handling.handles(Billed)(handle)
+
+    with pytest.raises(InvalidSetting, match=r"handled by bus.expects\(\) already; .*remove one of the two"):
+        expecting.handles(Billed)(handle)
+    with pytest.raises(InvalidSetting, match=r"expects: .*test_arguments.*handle already; .*remove one of the two"):
+        handling.expects(Billed)
+
+
+def test_message_beyond_a_limit_is_refused_with_advice() -> None:
+    outbox = made_outbox(Bus("a", max_message_bytes=5, max_headers=1))
+    for options in ({}, {"headers": {"a": "b", "c": "d"}}):
+        with pytest.raises(InvalidMessage, match=r"\); send less, .*, or raise the setting here and at the receivers"):
+            outbox.send(Placed(number=1 if options else 10**9), to="tcp://127.0.0.1:2302", **options)  # type: ignore[arg-type]
 
 
 def test_class_instead_of_a_message_is_refused() -> None:

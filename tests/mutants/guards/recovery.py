@@ -450,7 +450,7 @@ ROWS = (
         "recovery",
         "a signal after the last drain kills the process",
         "durable/process/serving.py",
-        before="        signal.signal(number, _end_at_once)\n",
+        before="        signal.signal(number, second.heard)\n",
         after="        pass\n",
         killed_by=(
             "tests/failure/test_memberships.py::test_signal_after_the_node_has_left_ends_the_process_at_once[SIGTERM]",

@@ -273,7 +273,8 @@ class TestArguments:
 
 class TestDeclaring:
     @pytest.mark.parametrize(
-        ("is_async", "wrong", "right"), [(True, Session, "AsyncSession"), (False, AsyncSession, "Session")]
+        ("is_async", "wrong", "right"),
+        [(True, Session, "AsyncSession in an async"), (False, AsyncSession, "Session in a sync")],
     )
     def test_session_annotation_must_match_the_kind_of_handler(self, is_async: bool, wrong: type, right: str) -> None:
         async def handle(session: Any) -> None: ...
@@ -282,7 +283,7 @@ class TestDeclaring:
 
         function = handle if is_async else handle_sync
         function.__annotations__["session"] = wrong
-        with pytest.raises(InvalidSetting, match=f"session must be annotated {right} in this kind of handler"):
+        with pytest.raises(InvalidSetting, match=f"session must be annotated {right} handler"):
             declared(function)
 
     @pytest.mark.parametrize("hint", [int, Shipped, list[Shipped], Annotated[str, "no dependency"], None])

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from durable import message, upcaster
 from durable.errors import RoutingError
 from durable.messages.routing import LOCAL, Routes
 
 PLACED = "orders.placed"
 BILLING = "tcp://billing:1"
 MAIL = "tcp://mail:1"
+
+
+@message("routing.placed")
+class Placed(msgspec.Struct):
+    number: int = 1
+
+
+@message("routing.placed", version=2)
+class PlacedV2(msgspec.Struct):
+    number: int = 1
+
+
+@upcaster(Placed, to=PlacedV2)
+def newer(placed: Placed) -> PlacedV2:
+    return PlacedV2(placed.number)
 
 
 @pytest.fixture
@@ -45,8 +62,13 @@ class TestCommands:
             routes.for_send(PLACED)
 
     def test_command_without_a_destination_is_refused_with_advice(self, routes: Routes) -> None:
-        with pytest.raises(RoutingError, match=r"bus\.route\('orders\.placed', to=\.\.\.\).*send\(\.\.\., to=\.\.\.\)"):
-            routes.for_send(PLACED)
+        with pytest.raises(RoutingError, match=r"bus\.route\(Placed, to=\.\.\.\).*send\(\.\.\., to=\.\.\.\)"):
+            routes.for_send("routing.placed")
+
+    def test_command_of_an_older_version_is_refused_with_the_newer_class(self, routes: Routes) -> None:
+        routes.route("routing.placed.v2", BILLING)
+        with pytest.raises(RoutingError, match=r"routing\.placed\.v2 has one: send the newer class, PlacedV2"):
+            routes.for_send("routing.placed")
 
     def test_command_has_one_route_and_accepts_the_same_again(self, routes: Routes) -> None:
         routes.route(PLACED, BILLING)

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import resource
+import signal
 import subprocess
 import sys
+
+import pytest
+
+from durable.process import serving
+from durable.process.serving import SecondSignal
 
 PROCESS = """
 import os, resource, signal
@@ -28,3 +34,26 @@ def test_process_may_have_as_many_open_files_as_the_system_allows() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     told = subprocess.run([sys.executable, "-c", PROCESS], capture_output=True, text=True, check=True, timeout=60)
     assert int(told.stdout) == hard > 256
+
+
+def test_second_signal_ends_the_process_unless_an_echo_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    now = [100.0]
+    monkeypatch.setattr(serving, "end_process", lambda code, *_: ended.append(code))
+    second = SecondSignal(lambda: now[0])
+
+    second.first_came()
+    for passed in (0.0, 0.001, 0.2):
+        now[0] = 100.0 + passed
+        second.heard(signal.SIGINT, None)
+    assert ended == []
+    now[0] = 100.4
+    second.heard(signal.SIGINT, None)
+    assert ended == [1]
+
+
+def test_signal_without_a_first_one_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(serving, "end_process", lambda code, *_: ended.append(code))
+    SecondSignal().heard(signal.SIGTERM, None)
+    assert ended == [1]
