@@ -72,6 +72,8 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
     from starlette.types import ASGIApp
 
+    from durable.setting_options import SettingOptions  # for checkers alone: Settings tells what is wrong with a value
+
 F = TypeVar("F", bound=Callable[..., Any])
 A = TypeVar("A")
 Mode = Literal["full", "send-only"]
@@ -116,7 +118,7 @@ class Bus:
         sync_engine: Engine | None = None,
         transports: Sequence[Transport] = (),
         settings: Settings | None = None,
-        **overrides: Any,
+        **overrides: Unpack[SettingOptions],
     ) -> None:
         if not _SERVICE.fullmatch(service):
             raise InvalidSetting(
@@ -542,7 +544,7 @@ class Bus:
             cron, message, name=name, tz=tz, misfire=misfire, to=to, options=options
         )
 
-    def configure(self, **overrides: Any) -> None:
+    def configure(self, **overrides: Unpack[SettingOptions]) -> None:
         """Change settings after the bus was made, as the command line does.
 
         Raises InvalidSetting, and WiringError while the bus runs.

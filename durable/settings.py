@@ -10,7 +10,8 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypedDict
@@ -38,6 +39,7 @@ from durable import database_url
 from durable.duration import duration
 from durable.errors import InvalidSetting
 from durable.redaction import keep_secret
+from durable.setting_errors import described
 
 __all__ = ["Settings"]
 
@@ -46,6 +48,11 @@ _NOT_SETTINGS = {"DURABLE_FAILPOINT"}  # read elsewhere; DURABLE_TEST_* belongs 
 
 PREFETCH: Final = 400
 """Deliveries of one queue that are prefetched by default: what a node stores at once; more were not faster."""
+
+_NEAR: Final = 0.7
+"""Likeness from which on a name may be a misspelling of another, of 1."""
+
+_LONGEST: Final = timedelta(days=36_500)
 
 SHORTEST_SECRET: Final = 16
 """Characters of a secret that peers share, at least."""
@@ -62,12 +69,35 @@ def _span(value: Any) -> Any:
         return value
 
 
+def _bounded(span: timedelta) -> timedelta:
+    if not timedelta(0) <= span <= _LONGEST:
+        raise ValueError(f"give a time from 0 to {_LONGEST.days} days")
+    return span
+
+
+def _above_zero(span: timedelta) -> timedelta:
+    if span <= timedelta(0):
+        raise ValueError("give a time above 0")
+    return span
+
+
 def _by_name(value: Any) -> Any:
     """A mapping is a JSON object where it is text."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError:
         raise ValueError('must be a JSON object, such as {"name": "value"}') from None
+
+
+def _written(pattern: str, words: str) -> AfterValidator:
+    """Refuse text that does not match the whole pattern, with these words."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"give {words}")
+        return text
+
+    return AfterValidator(check)
 
 
 def _long_enough(secret: SecretStr) -> SecretStr:
@@ -82,18 +112,32 @@ def _long_enough(secret: SecretStr) -> SecretStr:
 
 Count = Annotated[int, Field(ge=1, le=1 << 40)]
 Secret = Annotated[SecretStr, AfterValidator(_long_enough)]
-Address = Annotated[
-    str, Field(pattern=r"^(https?|tcp|rabbitmq)://[^@\s?#]+$")
-]  # a secret may be in the place of a user
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
+Address = Annotated[  # a secret may be in the place of a user
+    str,
+    _written(
+        r"(https?|tcp|rabbitmq)://[^@\s?#]+",
+        "addresses of http://, https://, tcp:// or rabbitmq://, without a user, such as tcp://orders:2302",
+    ),
+]
+Name = Annotated[str, _written(r"[A-Za-z0-9._-]{1,100}", "names of letters, digits, '.', '_' and '-', 100 at most")]
+SchemaName = Annotated[
+    str,
+    _written(
+        r"[a-z_][a-z0-9_]{0,62}", "lower-case letters, digits and '_', 63 characters at most and no digit at the start"
+    ),
+]
 Secrets = Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_by_name)]
 Names = Annotated[dict[str, str], NoDecode, BeforeValidator(_by_name)]
-Duration = Annotated[timedelta, BeforeValidator(_span), Field(gt=timedelta(0), le=timedelta(days=36_500))]
+Duration = Annotated[timedelta, BeforeValidator(_span), AfterValidator(_above_zero), AfterValidator(_bounded)]
 
 
 def _whole_peer(value: Any) -> Any:
     """A text is the only secret of a peer."""
-    return {"secrets": {"1": value}} if isinstance(value, str | SecretStr) else value
+    if isinstance(value, str | SecretStr):
+        return {"secrets": {"1": value}}
+    if not isinstance(value, Mapping | Peer):
+        raise ValueError(f"give each peer its secret as text, or an object of {', '.join(Peer.model_fields)}")
+    return value
 
 
 class Peer(BaseModel):
@@ -126,12 +170,12 @@ def _listed(value: Any) -> Any:
         listed = json.loads(value)
     except ValueError:
         listed = None
+    if listed is None and value.strip().startswith("["):
+        raise ValueError('must be a JSON array, such as ["a", "b"], or a list with commas')
     return listed if isinstance(listed, list) else [part.strip() for part in value.split(",") if part.strip()]
 
 
-PauseBefore = Annotated[timedelta, BeforeValidator(_span), Field(ge=timedelta(0), le=timedelta(days=36_500))]
-
-
+PauseBefore = Annotated[timedelta, BeforeValidator(_span), AfterValidator(_bounded)]
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
 
 
@@ -146,7 +190,7 @@ class Settings(BaseSettings):
     """URL of a direct connection for the node's advisory lock, when database_url goes through a pooler"""
     pooler: Literal["auto", "none", "transaction"] = "auto"
     """pooler in transaction mode (PgBouncer) on the way of database_url; auto: find out"""
-    db_schema: str = Field(default="durable", pattern=r"^[a-z_][a-z0-9_]{0,62}$")
+    db_schema: SchemaName = "durable"
     """schema that holds the tables"""
     pool_size: Count = 10
     """connections for units of work and handlers"""
@@ -285,10 +329,10 @@ class Settings(BaseSettings):
     pause_undecodable: bool = False
     """pause the types that do not decode then, on every node, instead of not starting"""
 
-    answer_to: tuple[str, ...] = Field(
+    answer_to: Words = Field(
         default=(),
-        description="addresses for answers besides declared destinations: a JSON array; an address that ends with /* "
-        "allows those below it, * any",
+        description="addresses for answers besides declared destinations: a list with commas, or a JSON array; an "
+        "address that ends with /* allows those below it, * any",
     )
     address_idle: Duration = timedelta(minutes=10)
     """time after which an undeclared address is forgotten when no message waits for it, or one that nobody calls"""
@@ -429,9 +473,9 @@ class Settings(BaseSettings):
                 if not name.startswith("_"):  # those of pydantic-settings itself
                     _refuse_unknown(name, set(type(self).model_fields))
             try:
-                super().__init__(**values)
+                super().__init__(**{name: value for name, value in values.items() if not _leaves_out(name, value)})
             except ValidationError as error:
-                raise InvalidSetting(_described(error)) from None
+                raise InvalidSetting(described(error, _may_hold_a_secret)) from None
             keep_secret(_secrets_of(self))
 
     @classmethod
@@ -488,6 +532,11 @@ class Settings(BaseSettings):
         if self.encryption_tenants and not self.encryption_keys:
             raise ValueError("encryption_tenants: name keys of encryption_keys; a file has its own tenants")
         for address in self.answer_to:
+            if address != "*" and "://" not in address:
+                raise ValueError(
+                    f"answer_to: {address!r} is no address; "
+                    "give a list of addresses, such as tcp://127.0.0.1:2303, or *"
+                )
             if "*" in address and address != "*" and (not address.endswith("/*") or address.count("*") > 1):
                 raise ValueError(f"answer_to: {address!r}: a * stands alone, or at the end behind a slash")
         if self.dedupe_window < timedelta(hours=1):
@@ -517,10 +566,12 @@ def load_settings(**overrides: Any) -> Settings:
 
     Raises InvalidSetting with one line that names the setting, its value and what it may be.
     """
-    known = set(Settings.model_fields)
+    known = {name.upper() for name in Settings.model_fields}
     for variable in os.environ:
         if variable.startswith(PREFIX) and variable not in _NOT_SETTINGS and not variable.startswith("DURABLE_TEST_"):
-            _refuse_unknown(variable.removeprefix(PREFIX).lower(), known, shown=variable)
+            name = variable.removeprefix(PREFIX).upper()
+            if name not in known:
+                raise InvalidSetting(f"{variable}: unknown setting{suggestion(name, known, PREFIX + '{}')}")
     settings = Settings(**overrides)
     for name in ("database_url", "lock_database_url"):
         url: SecretStr | None = getattr(settings, name)
@@ -539,14 +590,9 @@ def _has_any(source: PydanticBaseSettingsSource) -> bool:
             return True
 
 
-def _described(error: ValidationError) -> str:
-    """The first thing that is wrong, with the value unless it may be a secret."""
-    first = error.errors()[0]
-    reason = first["msg"].removeprefix("Value error, ")
-    if not first["loc"]:
-        return reason
-    name = str(first["loc"][0])
-    return f"{name}: {reason}" if _may_hold_a_secret(name) else f"{name}: {reason}, not {first['input']!r}"
+def _leaves_out(name: str, value: Any) -> bool:
+    """True for None where a setting has nothing by default: an empty list or object."""
+    return value is None and name in Settings.model_fields and Settings.model_fields[name].default in ((), {})
 
 
 def _secrets_of(settings: Settings) -> list[str]:
@@ -569,12 +615,12 @@ def _may_hold_a_secret(name: str) -> bool:
     return "SecretStr" in annotation or "Peer" in annotation
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest known name, or nothing."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+def suggestion(name: str, known: Iterable[str], written: str = "{}") -> str:
+    """`; did you mean 'x'?` for the nearest known name as it is `written`, or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=_NEAR)
+    return f"; did you mean {written.format(near[0])!r}?" if near else ""
 
 
-def _refuse_unknown(name: str, known: set[str], shown: str | None = None) -> None:
+def _refuse_unknown(name: str, known: set[str]) -> None:
     if name not in known:
-        raise InvalidSetting(f"{shown or name}: unknown setting{suggestion(name, known)}")
+        raise InvalidSetting(f"{name}: unknown setting{suggestion(name, known)}")

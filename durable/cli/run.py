@@ -44,7 +44,7 @@ def run(
     bus = load_bus(app)
     if bus.mode == "send-only":
         raise WiringError(f"APP:BUS: {app} has mode='send-only' and runs no agents; name another bus")
-    overrides = {name: value for name, value in settings.items() if value is not None}
+    overrides: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if overrides:
         bus.configure(**overrides)
     logs.set_up(log_level.value, json=json)

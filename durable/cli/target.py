@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from sqlalchemy import Connection, pool
@@ -67,7 +67,7 @@ def load_bus(app: BusName) -> Bus:
 def load_target(app: OptionalBusName = None, database: DatabaseUrl = None, schema: SchemaName = None) -> Target:
     """Load the bus, if one is named, and its settings; --database and --schema override them."""
     given = {"database_url": database, "db_schema": schema}
-    overrides = {key: value for key, value in given.items() if value is not None}
+    overrides: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if app is None:
         settings = load_settings(**overrides)
         if settings.database_url is None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from durable import Bus, Retry, database_url, message
+from durable import Bus, Retry, database_url, kinds, message
+from durable.arguments import annotations_of
 from durable.errors import InvalidMessage, InvalidSetting
+from durable.setting_options import SettingOptions
 from durable.settings import Settings, load_settings
 from scripts.docs.settings_page import render
 
@@ -123,7 +125,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest_known_one(monkeypatch: p
         load_settings(batchsize=5)
     monkeypatch.setenv("DURABLE_PING_INTERVALL", "5")
     with pytest.raises(
-        InvalidSetting, match=r"^DURABLE_PING_INTERVALL: unknown setting; did you mean 'ping_interval'\?"
+        InvalidSetting, match=r"^DURABLE_PING_INTERVALL: unknown setting; did you mean 'DURABLE_PING_INTERVAL'\?"
     ):
         load_settings()
 
@@ -256,3 +258,95 @@ def test_limits_of_headers_are_those_of_the_settings() -> None:
         envelope_factory.command(Unhandled(), to=PEER, headers={"a": "b", "c": "d", "e": "f"})
     with pytest.raises(InvalidMessage, match="max_header_bytes"):
         envelope_factory.command(Unhandled(), to=PEER, headers={"a": "0123456789"})
+
+
+# ------------------------------------------------------------------ what a refusal says
+
+
+SPAN = "is no length of time; give seconds, a timedelta, or text such as '500ms', '10s', '5m'"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("batch_size", "many", "give a whole number, not 'many'"),
+        ("batch_size", 1.5, "give a whole number, not 1.5"),
+        ("batch_size", 0, "give at least 1, not 0"),
+        ("batch_size", 1_001, "give at most 1000, not 1001"),
+        ("retry_jitter", "x", "give a number, not 'x'"),
+        ("retry_jitter", 1, "give less than 1.0, not 1"),
+        ("validate_sent", "maybe", "give true or false, not 'maybe'"),
+        ("poll_interval", "soon", f"'soon' {SPAN}"),
+        ("poll_interval", None, f"None {SPAN}"),
+        ("poll_interval", 0, "give a time above 0, not 0"),
+        ("poll_interval", "400000d", "give a time from 0 to 36500 days, not '400000d'"),
+        ("retry_delays", "1s,later", f"'later' {SPAN}"),
+        ("retry_delays", -1, "give a list, not -1"),
+        ("db_schema", "Durable", "give lower-case letters, digits and '_', 63 characters at most"),
+        ("pooler", "x", "give 'auto', 'none' or 'transaction', not 'x'"),
+        ("metrics_host", "", "give a name, not ''"),
+        ("lake", 1, "give text, not 1"),
+        ("tls_ca", 1, "give the path of a file, not 1"),
+        ("answer_to", 7, "give a list, not 7"),
+        ("answer_to", "orders", "'orders' is no address; give a list of addresses, such as tcp://127.0.0.1:2303, or *"),
+        ("answer_to", '["tcp://a:1"', "must be a JSON array"),
+        ("peers", '{"a": 1}', "give each peer its secret as text, or an object of secrets, certificates, at, types"),
+        ("peers", {"a": {"secret": "x"}}, "unknown name 'secret'"),
+        ("peers", "[1]", "give a JSON object"),
+        ("peers", {"a": {"at": ["orders"]}}, "give addresses of http://, https://, tcp:// or rabbitmq://"),
+    ],
+)
+def test_refused_setting_is_told_in_plain_words(name: str, value: object, said: str) -> None:
+    with pytest.raises(InvalidSetting) as refusal:
+        load_settings(**{name: value})
+    assert str(refusal.value).startswith(f"{name}: {said}")
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_refusal_of_a_setting_is_in_own_words(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [refusal(**{name: value}) for value in (object(), 10**30, -(10**30), [object()], {"a": object()}, 1.5)]
+    for text in ("{", "[", '"', "", "tcp://127.0.0.1:1"):
+        monkeypatch.setenv(f"DURABLE_{name.upper()}", text)
+        told.append(refusal())
+    assert not [text for text in told if any(word in text for word in ("Input", "String", "datetime.timedelta"))]
+
+
+def refusal(**given: Any) -> str:
+    try:
+        load_settings(**given)
+    except InvalidSetting as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("written", ["tcp://a:1,tcp://b:2", '["tcp://a:1", "tcp://b:2"]', ["tcp://a:1", "tcp://b:2"]])
+def test_addresses_for_answers_are_a_list(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings(answer_to=written).answer_to == ("tcp://a:1", "tcp://b:2")
+    if isinstance(written, str):
+        monkeypatch.setenv("DURABLE_ANSWER_TO", written)
+        assert load_settings().answer_to == ("tcp://a:1", "tcp://b:2")
+
+
+@pytest.mark.parametrize("name", [name for name, field in Settings.model_fields.items() if field.default in ((), {})])
+def test_none_leaves_out_a_setting_with_an_empty_default(name: str) -> None:
+    assert getattr(load_settings(**{name: None}), name) == Settings.model_fields[name].default
+
+
+def test_variable_far_from_every_setting_has_no_suggestion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DURABLE_PORT", "1")
+    with pytest.raises(InvalidSetting, match=r"^DURABLE_PORT: unknown setting$"):
+        load_settings()
+
+
+# ------------------------------------------------------------------ as keywords
+
+
+def test_keywords_of_a_bus_are_the_settings() -> None:
+    options = annotations_of(SettingOptions)
+
+    assert list(options) == list(Settings.model_fields)
+    for name, field in Settings.model_fields.items():
+        assert kinds.fits(field.default, options[name]), name
+        nothing = field.default is None or field.default in ((), {})
+        assert kinds.fits(None, options[name]) == nothing, name
+    assert get_type_hints(SettingOptions).keys() == options.keys()

@@ -125,7 +125,7 @@ class TestFailing:
     )
     @pytest.mark.parametrize("comes", ["while it waits", "before its retry", "before it is sent"])
     async def test_expired_message_is_a_dead_letter_when_on_expiry_asks_for_one(
-        self, world: World, by_setting: str, by_handler: Any, buried: bool, comes: str
+        self, world: World, by_setting: Any, by_handler: Any, buried: bool, comes: str
     ) -> None:
         world.bus.configure(on_expiry=by_setting)
         world.bus.route(OrderBilled, to=BILLING)
