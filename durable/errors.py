@@ -333,7 +333,8 @@ def needs(what: str, *, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise InvalidSetting(f"{what} needs {error.name}; run: pip install 'durable-bus[{extra}]'") from error
+        library = (error.name or "a library").partition(".")[0]
+        raise InvalidSetting(f"{what} needs {library}; run: pip install 'durable-bus[{extra}]'") from error
 
 
 def again(error: E) -> E:

@@ -11,8 +11,6 @@ from pydantic import SecretStr
 from durable.duration import Duration
 from durable.settings import Peer
 
-__all__ = ["SettingOptions"]
-
 
 class SettingOptions(TypedDict, total=False):
     """Settings by name. durable.settings says what each is for, its default and its bounds."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from durable.cli.command import Debug
-from durable.errors import WiringError
+from durable.errors import WiringError, needs
 
 Transport = Annotated[
     Literal["tcp", "http", "rabbitmq"], typer.Option("--transport", help="transport between the services")
@@ -56,7 +56,8 @@ def demo(
     if console and pipeline is not None:
         raise WiringError("--console: not with --pipeline, whose commands follow; leave one of them out")
     _forget_other_servers()
-    from durable.demo import run_demo, run_pipeline  # its libraries are an extra that only the demo needs
+    with needs("demo", extra="demo"):
+        from durable.demo import run_demo, run_pipeline
 
     if pipeline is None:
         run = partial(run_demo, keep=keep, shows_console=console)

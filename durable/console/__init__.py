@@ -13,7 +13,10 @@
 Pages are made here, whole, and work without scripts; htmx (vendored) keeps them up to date.
 """
 
-from durable.console.access import Authorize, Person, Role
-from durable.console.app import console_app
+from durable.errors import needs
+
+with needs("durable.console", extra="console"):
+    from durable.console.access import Authorize, Person, Role
+    from durable.console.app import console_app
 
 __all__ = ["Authorize", "Person", "Role", "console_app"]

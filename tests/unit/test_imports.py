@@ -15,6 +15,8 @@ NO_LIBPQ = "import sys; sys.modules.update(dict.fromkeys(('psycopg_c', 'psycopg_
     "import ctypes.util; ctypes.util.find_library = lambda name: None\n"
 )
 
+AGENT = "import sys; sys.argv[1:] = '{}'.split()\nfrom durable.cli.app import main; main()"
+
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
@@ -70,6 +72,26 @@ def test_missing_libpq_is_reported_with_install_advice() -> None:
 
     assert "durable.errors.InvalidSetting: psycopg cannot be loaded" in done.stderr
     assert "pip install 'durable-bus[binary]', or install the system's libpq" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("missing", "code", "said"),
+    [
+        ("jinja2", "import durable.console", "durable.console needs jinja2; run: pip install 'durable-bus[console]'"),
+        ("starlette", "import durable.console", "console needs starlette; run: pip install 'durable-bus[console]'"),
+        ("httpx", AGENT.format("demo"), "demo needs httpx; run: pip install 'durable-bus[demo]'"),
+        ("httpx", AGENT.format("demo --transport http"), "demo needs httpx; run: pip install 'durable-bus[demo]'"),
+        ("starlette", "import durable; durable.Bus('a').asgi()", "run: pip install 'durable-bus[http]'"),
+        ("prometheus_client", "import durable; durable.Bus('a').metrics_app()", "install 'durable-bus[metrics]'"),
+        ("opentelemetry", "import durable; durable.Bus('a').trace()", "run: pip install 'durable-bus[tracing]'"),
+        ("opentelemetry", "import durable; durable.Bus('a').meter()", "run: pip install 'durable-bus[tracing]'"),
+    ],
+)
+def test_missing_library_of_an_extra_is_reported_with_install_advice(missing: str, code: str, said: str) -> None:
+    done = run(f"import sys; sys.modules[{missing!r}] = None\n{code}")
+
+    assert said in done.stderr
+    assert "ModuleNotFoundError" not in done.stderr.splitlines()[-1]
 
 
 COMMANDS = ("doctor", "migrate", "status")
