@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from durable.duration import SUCH_AS, Duration, duration
+from durable.grammar import with_article
 
 _LENGTH_OF_TIME = get_args(Duration)[1]
 _WORDS: Mapping[Any, str] = {
@@ -73,11 +74,6 @@ def told(hint: Any) -> str:
     if isinstance(origin, type) and issubclass(origin, Sequence):
         return f"a list of {told(args[0])}"
     return _WORDS.get(hint) or with_article(getattr(hint, "__name__", str(hint)))
-
-
-def with_article(name: str) -> str:
-    """The name of a class, for a sentence: "a Retry", "an AsyncEngine"."""
-    return f"{'an' if name[0] in 'AEIO' else 'a'} {name}"
 
 
 def shown(value: object) -> str:

@@ -37,6 +37,7 @@ from durable.application.middleware import MiddlewareStack
 from durable.envelope import LeasedEnvelope, request_of
 from durable.errors import LeaseLost
 from durable.failpoints import failpoint
+from durable.grammar import several
 from durable.outbox.outbox import Outbox
 from durable.outbox.sessions import Sessions
 from durable.storage import answers, inbox
@@ -229,7 +230,8 @@ class Attempts:
         if len(stuck) < self._concurrency:  # one has come back just now
             return None
         seconds = time.monotonic() - stuck[self._concurrency - 1]
-        name = f"handling {self.handler.message_type}: {len(stuck)} threads are stuck, that is all of them, and it"
+        threads = several(len(stuck), "threads", "are")
+        name = f"handling {self.handler.message_type}: {threads} stuck, that is all of them, and it"
         return Standing(name, seconds, seconds / self._step_seconds)
 
     async def stuck_threads_end(self) -> None:

@@ -17,6 +17,8 @@ from itertools import chain
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from durable.grammar import several
+
 _NAMED = 5  # messages in a line
 
 
@@ -56,7 +58,7 @@ class StuckThreads:
     def problems(self) -> list[str]:
         """Return the problems for the health check."""
         return [
-            f"{len(stuck)} threads of handler {message_type} are stuck in messages {_named(stuck)}, since "
+            f"handler {message_type}: {several(len(stuck), 'threads', 'are')} stuck in messages {_named(stuck)}, since "
             f"{min(each.since for each in stuck):%Y-%m-%d %H:%M:%S} UTC: find out what this handler waits for, and "
             "give it a time limit; only the end of the process frees such a thread"
             for message_type in sorted(self._of)

@@ -17,6 +17,7 @@ from durable.console import viewers
 from durable.console.access import Person, Role
 from durable.console.shown import age, count
 from durable.envelope import NodeId
+from durable.grammar import several
 from durable.observability import health
 from durable.observability.health import NodeState
 from durable.recovery.policy import DormancyPolicy
@@ -92,7 +93,8 @@ class Overview(NamedTuple):
     def needs(self) -> list[str]:
         """Work for somebody, the problems of /health first."""
         latched = [circuit for circuit in self.circuits if circuit.probing]
-        letters = f"{count(self.dead_letters, MOST_COUNTED)} dead letters wait to be replayed or discarded"
+        counted = count(self.dead_letters, MOST_COUNTED)
+        letters = several(self.dead_letters, "dead letters", "wait", written=counted) + " to be replayed or discarded"
         return [
             *self._unattended,
             *self.problems,
@@ -111,10 +113,8 @@ class Overview(NamedTuple):
             self.to_send.number or self.to_handle.number
         ):
             return []
-        return [
-            f"no node is alive, and {self.to_send.number + self.to_handle.number:,} messages wait: start one with "
-            "durable-agent run APP:BUS"
-        ]
+        waiting = several(self.to_send.number + self.to_handle.number, "messages", "wait")
+        return [f"no node is alive, and {waiting}: start one with durable-agent run APP:BUS"]
 
 
 class HandlerRow(NamedTuple):

@@ -11,6 +11,8 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import TupleRow
 
+from durable.grammar import several
+
 RECORDED = "SELECT count(*) FROM recorded_flights"
 HANDLED = "SELECT coalesce(sum(flights), 0) FROM delays"
 NODES = "SELECT CAST(split_part(description, ':', 2) AS integer), node_id FROM durable.nodes"
@@ -89,7 +91,7 @@ class Observer:
             for side, owner, count in self.rows(service, WAITING):
                 lines.append(f"{service}: {count} {side} owned by {f'node {owner}' if owner else 'nobody'}")
             for reason, count in self.rows(service, DEAD_LETTERS):
-                lines.append(f"{service}: {count} dead letters: {reason}")
+                lines.append(f"{service}: {several(count, 'dead letters')}: {reason}")
             for key, reason in self.rows(service, CIRCUITS):
                 lines.append(f"{service}: {key} is latched: {reason}")
         return lines

@@ -11,6 +11,7 @@ from durable.demo.events import Event
 from durable.demo.flights import data_folder
 from durable.demo.latches import Latch
 from durable.demo.observer import Observer
+from durable.grammar import several
 
 SUMS = """
 SELECT carrier, sum(flights), sum(cancelled), sum(departure_minutes), sum(arrival_minutes)
@@ -140,9 +141,9 @@ class Evidence:
     def differences(self) -> list[str]:
         found = differences(self.ours, self.expected)
         if self.lost:
-            found.append(f"{len(self.lost)} flights were lost: {_some(self.lost)}")
+            found.append(f"{several(len(self.lost), 'flights', 'were')} lost: {_some(self.lost)}")
         if self.twice:
-            found.append(f"{len(self.twice)} flights were added twice: {_some(self.twice)}")
+            found.append(f"{several(len(self.twice), 'flights', 'were')} added twice: {_some(self.twice)}")
         for done, count in (("sent", self.sent), ("handled", self.handled)):
             if count != self.flights:
                 found.append(f"{count} messages are {done} by the history, should be {self.flights}")

@@ -9,6 +9,8 @@
     nodes that are alive handles its type
     messages have waited for an encryption key for
     health_unattended
+    messages wait behind a dead letter that has parked
+    their key, or their ordered handler, for so long
 
 What is latched or paused may wait as long as it likes. `durable-agent status` and the monitor of each process judge by
 these rules.
@@ -16,11 +18,13 @@ these rules.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from enum import StrEnum
 
 from durable.envelope import NodeId
+from durable.grammar import several
 from durable.recovery.policy import DormancyPolicy, NodeFacts
 from durable.settings import Settings
 from durable.storage.circuits import CircuitKind
@@ -74,6 +78,7 @@ def problems(gauges: Gauges, dormant: list[NodeId], waits: Waits, settings: Sett
         *_unattended(gauges, settings),
         *_unclaimed(gauges, settings),
         *_parked(gauges, settings),
+        *_behind(gauges, settings),
         *_late(gauges, waits, settings.health_lag),
         *_latched(gauges, settings.health_latched),
         *_dead_letters(gauges, settings.health_dead_letters),
@@ -86,7 +91,7 @@ def _abandoned(gauges: Gauges, dormant: list[NodeId]) -> Iterator[str]:
         count = sum(owned.get(node, 0) for owned in gauges.owned.values())
         if count:
             yield (
-                f"node {node} is dormant, owns {_counted(count)} envelopes and nobody takes them over: "
+                f"node {node} is dormant, owns {_several(count, 'envelopes')} and nobody takes them over: "
                 "start a node with durable-agent run APP:BUS"
             )
 
@@ -124,8 +129,9 @@ def unclaimed(gauges: Gauges, settings: Settings) -> list[Unowned]:
 
 def _unclaimed(gauges: Gauges, settings: Settings) -> Iterator[str]:
     for group in unclaimed(gauges, settings):
+        waiting = _several(group.waiting, "messages", "wait")
         yield (
-            f"{_counted(group.waiting)} messages {group.name} wait, the oldest for {_seconds(group.oldest_age)}, "
+            f"{group.name}: {waiting}, the oldest for {_seconds(group.oldest_age)}, "
             "and no living node handles them: start a node whose code has a handler for them, or an upcaster to one"
         )
 
@@ -134,8 +140,20 @@ def _parked(gauges: Gauges, settings: Settings) -> Iterator[str]:
     for group in gauges.parked:
         if group.oldest_age >= settings.health_unattended:
             yield (
-                f"{_counted(group.waiting)} messages wait for encryption key {group.key_id}, the oldest for "
+                f"{_several(group.waiting, 'messages', 'wait')} for encryption key {group.key_id}, the oldest for "
                 f"{_seconds(group.oldest_age)}: give the nodes this key"
+            )
+
+
+def _behind(gauges: Gauges, settings: Settings) -> Iterator[str]:
+    by_handler = {group.name: group.waiting for group in gauges.unowned[Side.INCOMING]}
+    for circuit in gauges.circuits:
+        waiting = (gauges.behind if circuit.kind == CircuitKind.KEY else by_handler).get(circuit.key, 0)
+        if circuit.is_parked and waiting and gauges.now - circuit.since >= settings.health_unattended:
+            yield (
+                f"{circuit.kind} {circuit.key} is parked by a dead letter ({circuit.reason}), and "
+                f"{_several(waiting, 'messages', 'wait')} behind it: resolve the letter, then run durable-agent resume "
+                f"APP:BUS --{circuit.kind} {shlex.quote(circuit.key)}"
             )
 
 
@@ -158,7 +176,7 @@ def _latched(gauges: Gauges, limit: timedelta | None) -> Iterator[str]:
 
 def _dead_letters(gauges: Gauges, limit: int | None) -> Iterator[str]:
     if limit is not None and gauges.dead_letters >= min(limit, MOST_COUNTED):
-        yield f"{_counted(gauges.dead_letters)} dead letters are unresolved: see durable-agent dead-letters list"
+        yield f"{_several(gauges.dead_letters, 'dead letters', 'are')} unresolved: see durable-agent dead-letters list"
 
 
 def _unpartitioned(gauges: Gauges) -> Iterator[str]:
@@ -172,8 +190,8 @@ def _unpartitioned(gauges: Gauges) -> Iterator[str]:
 _SIDES = {CircuitKind.DESTINATION.value: Side.OUTGOING, CircuitKind.HANDLER.value: Side.INCOMING}
 
 
-def _counted(count: int) -> str:
-    return str(count) if count < MOST_COUNTED else f"{MOST_COUNTED} or more"
+def _several(count: int, nouns: str, verb: str = "") -> str:
+    return several(count, nouns, verb, written=str(count) if count < MOST_COUNTED else f"{MOST_COUNTED} or more")
 
 
 def _seconds(duration: timedelta) -> str:

@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from durable.errors import DurableError, InvalidSetting
+from durable.grammar import several
 from durable.pipeline.copying import opened
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_digests import Spark
@@ -170,7 +171,7 @@ def _drop(conn: Connection, schema: str, day: date, done: int) -> None:
     try:
         _patiently(purging.drop_day, conn, schema, day)
     except DurableError as error:
-        raise DurableError(f"{done} days were dropped, {day} was not: {error}") from error
+        raise DurableError(f"{several(done, 'days', 'were')} dropped, {day} was not: {error}") from error
 
 
 _patiently = Retrying(

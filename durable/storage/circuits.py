@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection
 
@@ -13,6 +13,9 @@ from durable.duration import within_calendar
 from durable.envelope import NodeId
 from durable.storage.database import channel
 from durable.storage.sql import circuits as circuit_statements
+
+NODE: Final = "node "
+"""Begins the actor of what a node has stopped, before its number."""
 
 
 class CircuitKind(StrEnum):
@@ -33,6 +36,12 @@ class OpenCircuit(NamedTuple):
     actor: str
     probing: bool
     """True if failures opened the circuit, so that a success closes it."""
+
+    @property
+    def is_parked(self) -> bool:
+        """True for a key, or an ordered handler, that a dead letter has stopped: a node did it, and it has no end."""
+        is_endless = not self.probing and self.until is None
+        return is_endless and self.actor.startswith(NODE) and self.kind in (CircuitKind.KEY, CircuitKind.HANDLER)
 
 
 def open_circuit(

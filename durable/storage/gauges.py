@@ -63,6 +63,8 @@ class Gauges(NamedTuple):
     """Unresolved ones."""
     parked: Sequence[Parked]
     """Messages that wait for an encryption key, by key."""
+    behind: Mapping[str, int]
+    """Messages that wait behind a dead letter, by their key, which it has parked."""
     circuits: Sequence[OpenCircuit]
     nodes: Sequence[Node]
     locked: set[NodeId]
@@ -88,6 +90,7 @@ def read(conn: Connection, schema: str) -> Gauges:
         overdue=scheduled.overdue,
         dead_letters=conn.execute(gauge_statements.COUNT_UNRESOLVED.within(schema), limit).scalar_one(),
         parked=parked.read(conn, schema, MOST_COUNTED),
+        behind={row.key: row.waiting for row in conn.execute(gauge_statements.COUNT_BEHIND.within(schema), _PARKED)},
         circuits=circuits.read(conn, schema),
         nodes=nodes.read(conn, schema),
         locked=nodes.locked(conn, schema),
@@ -105,6 +108,7 @@ _OWNED: Final = {
     Side.INCOMING: gauge_statements.READ_OWNED_INCOMING,
 }
 _BOUNDS: Final = {"limit": MOST_COUNTED, "groups": _MOST_GROUPS}
+_PARKED: Final = {**_BOUNDS, "node": circuits.NODE}
 
 
 def _unowned(conn: Connection, schema: str, statements: Sequence[Statement]) -> list[Unowned]:

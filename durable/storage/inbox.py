@@ -218,7 +218,8 @@ def dead_letter(
     moved = row is not None and int(row[0]) == 1
     if moved and parks is not None and lease.ordering_key is not None:
         kind, key = parked(lease, parks)
-        reason = f"{lease.envelope.id} became a dead letter: {letter.reason[:500]}"
+        why = f"{letter.exception_type}: {letter.reason[:500]}"
+        reason = f"{why} (message {lease.envelope.id} became a dead letter)"
         circuits.pause_at_least(conn, schema, kind, key, reason=reason, actor=f"node {node}", duration=None)
     return moved
 

@@ -16,6 +16,7 @@ from durable.arguments import checked_class
 from durable.bus import Bus
 from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, unix_ms
 from durable.errors import WiringError
+from durable.grammar import several
 from durable.messages import validation as screening
 from durable.messages.registry import name_of
 from durable.messages.routing import LOCAL
@@ -153,7 +154,7 @@ class InMemoryBus:
         letters = self._mailbox.history.dead_letters
         if letters:
             told = (f"{letter.envelope.message_type}: {letter.traceback or letter.reason}" for letter in letters)
-            raise AssertionError(f"{len(letters)} dead letters:\n" + "\n".join(told))
+            raise AssertionError(f"{several(len(letters), 'dead letters')}:\n" + "\n".join(told))
 
     # ------------------------------------------------------------------ what is to happen
 

@@ -478,7 +478,7 @@ async def test_hanging_thread_is_replaced_and_reported(database_url: str, in_ste
             await eventually(lambda: bus.statistics().handling["memberships.done"].stuck_threads == 1, within=20)
 
             async def is_reported() -> bool:
-                return "1 threads of handler memberships.done are stuck in messages " in await problems(bus)
+                return "handler memberships.done: 1 thread is stuck in messages " in await problems(bus)
 
             await eventually(is_reported, within=20)
             await eventually(lambda: waiting(database_url) == 0, within=20)  # it has become a dead letter
@@ -514,7 +514,7 @@ async def test_node_leaves_a_handler_to_the_others_when_all_its_threads_hang(
             await send(bus, 1)
 
             async def is_reported() -> bool:
-                return "2 threads of handler memberships.done are stuck in messages " in await problems(bus)
+                return "handler memberships.done: 2 threads are stuck in messages " in await problems(bus)
 
             await eventually(is_reported, within=20)
             await eventually(another_node(bus, before), within=30)

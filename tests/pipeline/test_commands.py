@@ -155,7 +155,7 @@ def test_purge_drops_whole_days_archived_and_past_retention(agent: Agent, conn: 
     old, recent = add_old_day(conn, 40, 5), add_old_day(conn, 20, 5, first=6)
     archive(agent)
     due = document(agent, "status")["days_to_purge"]
-    assert "1 days of history, from" in agent("pipeline", "status").out
+    assert "1 day of history, from" in agent("pipeline", "status").out
     purged = document(agent, "purge", "--keep", "30")
     assert (purged["days"], len(due), purged["rows"]) == (due, 1, 5)
     assert document(agent, "status")["days_to_purge"] == []

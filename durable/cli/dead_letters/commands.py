@@ -7,7 +7,7 @@ replay · discard · edit       resolve, in batches; the first Ctrl-C ends a run
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from enum import StrEnum
 from functools import partial
@@ -29,6 +29,7 @@ from durable.cli.dead_letters.selection import (
     refuse_unknown,
     refuse_unmatched,
 )
+from durable.cli.dead_letters.views import Row
 from durable.cli.output import emit
 from durable.cli.runs import Work, Yes, actor_name, confirm, work_options
 from durable.cli.send import read_body
@@ -37,9 +38,10 @@ from durable.dead_letters import bodies as letter_bodies
 from durable.dead_letters.bulk import Run
 from durable.encryption.ring import KeyRing
 from durable.errors import DurableError, InvalidMessage, InvalidSetting
-from durable.storage import actions
+from durable.storage import actions, circuits
 from durable.storage import dead_letters as storage
 from durable.storage.actions import Action
+from durable.storage.circuits import CircuitKind
 from durable.storage.dead_letters import DeadLetter, Selection
 
 app = group("Inspect, replay, edit or discard messages that failed for good.")
@@ -138,7 +140,7 @@ def replay(chosen: Chosen, work: Work, rate: Rate = None, rehearse: Rehearse = F
     change = actions.recorded(replaying, _action("replay", chosen, work.actor, reason))
     resolve = resolve_all(chosen, change, verb="replayed", replayable=True, rate=rate, limit=work.limit)
     run = asyncio.run(resolve)
-    _report(run, "replayed", or_else=lambda: refuse_unmatched(chosen, chosen.selection))
+    _report(run, "replayed", _parked(chosen) if run.done else [], lambda: refuse_unmatched(chosen, chosen.selection))
 
 
 @app.command()
@@ -176,7 +178,7 @@ def edit(chosen: Chosen, actor: str, body: Body, rehearse: Rehearse = False, rea
     run = asyncio.run(resolve_all(chosen, change, verb="replayed", replayable=True))
     if not run.done:
         raise DurableError(f"letter {letter.summary.letter_id}: not replayed: {views.left(run)}")
-    _report(run, "replayed")
+    _report(run, "replayed", _parked(chosen))
 
 
 def _action(verb: str, chosen: Chosen, actor: str, reason: str | None) -> Action:
@@ -212,9 +214,22 @@ def _rehearse(chosen: Chosen, limit: int | None, body: bytes | None = None) -> N
         raise typer.Exit(1)
 
 
-def _report(run: Run, verb: str, or_else: Callable[[], None] = lambda: None) -> None:
-    """Print how far a run came; call `or_else` if nothing was selected."""
-    emit({"resolution": verb} | asdict(run), *views.told(run, verb))
+def _parked(chosen: Chosen) -> list[Row]:
+    """The keys and handlers that dead letters have parked: what is replayed waits there until they are resumed."""
+    with schema_connection(chosen.settings) as conn:
+        waiting = circuits.count_parked(conn, chosen.settings.db_schema)
+        stopped = circuits.read(conn, chosen.settings.db_schema)
+    return [
+        {"kind": circuit.kind, "key": circuit.key, "waiting": waiting.get(circuit.key)}
+        for circuit in stopped
+        if circuit.is_parked and (circuit.kind != CircuitKind.KEY or circuit.key in waiting)
+    ]
+
+
+def _report(run: Run, verb: str, parked: Sequence[Row] = (), or_else: Callable[[], None] = lambda: None) -> None:
+    """Print how far a run came, and what is parked; call `or_else` if nothing was selected."""
+    more = {"parked": parked} if parked else {}
+    emit({"resolution": verb} | asdict(run) | more, *views.told(run, verb), *views.parked(parked))
     if run.stopped:
         raise typer.Exit(130)
     if not run.total and not run.unfit:

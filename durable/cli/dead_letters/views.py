@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,12 +12,14 @@ from durable.dead_letters import bodies as letter_bodies
 from durable.dead_letters.bulk import Run
 from durable.dead_letters.rehearsal import Rehearsed
 from durable.envelope import Envelope
+from durable.grammar import several
 from durable.storage.dead_letters import Attempt, DeadLetter, Group, Relative, Summary
 from durable.storage.rows import both_ends, error_text
 
 Row = dict[str, Any]
 _SHORT = 100
 _MOST_ROWS = 100
+_MOST_PARKED = 5
 
 
 def group_rows(groups: Sequence[Group]) -> list[Row]:
@@ -152,6 +155,18 @@ def told(run: Run, verb: str) -> list[Block]:
     done = f"{verb} {done_of(run.done, run.total, 'letter')}"
     lines: list[Block] = [f"stopped: {done}; run the same command again for the rest" if run.stopped else done]
     return lines + ([f"left: {left(run)}"] if run.waiting or run.taken or run.unfit else [])
+
+
+def parked(rows: Sequence[Row]) -> list[Block]:
+    """Say what is parked by dead letters, and how to resume it."""
+    lines: list[Block] = [
+        f"{row['kind']} {row['key']} is parked"
+        + ("" if row["waiting"] is None else f", and {several(row['waiting'], 'messages', 'wait')} behind it")
+        + f"; run: durable-agent resume APP:BUS --{row['kind']} {shlex.quote(row['key'])}"
+        for row in rows[:_MOST_PARKED]
+    ]
+    more = len(rows) - _MOST_PARKED
+    return [*lines, f"{more:,} more are parked: see durable-agent circuits"] if more > 0 else lines
 
 
 def left(run: Run) -> str:

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, pool
 from durable.cli.doctor.checks import Check, attempted, fail, ok, warn
 from durable.cli.target import connection
 from durable.errors import SchemaMismatch, StorageUnavailable
+from durable.grammar import several
 from durable.settings import Settings
 from durable.storage import maintenance, migrator, nodes, status
 from durable.storage.database import configured_url, lock_engine_url
@@ -175,7 +176,7 @@ def connections(conn: Connection, settings: Settings, has_sync_handlers: bool) -
     allowed = min(limit for limit in limits if limit is not None)
     pools = settings.pool_size * (2 if has_sync_handlers else 1) + settings.agent_pool_size + _OVERFLOW_AND_LOCK
     alive = len(nodes.locked(conn, settings.db_schema))
-    detail = f"up to {pools} for each process, {alive} nodes alive, {allowed} allowed"
+    detail = f"up to {pools} for each process, {several(alive, 'nodes')} alive, {allowed} allowed"
     if pools * max(1, alive) > allowed:
         return warn(
             "connections", detail, "lower pool_size, or raise max_connections (or the limit of the role or database)"

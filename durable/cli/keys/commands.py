@@ -20,6 +20,7 @@ from durable.cli.runs import actor_name
 from durable.cli.target import Target, on_target, ring_of, schema_connection
 from durable.encryption.ring import KeyRing
 from durable.errors import InvalidSetting
+from durable.grammar import several
 from durable.messages.registry import encrypted_types
 from durable.storage import encrypted
 from durable.storage.encrypted import KeyUse, Wanted
@@ -108,7 +109,8 @@ def _blocks(rows: Sequence[dict[str, Any]], found: Sequence[KeyUse]) -> list[Blo
     if waiting := sum(each.readable for each in found if each.place not in _FORGOTTEN):
         blocks += [
             "",
-            f"{waiting:,} readable bodies of types that are to be encrypted: durable-agent keys rotate APP:BUS",
+            f"{several(waiting, 'readable bodies')} of types that are to be encrypted: "
+            "durable-agent keys rotate APP:BUS",
         ]
     return blocks
 

@@ -19,6 +19,7 @@ from durable.cli.pipeline.options import Place, SparkPlace, load_place
 from durable.cli.pipeline.status import by_day, foreign_rows, gone_rows
 from durable.cli.pipeline.steps import Ended, Step
 from durable.cli.target import connection
+from durable.grammar import several
 from durable.pipeline.erasing import Listed, listed
 from durable.pipeline.erasures import State
 from durable.pipeline.lake import Lake
@@ -164,20 +165,23 @@ def purge(place: Place, spark: SparkPlace, keep: Keep = None) -> Step:
 def _purged(done: Purged, kept: timedelta) -> list[Block]:
     if done.days:
         blocks: list[Block] = [
-            f"dropped {len(done.days)} days with {done.rows:,} rows, {done.days[0]} to {done.days[-1]}"
+            f"dropped {several(len(done.days), 'days')} with {several(done.rows, 'rows')}, "
+            f"{done.days[0]} to {done.days[-1]}"
         ]
     else:
-        rows = f"; dropped {done.rows:,} rows" if done.rows else ""
+        rows = f"; dropped {several(done.rows, 'rows')}" if done.rows else ""
         blocks = [f"no day of history is older than {age(kept)}{rows}"]
     if done.letters:
-        blocks.append(f"dropped {done.letters:,} resolved dead letters")
+        blocks.append(f"dropped {several(done.letters, 'resolved dead letters')}")
     return blocks
 
 
 def _end(settings: Settings) -> Ended:
     with connection(settings) as conn:
         count = archives.end(conn, settings.db_schema)
-    return Ended({"ended": count}, [f"{count} tables are archived no more; what is in the lake stays there"])
+    return Ended(
+        {"ended": count}, [f"{several(count, 'tables', 'are')} archived no more; what is in the lake stays there"]
+    )
 
 
 # ---------------------------------------------------------------- what is shown

@@ -16,6 +16,7 @@ from durable.cli.output import Block, Columns, Table, emit, is_json, print_block
 from durable.cli.pipeline.options import Place, load_place
 from durable.cli.runs import actor_name
 from durable.errors import InvalidSetting
+from durable.grammar import several
 from durable.pipeline import erasing
 from durable.pipeline.erasing import Listed, Survey
 from durable.pipeline.erasures import State
@@ -227,11 +228,13 @@ def _blocks(there: Survey, done: Erasure | None, removed: Scrubbed | None) -> li
                 "and that may hold erased content; run the same command again when no compaction runs"
             )
     for whose, rows in there.others.items():
-        blocks.append(f"left: {rows:,} rows of {whose.service}, database {whose.database}: erase them from there")
+        blocks.append(
+            f"left: {several(rows, 'rows')} of {whose.service}, database {whose.database}: erase them from there"
+        )
     if there.others:
         blocks.append("rows of a database of this service that exists no more: name it by --lost-database")
     if here.waiting:
         blocks.append(
-            f"left: {here.waiting:,} messages that still wait; erase again when they are handled or cancelled"
+            f"left: {several(here.waiting, 'messages')} that still wait; erase again when they are done or cancelled"
         )
     return blocks

@@ -12,6 +12,7 @@ from durable.cli.pipeline.erase import erasure_rows, erasure_table, is_unfinishe
 from durable.cli.pipeline.options import LakeUrl, named_lake
 from durable.cli.pipeline.steps import Ended, Step
 from durable.cli.target import Target, connection, load_target
+from durable.grammar import several
 from durable.pipeline.erasing import listed
 from durable.pipeline.spans import Gap
 from durable.pipeline.status import Status, read_status
@@ -91,7 +92,8 @@ def _to_purge(found: Status) -> list[Block]:
     if not days:
         return []
     return [
-        f"{len(days)} days of history, from {days[0]} on, are past their retention; run durable-agent pipeline purge"
+        f"{several(len(days), 'days')} of history, from {days[0]} on, {'is' if len(days) == 1 else 'are'} past the "
+        "retention; run durable-agent pipeline purge"
     ]
 
 

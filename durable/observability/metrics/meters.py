@@ -167,6 +167,7 @@ _NOTHING: Final = Gauges(
     overdue=None,
     dead_letters=0,
     parked=(),
+    behind={},
     circuits=(),
     nodes=(),
     locked=set(),

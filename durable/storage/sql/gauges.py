@@ -6,7 +6,7 @@ as one of :limit. Groups are found by a loose scan, one step each, and only the 
 
 from __future__ import annotations
 
-from durable.storage.sql.columns import FREE, QUEUED
+from durable.storage.sql.columns import FREE, ORDERED, QUEUED
 from durable.storage.sql.statement import Statement
 from durable.storage.sql.work import INBOX, OUTBOX, WorkTable
 
@@ -61,6 +61,16 @@ SELECT clock_timestamp() AS now,
 
 COUNT_UNRESOLVED = Statement("""
 SELECT count(*) FROM (SELECT FROM {schema}.dead_letters WHERE resolved_at IS NULL LIMIT :limit) AS counted
+""")
+
+# A key that a dead letter has parked, and how much waits behind it.
+COUNT_BEHIND = Statement(f"""
+SELECT parked.key, (SELECT count(*) FROM (
+    SELECT FROM {INBOX.rows} WHERE {ORDERED} AND ordering_key = parked.key LIMIT :limit) AS counted) AS waiting
+FROM (
+    SELECT key FROM {{schema}}.circuits
+    WHERE kind = 'key' AND NOT probing AND until IS NULL AND starts_with(actor, :node)
+    ORDER BY since LIMIT :groups) AS parked
 """)
 
 # From the statistics that Postgres keeps of every table anyway.

@@ -292,7 +292,7 @@ def test_status_judges_each_threshold_by_name(
     assert [problem.partition(":")[0] for problem in problems] == [
         "outgoing tcp",
         "tcp",
-        "1 dead letters are unresolved",
+        "1 dead letter is unresolved",
     ]
 
 
@@ -309,7 +309,7 @@ def test_status_is_unhealthy_when_a_dormant_node_owns_messages(
     assert [problem.split(" owns ")[0] for problem in report["problems"]] == [
         "node 1 is dormant,", "node 99 is dormant,"
     ]  # fmt: skip
-    assert "unhealthy: node 99 is dormant, owns 1 envelopes" in agent("status").out
+    assert "unhealthy: node 99 is dormant, owns 1 envelope" in agent("status").out
     rows = document(agent, "nodes")
     assert [(row["node_id"], row["service"], row["owned_outgoing"], row["state"]) for row in rows] == [
         (1, "orders", 1, "dead"), (99, None, 1, "dead")

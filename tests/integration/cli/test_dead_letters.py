@@ -19,6 +19,8 @@ import pytest
 
 from durable.embedded import Embedded
 from durable.envelope import Envelope
+from durable.storage import circuits
+from durable.storage.circuits import CircuitKind
 from durable.storage.rows import Letter
 from durable.testing import eventually
 from tests.failure import leftovers
@@ -114,6 +116,38 @@ def everything(tables: Tables) -> list[Any]:
     return [
         (name, tables.rows(f"SELECT xmin::text, ctid::text, t::text FROM {name} t ORDER BY ctid")) for name in names
     ]
+
+
+# ---------------------------------------------------------------- parked
+
+
+def of_key(key: str, number: int) -> Envelope:
+    return msgspec.structs.replace(envelope(number, field="order_id"), partition_key=key)
+
+
+def test_replay_of_a_parked_key_advises_to_resume_the_key(agent: Agent, tables: Tables) -> None:
+    first, second = of_key("order 7", 1), of_key("order 7", 2)
+    dead(tables, first)
+    with leftovers.transaction(tables.url) as conn:
+        circuits.pause_at_least(
+            conn, "durable", CircuitKind.KEY, "order 7", reason="broken", actor="node 1", duration=None
+        )
+    ended = dead_letters(agent, "replay", "--all")
+
+    assert ended.out.splitlines() == [
+        "replayed 1 of 1 letter",
+        "key order 7 is parked, and 1 message waits behind it; run: durable-agent resume APP:BUS --key 'order 7'",
+    ]
+    dead(tables, second)
+    told = document(agent, "dead-letters", "replay", "--all")["parked"]
+    assert told == [{"kind": "key", "key": "order 7", "waiting": 2}]
+
+
+def test_replay_into_a_key_paused_by_an_operator_gives_no_advice(agent: Agent, tables: Tables) -> None:
+    dead(tables, of_key("order 7", 1))
+    agent("pause", "--key", "order 7", "--anyway")
+
+    assert dead_letters(agent, "replay", "--all").out == "replayed 1 of 1 letter\n"
 
 
 # ---------------------------------------------------------------- looking

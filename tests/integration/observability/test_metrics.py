@@ -232,7 +232,7 @@ async def test_health_is_503_with_its_problems(database_url: str) -> None:
             )
         answer = await probe.get("/health")
         assert answer.status_code == 503
-        assert answer.json()["problems"] == ["1 dead letters are unresolved: see durable-agent dead-letters list"]
+        assert answer.json()["problems"] == ["1 dead letter is unresolved: see durable-agent dead-letters list"]
         assert (await probe.scrape()).value("healthy") == 0
         assert (await probe.get("/health/live")).status_code == 204
 

@@ -64,6 +64,26 @@ def test_a_backlog_is_counted_up_to_the_limit_and_its_oldest_found(conn: Connect
     assert [(circuit.key, circuit.reason) for circuit in found.circuits] == [("type 2", "month end")]
 
 
+def test_messages_behind_a_dead_letter_are_counted_by_their_key(conn: Connection) -> None:
+    conn.execute(text(BACKLOG), {"many": MANY})
+    conn.execute(text("UPDATE durable.incoming_envelopes SET ordering_key = 'k' || seq % 100 WHERE owner_id = 0"))
+    for key, actor in (("k1", "node 7"), ("k2", "ada"), ("gone", "node 7")):
+        circuits.pause(conn, "durable", CircuitKind.KEY, key, reason="broken", actor=actor, duration=None)
+
+    behind = gauges.read(conn, "durable").behind
+
+    assert behind.keys() == {"k1", "gone"}
+    assert behind["gone"] == 0 < behind["k1"] <= MOST_COUNTED
+    conn.execute(text("ANALYZE durable.incoming_envelopes"))
+    plan = "\n".join(
+        conn.execute(
+            text(f"EXPLAIN {gauge_statements.COUNT_BEHIND.within('durable').text}"),
+            {"limit": MOST_COUNTED, "groups": 200, "node": circuits.NODE},
+        ).scalars()
+    )
+    assert "Seq Scan on incoming_envelopes" not in plan, plan
+
+
 def test_no_statement_walks_a_whole_table_of_work(conn: Connection) -> None:
     conn.execute(text(BACKLOG), {"many": MANY})
     conn.execute(text(BACKLOG.replace("incoming", "outgoing").replace("endpoint", "destination")), {"many": MANY})

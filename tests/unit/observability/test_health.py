@@ -33,6 +33,10 @@ def latched(minutes: int, kind: str = "destination", key: str = PEER, probing: b
     return OpenCircuit(kind, key, "refused", NOW - minutes * MINUTE, None, "node 1", probing)
 
 
+def parked(minutes: int, key: str, kind: str = "key") -> OpenCircuit:
+    return latched(minutes, kind, key, probing=False)
+
+
 def found(**changes: Any) -> Gauges:
     """A schema in which a node is alive and nothing waits, except for these."""
     quiet = Gauges(
@@ -44,6 +48,7 @@ def found(**changes: Any) -> Gauges:
         overdue=None,
         dead_letters=0,
         parked=[],
+        behind={},
         circuits=[],
         nodes=[node()],
         locked={NODE},
@@ -79,11 +84,16 @@ def problems(gauges: Gauges, *, dormant: list[NodeId] | None = None, **settings:
         (found(dead_letters=9), {"health_dead_letters": 10}),
         (found(overdue=timedelta(seconds=59)), {}),
         (found(parked=[Parked("2026-11", 3, timedelta(seconds=59))]), {}),
+        (found(circuits=[parked(1, "order-7")]), {}),
+        (found(circuits=[parked(0, "order-7")], behind={"order-7": 1}), {}),
+        (found(circuits=[parked(1, "order-7")._replace(actor="ada")], behind={"order-7": 1}), {}),
+        (found(circuits=[parked(1, "order-7")._replace(until=NOW)], behind={"order-7": 1}), {}),
     ],
     ids=[
         "nothing waits", "no node, and nothing has waited for long", "a backlog, and a node", "nobody wants to hear it",
         "what is latched may lag", "latched for less", "a handler is no destination",
         "a pause is no latch", "fewer dead letters", "hardly overdue", "parked for less",
+        "nothing behind a dead letter", "behind a dead letter of now", "paused by an operator", "paused for a time",
     ],
 )  # fmt: skip
 def test_service_is_healthy(gauges: Gauges, settings: dict[str, Any]) -> None:
@@ -98,6 +108,19 @@ def test_service_is_healthy(gauges: Gauges, settings: dict[str, Any]) -> None:
         (found(locked=set(), unowned=unowned(1)), {}, "work has waited for 60 s and no node is alive"),
         (found(nodes=[], locked=set(), unowned=unowned(1)), {"health_unattended": 2 * MINUTE}, None),
         (found(parked=[Parked("2026-11", 3, MINUTE)]), {}, "3 messages wait for encryption key 2026-11, the oldest"),
+        (found(parked=[Parked("2026-11", 1, MINUTE)]), {}, "1 message waits for encryption key 2026-11, the oldest"),
+        (
+            found(circuits=[parked(1, "order 7")], behind={"order 7": 1}),
+            {},
+            "key order 7 is parked by a dead letter (refused), and 1 message waits behind it: resolve the letter, then "
+            "run durable-agent resume APP:BUS --key 'order 7'",
+        ),
+        (
+            found(circuits=[parked(1, "a.b", kind="handler")], unowned=of_type("a.b", 1)),
+            {},
+            "handler a.b is parked by a dead letter (refused), and 3 messages wait behind it: resolve the letter, then "
+            "run durable-agent resume APP:BUS --handler a.b",
+        ),
         (found(overdue=MINUTE), {}, "scheduled work is overdue by 60 s: see the log of a node"),
         (found(overdue=MINUTE, nodes=[]), {}, "scheduled work is overdue by 60 s: start a node"),
         (found(unowned=unowned(2)), {"health_lag": MINUTE}, f"outgoing {PEER} lags: its oldest message has waited"),
@@ -108,6 +131,7 @@ def test_service_is_healthy(gauges: Gauges, settings: dict[str, Any]) -> None:
     ],
     ids=[
         "nobody is there", "the only node is stale", "the only node is dead", "nobody is there, and may be", "parked",
+        "one parked", "behind a dead letter", "behind a dead letter of an ordered handler",
         "overdue",
         "overdue and nobody is there", "it lags", "latched", "dead letters", "very many dead letters", "no partitions",
     ],
@@ -129,7 +153,7 @@ def test_unhealthy_service_names_the_problem(gauges: Gauges, settings: dict[str,
 )
 def test_work_handled_by_no_living_node_is_a_problem(gauges: Gauges, is_told: bool) -> None:
     said = (
-        "3 messages a.b wait, the oldest for 600 s, and no living node handles them: start a node whose code has a "
+        "a.b: 3 messages wait, the oldest for 600 s, and no living node handles them: start a node whose code has a "
         "handler for them, or an upcaster to one"
     )
     assert problems(gauges) == ([said] if is_told else [])

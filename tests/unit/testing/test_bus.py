@@ -136,7 +136,7 @@ class TestRecords:
         await memory.drain()
         (letter,) = memory.dead_letters
         assert (letter.message, letter.attempts, letter.exception_type) == (Placed(1), 1, "LookupError")
-        with pytest.raises(AssertionError, match=r"(?s)1 dead letters:.*testing\.placed.*LookupError: no such order"):
+        with pytest.raises(AssertionError, match=r"(?s)1 dead letter:.*testing\.placed.*LookupError: no such order"):
             memory.assert_no_dead_letters()
 
     async def test_dead_letters_are_replayed_one_or_all(self, bus: Bus, memory: InMemoryBus) -> None:
