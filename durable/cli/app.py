@@ -16,6 +16,7 @@ from durable.cli.dead_letters.debug import debug_letter
 from durable.cli.doctor import commands as doctor
 from durable.cli.doctor.deploy import check_deploy
 from durable.cli.endings import BAD_USAGE, FAILED, INTERRUPTED, NAME, ending_of
+from durable.cli.help import readable
 from durable.cli.keys import commands as keys
 from durable.cli.output import one_line
 from durable.cli.pipeline import commands as pipeline
@@ -92,7 +93,7 @@ def _run(arguments: list[str]) -> int:
     output.begin()
     _warn_of_secrets(arguments)
     try:
-        code = typer.main.get_command(app).main(args=arguments, prog_name=NAME, standalone_mode=False)
+        code = readable(typer.main.get_command(app)).main(args=arguments, prog_name=NAME, standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0)
     except BrokenPipeError:
@@ -104,7 +105,7 @@ def _run(arguments: list[str]) -> int:
         if "--debug" in arguments:
             print(redacted(traceback.format_exc()), end="", file=sys.stderr)
         ending = ending_of(error)
-        lines = [one_line(redacted(line)) for line in ending.lines]
+        lines = [output.with_app(one_line(redacted(line))) for line in ending.lines]
         if "--json" in arguments:
             output.print_error("\n".join(lines), ending.code)
         for line in lines:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
@@ -26,6 +27,10 @@ _NEVER_FOLDED = 20  # characters, such as those of a fingerprint, which users co
 
 _as_json: ContextVar[bool] = ContextVar("as_json", default=False)
 _debug: ContextVar[bool] = ContextVar("debug", default=False)
+_app: ContextVar[str | None] = ContextVar("app", default=None)
+
+_RECOMMENDED: Final = re.compile(r"(durable-agent [a-z -]+ )APP:BUS")
+"""A command that a text recommends, whatever its application is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +82,20 @@ _has_printed: ContextVar[bool] = ContextVar("has_printed", default=False)
 
 
 def begin() -> None:
-    """Forget what an earlier command of this process has printed."""
+    """Forget what an earlier command of this process has printed, and its application."""
     _has_printed.set(False)
+    _app.set(None)
+
+
+def name_app(app: str) -> None:
+    """Let the commands that are recommended name this application."""
+    _app.set(app)
+
+
+def with_app(text: str) -> str:
+    """The text, whose commands name the application of this command, if it has one."""
+    app = _app.get()
+    return text if app is None else _RECOMMENDED.sub(rf"\1{app}", text)
 
 
 def print_error(message: str, exit_code: int) -> None:
@@ -113,12 +130,12 @@ def print_blocks(blocks: Iterable[Block]) -> None:
         for block in blocks:
             Console().print(rich([block]), soft_wrap=isinstance(block, str))
     else:
-        print("\n".join(_plain(block) for block in blocks))
+        print(with_app("\n".join(_plain(block) for block in blocks)))
 
 
 def rich(blocks: Iterable[Block]) -> RenderableType:
     """Render lines and tables for a terminal."""
-    return Group(*(Text(safe(block)) if isinstance(block, str) else _rich_table(block) for block in blocks))
+    return Group(*(Text(with_app(safe(block))) if isinstance(block, str) else _rich_table(block) for block in blocks))
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import typer
 from sqlalchemy import Connection, pool
 
 from durable.bus import Bus
+from durable.cli import output
 from durable.cli.command import taking
 from durable.encryption.ring import KeyRing
 from durable.errors import InvalidSetting, WiringError
@@ -61,6 +62,7 @@ def load_bus(app: BusName) -> Bus:
         raise WiringError(f"APP:BUS: {module_name} has no attribute {attribute!r}{near}") from None
     if not isinstance(bus, Bus):
         raise WiringError(f"APP:BUS: {app} is of type {type(bus).__name__}; name a durable.Bus")
+    output.name_app(app)
     return bus
 
 

@@ -8,9 +8,11 @@ from typing import Annotated, Any, NamedTuple
 import pytest
 import typer
 
+from durable.cli import output
 from durable.cli.app import app
 from durable.cli.command import group, taking
-from durable.cli.output import emit, is_json
+from durable.cli.help import readable
+from durable.cli.output import Table, emit, is_json
 
 
 class Place(NamedTuple):
@@ -84,3 +86,37 @@ def leaves(command: Any, path: str = "durable-agent") -> Iterator[Any]:
 @pytest.mark.parametrize("command", list(leaves(typer.main.get_command(app))))
 def test_every_command_has_the_common_options(command: Any) -> None:
     assert {"json", "debug"} <= {parameter.name for parameter in command.params}
+
+
+# ---------------------------------------------------------------- help and advice
+
+
+def tree(command: Any) -> Iterator[Any]:
+    yield command
+    for each in getattr(command, "commands", {}).values():
+        yield from tree(each)
+
+
+def test_paragraphs_of_help_flow_and_flags_name_no_type(capsys: pytest.CaptureFixture[str]) -> None:
+    command = readable(typer.main.get_command(app))
+
+    for each in tree(command):
+        assert not any("\n" in paragraph for paragraph in each.help.split("\n\n"))
+        assert not any(line.startswith(" ") for line in each.help.splitlines())
+        assert all(option.metavar == "" for option in each.params if getattr(option, "is_flag", False))
+    for arguments in ([], ["dead-letters", "replay"], ["run"]):
+        command.main(args=[*arguments, "--help"], standalone_mode=False)
+    assert "<bool>" not in capsys.readouterr().out
+
+
+def test_advice_names_the_application_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    advice = "run: durable-agent dead-letters replay APP:BUS 7, for APP:BUS is not given"
+    output.begin()
+    emit({}, advice)
+    output.name_app("shop.stock:bus")
+    emit({}, advice, Table("checks", ["advice"], [[advice]]))
+    output.begin()
+    emit({}, advice)
+
+    named = "run: durable-agent dead-letters replay shop.stock:bus 7, for APP:BUS is not given"
+    assert capsys.readouterr().out.splitlines() == [advice, named, "", "checks", "  advice", f"  {named}", advice]
