@@ -183,6 +183,9 @@ class Bus:
         the history (default: the setting). `fair_by`: header by which tenants take turns (`tenant` is that of
         `send(tenant=...)`), or `key`; each tenant gets as many turns in a row as `weights` says (default: 1).
 
+        The function's parameters are known by their annotations. Each may be left out, also the message: some are
+        signals without contents.
+
         Each message is handled exactly once within the dedupe window: its effects and its completion are one
         transaction. Raises InvalidSetting for an invalid parameter, or a second handler of the same class.
         """

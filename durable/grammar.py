@@ -9,7 +9,7 @@ _SINGULAR: Final = {"": "", "are": "is", "were": "was", "have": "has"}
 
 def with_article(name: str) -> str:
     """The name of a class with its article: "a Retry", "an AsyncEngine"."""
-    return f"{'an' if name[0] in 'AEIO' else 'a'} {name}"
+    return f"{'an' if name[0].upper() in 'AEIO' else 'a'} {name}"
 
 
 def several(count: int, nouns: str, verb: str = "", *, written: str | None = None) -> str:

@@ -49,7 +49,7 @@ _NOT_SETTINGS = {"DURABLE_FAILPOINT"}  # read elsewhere; DURABLE_TEST_* belongs 
 PREFETCH: Final = 400
 """Deliveries of one queue that are prefetched by default: what a node stores at once; more were not faster."""
 
-_NEAR: Final = 0.7
+_NEAR: Final = 0.65
 """Likeness from which on a name may be a misspelling of another, of 1."""
 
 _LONGEST: Final = timedelta(days=36_500)

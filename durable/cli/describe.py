@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit, urlunsplit
@@ -49,7 +50,7 @@ def describe(bus: Bus, asyncapi: AsyncApi = False, openapi: OpenApi = False, che
     elif check is not None:
         _compare(_changes(check, found))
     else:
-        emit(msgspec.to_builtins(found), *_tables(found))
+        emit(msgspec.to_builtins(found), *_tables(found, bus.application.mounted))
 
 
 def _changes(path: Path, new: Description) -> list[Change]:
@@ -122,8 +123,9 @@ def _openapi(bus: Bus, description: Description) -> dict[str, Any]:
     return document
 
 
-def _tables(found: Description) -> list[Block]:
-    listeners = Table.of("receives at", found.listeners, {"address": "address", "name": "name"})
+def _tables(found: Description, mounted: Iterable[str]) -> list[Block]:
+    apps = [{"address": "bus.asgi(), mounted", "name": each.removeprefix("asgi:")} for each in sorted(mounted)]
+    listeners = Table.of("receives at", [*found.listeners, *apps], {"address": "address", "name": "name"})
     services = Table.of(
         "services",
         [(service, method) for service in found.services for method in service.methods],

@@ -14,6 +14,7 @@ from durable.cli.output import age, emit
 from durable.cli.runs import actor_name
 from durable.cli.target import Target, on_target, schema_connection
 from durable.errors import InvalidSetting, WiringError
+from durable.grammar import several
 from durable.settings import suggestion
 from durable.storage import actions, circuits, known_names
 from durable.storage.circuits import CircuitKind
@@ -47,8 +48,8 @@ def name_circuit(
     given = [CircuitName(CircuitKind(kind), name) for kind, name in named.items() if name is not None]
     if len(given) != 1:
         raise WiringError(
-            f"{len(given)} names are given; give --handler TYPE, --listener NAME, "
-            "--destination URI or --key KEY, one of them"
+            f"{several(len(given), 'names', 'are')} given; give one of --handler TYPE, --listener NAME, "
+            "--destination URI and --key KEY"
         )
     kind, name = given[0]
     if not name.strip():

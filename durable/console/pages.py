@@ -33,6 +33,7 @@ from durable.console.security import (
 )
 from durable.console.shown import moment_of
 from durable.errors import StorageUnavailable
+from durable.grammar import with_article
 from durable.storage import receipts
 from durable.storage.dead_letters import Selection
 from durable.storage.gauges import MOST_COUNTED
@@ -102,7 +103,9 @@ class Pages:
             if request.method == "POST":
                 await check_form(request)
             if person.role < role:
-                raise HTTPException(403, f"{person.name} is a {person.role.name.lower()} here, and may not do this")
+                raise HTTPException(
+                    403, f"{person.name} is {with_article(person.role.name.lower())} here, and may not do this"
+                )
             await self._check()
             return await page(request, person)
 

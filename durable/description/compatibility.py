@@ -19,6 +19,7 @@ from itertools import zip_longest
 from math import inf
 from typing import Any, Final, NamedTuple
 
+from durable.grammar import with_article
 from durable.messages.model_schemas import MEMBER_NAMES
 from durable.messages.schemas import REFERENCE, SPARING, Json
 
@@ -302,7 +303,7 @@ def _type(schema: Json) -> str:
     if name is None:
         return "anything"
     form = f" ({schema['format']})" if "format" in schema else ""
-    return _NAMES.get(name, f"a {name}") + form
+    return _NAMES.get(name, with_article(name)) + form
 
 
 def _field(path: str, name: str) -> str:

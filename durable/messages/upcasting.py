@@ -72,8 +72,8 @@ def upcaster(old: type[Old], *, to: type[New]) -> Callable[[Callable[[Old], New]
     """Declare how a message of an old class becomes one of the next: `@upcaster(OrderPlacedV1, to=OrderPlaced)`.
 
     The function must give the same result each time. When it raises, its message becomes a dead letter at once. Both
-    classes are messages, and an old one has one upcaster. Raises InvalidSetting otherwise, or when a chain would never
-    end, and UnknownMessageType.
+    classes are messages, and an old one has one upcaster; the names may differ, for a type may be renamed. Raises
+    InvalidSetting otherwise, or when a chain would never end, and UnknownMessageType.
     """
     old_type, new_type = name_of(old), name_of(to)
     if old_type in (new_type, *newer_types(new_type)):

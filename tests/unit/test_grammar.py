@@ -29,7 +29,8 @@ def test_number_may_be_written_in_another_form() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("Retry", "a Retry"), ("AsyncEngine", "an AsyncEngine"), ("UUID", "a UUID")]
+    ("name", "told"),
+    [("Retry", "a Retry"), ("AsyncEngine", "an AsyncEngine"), ("UUID", "a UUID"), ("admin", "an admin")],
 )
 def test_class_has_its_article(name: str, told: str) -> None:
     assert with_article(name) == told

@@ -49,6 +49,17 @@ def test_tables_show_services_and_messages(agent: Agent) -> None:
     assert "tcp://127.0.0.1:2305" in ended.out
 
 
+def test_tables_show_mounted_receivers_and_kept_answers(agent: Agent) -> None:
+    app = agent.application("bus.asgi()\nbus.asgi('web')\nbus.expects(OrderShipped)")
+    lines = [line.split() for line in agent("describe", f"{app}:bus").out.splitlines()]
+
+    assert [line for line in lines if line[:1] == ["bus.asgi(),"]] == [
+        ["bus.asgi(),", "mounted", name] for name in (app, "web")
+    ]
+    (kept,) = [line for line in lines if line[:1] == [f"{app}.order-shipped"]]
+    assert "bus.expects()" in kept
+
+
 def test_application_without_declarations_declares_nothing(agent: Agent) -> None:
     ended = agent("describe", f"{agent.application('')}:bus")
     assert (ended.code, ended.out.rstrip().endswith("declares nothing")) == (0, True)
