@@ -532,13 +532,13 @@ class Settings(BaseSettings):
         if self.encryption_tenants and not self.encryption_keys:
             raise ValueError("encryption_tenants: name keys of encryption_keys; a file has its own tenants")
         for address in self.answer_to:
+            if "*" in address and address != "*" and (not address.endswith("/*") or address.count("*") > 1):
+                raise ValueError(f"answer_to: {address!r}: a * stands alone, or at the end behind a slash")
             if address != "*" and "://" not in address:
                 raise ValueError(
                     f"answer_to: {address!r} is no address; "
                     "give a list of addresses, such as tcp://127.0.0.1:2303, or *"
                 )
-            if "*" in address and address != "*" and (not address.endswith("/*") or address.count("*") > 1):
-                raise ValueError(f"answer_to: {address!r}: a * stands alone, or at the end behind a slash")
         if self.dedupe_window < timedelta(hours=1):
             raise ValueError("dedupe_window must be at least an hour: retries and recovered work arrive late")
         if self.clock_lead > timedelta(days=self.partitions_ahead):
