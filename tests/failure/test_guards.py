@@ -386,7 +386,7 @@ async def test_node_stopped_in_good_order_owns_nothing(
     if not guarded:
         monkeypatch.setattr(leases, "release_all", lambda conn, schema, table, node: 0)
     clerk = Clerk(A, held=True)
-    bus = Bus("billing", shop, **{**QUICK, "drain_timeout": timedelta(seconds=0.1)})
+    bus = Bus("billing", shop, **dict[str, Any](QUICK, drain_timeout=timedelta(seconds=0.1)))
     bus.handles(OrderPlaced, concurrency=1)(clerk.handle)
     leftovers.received_orders(shop, shop, [leftovers.envelope(order_id) for order_id in range(5)])
 

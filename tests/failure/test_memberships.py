@@ -197,7 +197,7 @@ async def test_handler_has_time_to_end_with_its_membership_however_short_a_drain
     database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As closing a connection to a database without answers takes."""
-    bus = Bus("shop", database_url, **{**PATIENT, "drain_timeout": 0.2})
+    bus = Bus("shop", database_url, **dict[str, Any](PATIENT, drain_timeout=0.2))
     begun = asyncio.Event()
 
     @bus.handles(Done, concurrency=1)
@@ -413,7 +413,7 @@ async def test_bus_is_started_by_one_of_two_tasks(database_url: str) -> None:
 async def test_agent_standing_still_is_reported_and_its_node_joins_again(
     database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bus = Bus("shop", database_url, **{**PATIENT, "step_timeout": timedelta(seconds=6)})
+    bus = Bus("shop", database_url, **dict[str, Any](PATIENT, step_timeout=timedelta(seconds=6)))
     bus.application.transports.append(Standing(bus.settings))
     bus.route(Done, to="memory://peer")
     async with bus:
@@ -578,7 +578,7 @@ async def test_start_waits_longer_than_a_membership_may_be_lost(
     """The database goes away while the first node joins, and stays away."""
     nobody = "postgresql://postgres@127.0.0.1:1/nobody"
     times = {"membership_timeout": timedelta(seconds=2), "start_timeout": timedelta(seconds=5)}
-    bus = Bus("shop", database_url, lock_database_url=nobody, **{**QUICK, **times})
+    bus = Bus("shop", database_url, lock_database_url=nobody, **dict[str, Any]({**QUICK, **times}))
     make_node = bus.runtime.life._make_node
 
     def away(*_: object) -> None:

@@ -124,7 +124,7 @@ async def test_outage_of_rabbitmq_is_told_once_with_its_cause(
     database_url: str, own_broker: Broker, queue_name: Names, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = f"rabbitmq://default/queue/{queue_name('outage')}"
-    bus = Bus("shop", database_url, **{**QUICK, "amqp_url": own_broker.url, "amqp_queue_type": "classic"})
+    bus = Bus("shop", database_url, **dict[str, Any](QUICK, amqp_url=own_broker.url, amqp_queue_type="classic"))
     bus.route(Shipped, to=queue)
     bus.listen(queue)
     seen: list[object] = []

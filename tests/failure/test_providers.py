@@ -85,7 +85,7 @@ async def test_singleton_moves_when_its_node_is_killed(database_url: str, caller
 
 async def test_singleton_moves_at_once_when_its_node_stops_in_good_order(database_url: str) -> None:
     slow = ("singleton", "heartbeat_interval=4", "heartbeat_stale=60")
-    async with Bus("shop", database_url, **{**QUICK, "heartbeat_stale": 60}, call_timeout=20) as caller:
+    async with Bus("shop", database_url, **dict[str, Any](QUICK, heartbeat_stale=60), call_timeout=20) as caller:
         who = caller.caller(Who)
         with providing(database_url, "first", *slow) as first, providing(database_url, "second", *slow):
             assert await who.name() == "first"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 import psycopg
@@ -179,7 +180,7 @@ async def test_success_of_an_attempt_begun_before_the_outage_does_not_close_the_
 
 
 async def test_reading_from_before_a_local_opening_does_not_close_the_circuit(database_url: str) -> None:
-    bus = Bus("shop", database_url, **{**QUICK, "poll_interval": timedelta(minutes=5)})
+    bus = Bus("shop", database_url, **dict[str, Any](QUICK, poll_interval=timedelta(minutes=5)))
 
     @bus.handles(Placed, concurrency=1)
     async def handle(placed: Placed, ctx: Context) -> None:

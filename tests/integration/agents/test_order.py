@@ -758,7 +758,7 @@ async def test_every_address_has_its_turn_however_short_a_look_is(
     monkeypatch.setattr(ordered.OrderedClaims, "_look_at", looked)
     addresses = [f"memory://place{number}" for number in range(30)]
     transports = [MemoryTransport(load_settings())]
-    bus = Bus("workshop", database_url, transports=transports, **{**SLOW_TO_LOOK, "batch_size": 3})
+    bus = Bus("workshop", database_url, transports=transports, **dict[str, Any](SLOW_TO_LOOK, batch_size=3))
     for address in addresses:
         bus.listen(address, name=address)
     handled: list[int] = []

@@ -76,7 +76,7 @@ async def test_cancellations_left_behind_by_a_handler_cost_no_message_no_order_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(handling, "BREATH", _BREATH)
-    bus = Bus("shop", database_url, **{**QUICK, "forgotten_after": timedelta(seconds=1)})
+    bus = Bus("shop", database_url, **dict[str, Any](QUICK, forgotten_after=timedelta(seconds=1)))
     handled = list[int]()
     is_first = True
 
@@ -159,7 +159,7 @@ async def test_cancellations_left_behind_by_a_transport_cost_no_message(
     strays: Sequence[float], step: str, database_url: str
 ) -> None:
     transport = Odd(step, strays)
-    bus = Bus("shop", database_url, transports=[transport], **{**QUICK, "failures_to_latch": 1})
+    bus = Bus("shop", database_url, transports=[transport], **dict[str, Any](QUICK, failures_to_latch=1))
     bus.route(Placed, to="odd://peer")
     async with bus:
         for number in range(4):

@@ -507,7 +507,7 @@ async def test_handlers_are_drained_when_the_registry_cannot_be_left_in_good_ord
         left.set()
 
     monkeypatch.setattr(Registering, "leave", slowly)
-    bus = Bus("shop", database_url, **{**SOON, "drain_timeout": 0.5})
+    bus = Bus("shop", database_url, **dict[str, Any](SOON, drain_timeout=0.5))
     bus.listen(TCP)
     bus.offer(Who, Named("one"))
 

@@ -132,7 +132,7 @@ def _is_called_often(done: Counter[str], name: str) -> bool:
 
 async def test_calls_within_the_process_are_finished_when_the_bus_stops(database_url: str) -> None:
     stock = Stock()
-    bus = Bus("shop", database_url, **{**QUICK, "drain_timeout": 30, "call_concurrency": 2})
+    bus = Bus("shop", database_url, **dict[str, Any](QUICK, drain_timeout=30, call_concurrency=2))
     bus.offer(Inventory, stock)
     async with bus:
         inventory = bus.caller(Inventory, slow={"timeout": 30})

@@ -81,7 +81,7 @@ class Shop:
     def __init__(self, url: str, keys: Keys | Callable[[], Keys] = Keys({"a": A}), **settings: Any) -> None:  # noqa: B008
         self.seen: list[Any] = []
         self.fails: dict[int, Exception] = {}
-        self.bus = Bus("shop", url, **{**QUICK, "history_bodies": True, **settings})
+        self.bus = Bus("shop", url, **dict[str, Any]({**QUICK, "history_bodies": True, **settings}))
         self.bus.keys_from(keys if callable(keys) else lambda: keys)
         self.transport = MemoryTransport(self.bus.settings)
         self.bus.application.transports.append(self.transport)

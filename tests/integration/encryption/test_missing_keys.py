@@ -44,7 +44,7 @@ class Shop:
     def __init__(self, url: str | None, keys: Keys, **settings: Any) -> None:
         self.keys = keys
         self.seen: list[int] = []
-        self.bus = Bus("shop", url, **{**QUICK, "encryption_reload": timedelta(hours=1), **settings})
+        self.bus = Bus("shop", url, **dict[str, Any]({**QUICK, "encryption_reload": timedelta(hours=1), **settings}))
         if "encryption_key_file" not in settings:
             self.bus.keys_from(lambda: self.keys)
         for cls in (Paid, Noted):
