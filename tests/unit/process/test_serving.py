@@ -6,9 +6,11 @@ import resource
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
+from durable import Bus
 from durable.process import serving
 from durable.process.serving import SecondSignal
 
@@ -57,3 +59,14 @@ def test_signal_without_a_first_one_ends_the_process(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(serving, "end_process", lambda code, *_: ended.append(code))
     SecondSignal().heard(signal.SIGTERM, None)
     assert ended == [1]
+
+
+@pytest.mark.parametrize(("mode", "is_told"), [("send-only", True), ("full", False)])
+async def test_process_without_agents_tells_at_its_start(
+    mode: Any, is_told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def ends_at_once(*_: object) -> None: ...
+
+    monkeypatch.setattr(serving, "serve", ends_at_once)
+    await Bus("shop", "postgresql://nowhere/shop", mode=mode).serve()
+    assert ("this process sends and handles nothing" in caplog.text) is is_told
