@@ -109,8 +109,8 @@ def test_an_unknown_setting_is_refused_with_a_suggestion(agent: Agent, monkeypat
     module = agent.application("Bus('orders', batchsize=5)")
     refuses(agent("run", f"{module}:bus"), "batchsize", "'batch_size'")
     monkeypatch.setenv("DURABLE_BATCHSIZE", "5")
-    refuses(agent("run", f"{agent.application()}:bus"), "DURABLE_BATCHSIZE", "'batch_size'")
-    refuses(agent("status"), "DURABLE_BATCHSIZE", "'batch_size'")
+    refuses(agent("run", f"{agent.application()}:bus"), "DURABLE_BATCHSIZE", "'DURABLE_BATCH_SIZE'")
+    refuses(agent("status"), "DURABLE_BATCHSIZE", "'DURABLE_BATCH_SIZE'")
 
 
 def test_missing_database_url_is_refused(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
