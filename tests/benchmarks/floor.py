@@ -105,9 +105,8 @@ async def ship_by(send: Send, pool: Pool, destination: str) -> None:
 
 async def claim(conn: Pool, destination: str) -> list[Claimed]:
     """Up to a batch of envelopes from the outbox."""
-    rows = await _fetch(
-        conn, outbox.CLAIM_OUTGOING.whole, destinations=[destination], sizes=[BATCH], batch_size=BATCH, node=1
-    )
+    place = {"destinations": [destination], "sizes": [BATCH], "floors": [0]}
+    rows = await _fetch(conn, outbox.CLAIM_OUTGOING.whole, **place, batch_size=BATCH, node=1)
     return [Claimed(Envelope(**_fields(row)), row["epoch"]) for row in rows]
 
 
