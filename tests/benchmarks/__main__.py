@@ -16,6 +16,7 @@ When asked for:
     backlogs     handling beside a million waiting rows                durable in this process
     nodes        2, 4 and 8 nodes of one database                      each node a process of its own
     memory       the peak of nodes that a million messages pass        each node a process of its own
+    broker       128 publishes at once, and a prefetch of 10           durable and aio-pika in this process
     peers        beside other libraries                                each in an environment and processes of its own
 """
 
@@ -36,7 +37,7 @@ from typing import Any, TypeAlias
 
 from durable.embedded import postgres, rabbitmq
 from durable.errors import InvalidSetting
-from tests.benchmarks import backlogs, bulk, calls, contests, floor, latency, memory, nodes
+from tests.benchmarks import backlogs, broker, bulk, calls, contests, floor, latency, memory, nodes
 from tests.benchmarks.databases import Databases
 from tests.benchmarks.local import Local
 from tests.benchmarks.onion import Onions
@@ -64,7 +65,7 @@ Measured: TypeAlias = Row | Cost | Speed | Timing | Latency | Relation | Standin
 ROUNDS = 3
 MESSAGES = ("local", "tcp", "http", "rabbitmq")
 PARTS = (*MESSAGES, "onion", "calls", *bulk.PARTS)
-ASKED_FOR = ("latency", "backlogs", "nodes", "memory", "peers")
+ASKED_FOR = ("latency", "backlogs", "nodes", "memory", "broker", "peers")
 """Parts that run only when they are named: they take long, or need the environments that scripts/peers.sh makes."""
 CALL_ROUNDS = 7  # short ones
 _PASSES = 100_000  # through the onion: a thing of microseconds
@@ -164,6 +165,10 @@ def _measured(plan: Plan) -> Iterator[tuple[Sequence[Measured], str]]:
         yield nodes.run(rounds, rows), f"{nodes.title(rows)}, {best}"
     if "memory" in parts:
         yield memory.run(rows), f"memory of nodes through which {rows or memory.ROWS:,} messages pass"
+    if "broker" in parts:
+        published, consumed = broker.run(rounds, rows)
+        yield published, f"RabbitMQ, {best}"
+        yield consumed, f"{rows or broker.CONSUMED:,} messages of a full queue, {best}"
     if "peers" in parts:
         yield run_contest(sides_without(list(plan.without)), rounds, count), f"{count:,} jobs, {best}"
 

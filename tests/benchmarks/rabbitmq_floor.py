@@ -31,7 +31,7 @@ async def _send_alone(race: Race) -> AsyncIterator[Ship]:
     async with _channel(race) as channel:
 
         async def ship(count: int, start: Start) -> Counts:
-            messages = iter([_message(envelope) for envelope in floor.envelopes(count)])
+            messages = iter([message_of(envelope) for envelope in floor.envelopes(count)])
             start()
             await _publish(channel.default_exchange, _queue(race), messages)
             return Counts()
@@ -44,7 +44,7 @@ async def _send_stored(race: Race) -> AsyncIterator[Ship]:
     async with _channel(race) as channel, floor.open_pool(race.sender_url) as pool:
 
         async def send(envelopes: Sequence[Envelope]) -> None:
-            await _publish(channel.default_exchange, _queue(race), map(_message, envelopes))
+            await _publish(channel.default_exchange, _queue(race), map(message_of, envelopes))
 
         async def ship(count: int, start: Start) -> Counts:
             await floor.fill_outbox(pool, floor.envelopes(count, race.destination))
@@ -126,7 +126,7 @@ def _queue(race: Race) -> str:
     return race.destination.rpartition("/")[2]
 
 
-def _message(envelope: Envelope) -> aio_pika.Message:
+def message_of(envelope: Envelope) -> aio_pika.Message:
     return aio_pika.Message(
         envelope.body,
         message_id=str(envelope.id),
