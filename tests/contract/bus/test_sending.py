@@ -108,7 +108,7 @@ class TestSending:
 
     async def test_command_without_a_destination_raises_with_advice(self, world: World) -> None:
         async with world, world.bus.unit_of_work():
-            with pytest.raises(RoutingError, match=r"bus\.route\('contract.order-placed', to=\.\.\.\)"):
+            with pytest.raises(RoutingError, match=r"bus\.route\(OrderPlaced, to=\.\.\.\)"):
                 world.bus.send(OrderPlaced(1))
 
     async def test_a_command_goes_to_its_route(self, world: World) -> None:

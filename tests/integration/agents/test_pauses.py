@@ -321,9 +321,9 @@ def test_pause_and_resume_commands_stop_and_restart_a_handler(agent: Agent) -> N
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ([], "one of them"),
-        (["--handler", "a", "--listener", "b"], "one of them"),
-        (["--destination", "tcp://127.0.0.1:1", "--listener", "b"], "one of them"),
+        ([], "give one of --handler"),
+        (["--handler", "a", "--listener", "b"], "give one of --handler"),
+        (["--destination", "tcp://127.0.0.1:1", "--listener", "b"], "give one of --handler"),
         (["--handler", "", "--anyway"], "--handler: '' is not a name"),
         (["--key", " ", "--anyway"], "--key: ' ' is not a name"),
         (["--handler", "a", "--for", "0"], "--for: 0 is not a duration"),
