@@ -239,7 +239,7 @@ def test_rows_of_before_the_history_are_not_lost(receiver: Party) -> None:
             "SELECT c.oid::regclass::text FROM pg_class c JOIN pg_inherits ON inhrelid = c.oid "
             "WHERE inhparent = 'durable.envelope_history'::regclass AND relname ~ '_[0-9]{8}$' ORDER BY relname LIMIT 1"
         ).fetchone() or ("",)
-        conn.execute(f"DROP TABLE {name}")
+        conn.execute(f"DROP TABLE {name}".encode())
     receiver.archive(SUCCESSOR)
     assert receiver.lost() == [4]
 
