@@ -10,6 +10,7 @@ transaction would take a lock of the whole server at its commit. When it fails t
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import threading
@@ -17,7 +18,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from durable.errors import InvalidSetting, StorageUnavailable
 from durable.outbox.transactions import Ending
@@ -150,8 +151,11 @@ class Waker:
             self._give_up()
             return
         try:
+            connection: Connection | None = None
             while self._is_asked_alone():
-                self._tell_alone(engine)
+                connection = self._tell_alone(engine, connection)
+            if connection is not None:
+                connection.close()
         finally:
             engine.dispose()
 
@@ -172,15 +176,25 @@ class Waker:
                         return False
                     self._lock.wait(_LOOKING)
 
-    def _tell_alone(self, engine: Engine) -> None:
+    def _tell_alone(self, engine: Engine, connection: Connection | None) -> Connection | None:
+        """Return the connection, for the next time; None when it is of no use any more."""
+        used = connection
         try:
-            with translated(), engine.connect() as conn:
-                outbox.wake_nodes(conn, self._settings.db_schema)
+            with translated():
+                used = used or engine.connect()
+                outbox.wake_nodes(used, self._settings.db_schema)
+                return used
         except StorageUnavailable as error:
-            log.warning(_NOT_WOKEN, error)
+            log.log(logging.DEBUG if connection else logging.WARNING, _NOT_WOKEN, error)
         except Exception:
             log.exception(_NOT_WOKEN_ODDLY)
-        self._told_at = time.monotonic()
+        finally:
+            self._told_at = time.monotonic()
+        if used is not None:
+            used.close()
+        if connection is not None:  # its server may have been restarted since
+            return self._tell_alone(engine, None)
+        return None
 
     # ------------------------------------------------------------------ both
 

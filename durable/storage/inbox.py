@@ -60,8 +60,9 @@ def store(conn: Connection, schema: str, arrivals: Sequence[Arrival]) -> set[Key
     RefusedPerhaps when it may be something else that it refuses.
     """
     with refusals_named():
-        rows = conn.execute(
-            statements.STORE_RECEIVED.within(schema),
+        rows = statements.STORE_RECEIVED.run(
+            conn,
+            schema,
             envelope_columns([arrival.envelope for arrival in arrivals])
             | {
                 "execution_time": [arrival.envelope.execution_time for arrival in arrivals],
@@ -148,7 +149,7 @@ def finish_handled(
 ) -> int:
     """Finish messages in the transaction of their handler. Returns how many rows were still this node's."""
     params = fence(node, [lease.key for lease in leases]) | {"keep_body": keep_body}
-    return int(conn.execute(statements.FINISH_HANDLED.within(schema), params).scalar_one())
+    return int(statements.FINISH_HANDLED.run(conn, schema, params).scalar_one())
 
 
 def begin_suspect_attempt(conn: Connection, schema: str, node: NodeId, lease: LeasedEnvelope) -> int | None:

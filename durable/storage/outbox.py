@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, Row, TextClause
+from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from durable.envelope import Envelope, LeasedEnvelope, LeaseKey, NodeId, is_generated
@@ -20,6 +20,7 @@ from durable.storage.outages import mismatch
 from durable.storage.rows import Letter, envelope_columns, queueing_columns
 from durable.storage.sql import outbox as statements
 from durable.storage.sql.recovery import OUTGOING
+from durable.storage.sql.statement import Statement
 from durable.storage.sql.work import ALONG_THE_INDEX
 
 NO_FLOORS: Final[Mapping[str, int]] = MappingProxyType({})
@@ -69,23 +70,25 @@ def _store(conn: Connection, schema: str, sending: Sequence[Sent]) -> set[Key]:
     )
     match sending:
         case [Sent(endpoint=None) as only]:
-            return _store_one(conn, statements.STORE_ONE_REMOTE.within(schema), columns, only)
+            return _store_one(conn, schema, statements.STORE_ONE_REMOTE, columns, only)
         case [only] if is_generated(only.envelope.id):
-            return _store_one(conn, statements.STORE_ONE_LOCAL.within(schema), columns, only)
+            return _store_one(conn, schema, statements.STORE_ONE_LOCAL, columns, only)
         case _:
             digests = [message_digest(each.envelope.message_type, each.envelope.body) for each in sending]
-            rows = conn.execute(statements.STORE_SENT.within(schema), columns | {"message_digest": digests})
+            rows = statements.STORE_SENT.run(conn, schema, columns | {"message_digest": digests})
             return {(row.id, row.address) for row in rows}
 
 
-def _store_one(conn: Connection, statement: TextClause, columns: Mapping[str, Sequence[Any]], sent: Sent) -> set[Key]:
-    inserted = conn.execute(statement, {name: values[0] for name, values in columns.items()}).rowcount
+def _store_one(
+    conn: Connection, schema: str, statement: Statement, columns: Mapping[str, Sequence[Any]], sent: Sent
+) -> set[Key]:
+    inserted = statement.run(conn, schema, {name: values[0] for name, values in columns.items()}).rowcount
     return set() if inserted else {sent.key}
 
 
 def wake_nodes(conn: Connection, schema: str) -> None:
     """Tell the nodes that there is work without an owner; by no transaction of the application."""
-    conn.execute(statements.WAKE_NODES.within(schema), {"channel": channel(schema)})
+    statements.WAKE_NODES.run(conn, schema, {"channel": channel(schema)})
 
 
 def claim(

@@ -17,6 +17,7 @@ from durable.statistics import PoolStatistics
 from durable.storage.database import Database
 from durable.storage.outages import keeping_cancellation, translated
 from tests.simulation.server import Connection, ServerError
+from tests.simulation.sql.registry import DIALECT
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,14 +55,16 @@ class Result:
 class Light:
     """The part of SQLAlchemy's Connection that storage functions use."""
 
+    dialect = DIALECT
+
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def execute(self, clause: TextClause, params: Mapping[str, Any] | None = None) -> Result:
         return self._run(clause.text, params or {})
 
-    def exec_driver_sql(self, sql: str) -> Result:
-        return self._run(sql, {})
+    def exec_driver_sql(self, sql: str, params: Mapping[str, Any] | None = None) -> Result:
+        return self._run(sql, params or {})
 
     def _run(self, sql: str, params: Mapping[str, Any]) -> Result:
         try:

@@ -15,10 +15,18 @@ Rules that hold throughout:
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import TextClause, text
+from sqlalchemy import Connection, CursorResult, Dialect, TextClause, text
+
+
+class Compiled(NamedTuple):
+    """A statement as a driver takes it. `names`: of its parameters, in order; None where it takes them by name."""
+
+    sql: str
+    names: Sequence[str] | None
 
 
 class Statement:
@@ -26,6 +34,18 @@ class Statement:
 
     def __init__(self, sql: str) -> None:
         self._sql = sql
+        self._compiled: dict[tuple[str, str], Compiled] = {}
+
+    def run(self, conn: Connection, schema: str, params: Mapping[str, Any]) -> CursorResult[Any]:
+        """Execute it past SQLAlchemy's compiler, which computes as long as the driver: for what every message needs."""
+        compiled = self._compiled.get((schema, conn.dialect.driver)) or self._compile(schema, conn.dialect)
+        values = params if compiled.names is None else tuple([params[name] for name in compiled.names])
+        return conn.exec_driver_sql(compiled.sql, values)
+
+    def _compile(self, schema: str, dialect: Dialect) -> Compiled:
+        made: Any = self.within(schema).compile(dialect=dialect)
+        compiled = self._compiled[schema, dialect.driver] = Compiled(made.string, made.positiontup)
+        return compiled
 
     @lru_cache(maxsize=64)  # noqa: B019  statements are module constants and live as long as the process
     def within(self, schema: str) -> TextClause:

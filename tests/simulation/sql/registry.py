@@ -6,10 +6,14 @@ from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from sqlalchemy import create_mock_engine
+
 from durable.storage.sql.statement import Statement
 from tests.simulation.tables import Transaction
 
 SCHEMA: Final = "durable"
+DIALECT: Final = create_mock_engine("postgresql+psycopg://", lambda *_: None).dialect
+"""The driver that the simulation seems to have: it takes parameters by their names."""
 
 Params = Mapping[str, Any]
 Rows = Sequence[tuple[Any, ...]]
@@ -36,16 +40,17 @@ _unknown: set[str] = set()
 
 def does(statement: Statement, columns: str = "") -> Callable[[Work], Work]:
     """Register the function that does what this statement does."""
-    return does_sql(str(statement.within(SCHEMA)), columns)
+    clause = statement.within(SCHEMA)
+    return does_sql(str(clause), columns, str(clause.compile(dialect=DIALECT)))
 
 
-def does_sql(sql: str, columns: str = "") -> Callable[[Work], Work]:
+def does_sql(sql: str, columns: str = "", compiled: str = "") -> Callable[[Work], Work]:
     names = tuple(columns.split())
 
     def register(work: Work) -> Work:
         name = getattr(work, "__name__", "statement")
         row = namedtuple("Row", names, rename=True) if names else tuple
-        _known[sql] = Known(name, work, names, row)
+        _known[sql] = _known[compiled or sql] = Known(name, work, names, row)
         return work
 
     return register
