@@ -38,6 +38,19 @@ def transport(url: str, *types: str, service: str = "billing", **settings: Any) 
     return RabbitTransport(made, service=service, messages=lambda: dict.fromkeys(types, Placed))
 
 
+class SlowReceiver(MemoryReceiver):
+    """A receiver whose commits take a while. `sizes`: of the batches that it has stored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    async def receive(self, endpoint: str, batch: Sequence[Envelope]) -> list[Outcome]:
+        self.sizes.append(len(batch))
+        await asyncio.sleep(0.05)
+        return await super().receive(endpoint, batch)
+
+
 @pytest.fixture
 async def client(broker: AnyBroker) -> AsyncIterator[Foreign]:
     async with foreign(broker.url) as client:
@@ -243,6 +256,15 @@ class TestStoring:
             await eventually(lambda: _counts(client, queue, 43))
             receiver.release()
             await receiver.stores(50)
+
+    async def test_a_small_prefetch_fills_again_before_the_next_commit(self, broker: AnyBroker, queue: str) -> None:
+        await declared(broker.url, queue)
+        await send(broker.url, queue, envelopes(100))
+        receiver = SlowReceiver()
+        async with listening(transport(broker.url), f"{at(queue)}?prefetch=10", receiver):
+            await receiver.stores(100)
+        # One delivery, nine that have come meanwhile, and then halves of ten: 20 commits at least.
+        assert len(receiver.sizes) < 17
 
 
 async def _counts(client: Foreign, queue: str, count: int) -> bool:
