@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, Unpack, get_args,
 from durable import kinds
 from durable.duration import Duration, duration, within_calendar
 from durable.errors import DurableError, InvalidSetting
-from durable.settings import suggestion
+from durable.grammar import suggestion
 
 P = ParamSpec("P")
 R = TypeVar("R")

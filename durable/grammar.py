@@ -1,8 +1,13 @@
-"""Words of messages that depend on a name or a number: "an AsyncEngine", "1 message waits", "3 messages wait"."""
+"""Words of messages that depend on names or a number: "an AsyncEngine", "3 messages wait", "; did you mean 'x'?"."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Final
+
+_NEAR: Final = 0.65
+"""Likeness from which on a name may be a misspelling of another, of 1."""
 
 _SINGULAR: Final = {"": "", "are": "is", "were": "was", "have": "has"}
 
@@ -22,3 +27,9 @@ def several(count: int, nouns: str, verb: str = "", *, written: str | None = Non
         noun = f"{nouns[:-3]}y" if nouns.endswith("ies") else nouns.removesuffix("s")
         nouns, verb = noun, _SINGULAR.get(verb, f"{verb}s")
     return f"{number} {nouns} {verb}".rstrip()
+
+
+def suggestion(name: str, known: Iterable[str], written: str = "{}") -> str:
+    """`; did you mean 'x'?` for the nearest known name as it is `written`, or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=_NEAR)
+    return f"; did you mean {written.format(near[0])!r}?" if near else ""

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 from pydantic import SecretStr
 
 from durable.duration import Duration
-from durable.settings import Peer
+from durable.setting_types import Peer
 
 
 class SettingOptions(TypedDict, total=False):

@@ -7,39 +7,38 @@ seconds (`30`), text such as `10s`, `5m` and `1h30m`, or ISO 8601 (`PT30S`).
 
 from __future__ import annotations
 
-import difflib
-import json
 import os
-import re
-from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypedDict
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SecretStr,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
-    NoDecode,
     PydanticBaseSettingsSource,
     SecretsSettingsSource,
     SettingsConfigDict,
 )
 
 from durable import database_url
-from durable.duration import duration
 from durable.errors import InvalidSetting
+from durable.grammar import suggestion
 from durable.redaction import keep_secret
 from durable.setting_errors import described
+from durable.setting_types import (
+    Count,
+    Duration,
+    DurationOrZero,
+    Names,
+    Pauses,
+    Peer,
+    Peers,
+    SchemaName,
+    Secret,
+    Secrets,
+    Words,
+)
 
 __all__ = ["Settings"]
 
@@ -49,134 +48,8 @@ _NOT_SETTINGS = {"DURABLE_FAILPOINT"}  # read elsewhere; DURABLE_TEST_* belongs 
 PREFETCH: Final = 400
 """Deliveries of one queue that are prefetched by default: what a node stores at once; more were not faster."""
 
-_NEAR: Final = 0.65
-"""Likeness from which on a name may be a misspelling of another, of 1."""
-
-_LONGEST: Final = timedelta(days=36_500)
-
-SHORTEST_SECRET: Final = 16
-"""Characters of a secret that peers share, at least."""
-
 ENVELOPE_BYTES: Final = 64 << 10
 """The bytes of an envelope on the wire besides its body: its headers, its key and its names, in any alphabet."""
-
-
-def _span(value: Any) -> Any:
-    """Read a length of time as durable.duration does, or as ISO 8601, by pydantic."""
-    try:
-        return duration(value)
-    except ValueError:
-        return value
-
-
-def _bounded(span: timedelta) -> timedelta:
-    if not timedelta(0) <= span <= _LONGEST:
-        raise ValueError(f"give a time from 0 to {_LONGEST.days} days")
-    return span
-
-
-def _above_zero(span: timedelta) -> timedelta:
-    if span <= timedelta(0):
-        raise ValueError("give a time above 0")
-    return span
-
-
-def _by_name(value: Any) -> Any:
-    """A mapping is a JSON object where it is text."""
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        raise ValueError('must be a JSON object, such as {"name": "value"}') from None
-
-
-def _written(pattern: str, words: str) -> AfterValidator:
-    """Refuse text that does not match the whole pattern, with these words."""
-
-    def check(text: str) -> str:
-        if not re.fullmatch(pattern, text):
-            raise ValueError(f"give {words}")
-        return text
-
-    return AfterValidator(check)
-
-
-def _long_enough(secret: SecretStr) -> SecretStr:
-    """A short one can be guessed, and would be found in words that are no secrets."""
-    if len(secret) < SHORTEST_SECRET:
-        raise ValueError(
-            f"a secret must have at least {SHORTEST_SECRET} characters (has {len(secret)}); "
-            "make one with: openssl rand -base64 24"
-        )
-    return secret
-
-
-Count = Annotated[int, Field(ge=1, le=1 << 40)]
-Secret = Annotated[SecretStr, AfterValidator(_long_enough)]
-Address = Annotated[  # a secret may be in the place of a user
-    str,
-    _written(
-        r"(https?|tcp|rabbitmq)://[^@\s?#]+",
-        "addresses of http://, https://, tcp:// or rabbitmq://, without a user, such as tcp://orders:2302",
-    ),
-]
-Name = Annotated[str, _written(r"[A-Za-z0-9._-]{1,100}", "names of letters, digits, '.', '_' and '-', 100 at most")]
-SchemaName = Annotated[
-    str,
-    _written(
-        r"[a-z_][a-z0-9_]{0,62}", "lower-case letters, digits and '_', 63 characters at most and no digit at the start"
-    ),
-]
-Secrets = Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_by_name)]
-Names = Annotated[dict[str, str], NoDecode, BeforeValidator(_by_name)]
-Duration = Annotated[timedelta, BeforeValidator(_span), AfterValidator(_above_zero), AfterValidator(_bounded)]
-
-
-def _whole_peer(value: Any) -> Any:
-    """A text is the only secret of a peer."""
-    if isinstance(value, str | SecretStr):
-        return {"secrets": {"1": value}}
-    if not isinstance(value, Mapping | Peer):
-        raise ValueError(f"give each peer its secret as text, or an object of {', '.join(Peer.model_fields)}")
-    return value
-
-
-class Peer(BaseModel):
-    """A service, or another client, that proves its name by secrets or certificates of its own.
-
-    `secrets` are by ids of your choice: all are accepted, the first signs. `certificates` are names, one of which is in
-    the certificate of each of its nodes. `at` are the addresses below which it receives. `types` are the message types
-    that it may send (`billing.*` those that begin so; default: any), and `endpoints` the listeners that it may send to
-    (default: any). `offers` are the services that it may announce (default: any, or none where it has `types`).
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    secrets: dict[Name, Secret] = {}
-    certificates: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    at: tuple[Address, ...] = ()
-    types: tuple[str, ...] | None = None
-    endpoints: tuple[str, ...] | None = None
-    offers: tuple[str, ...] | None = None
-
-
-Peers = Annotated[dict[Name, Annotated[Peer, BeforeValidator(_whole_peer)]], NoDecode, BeforeValidator(_by_name)]
-
-
-def _listed(value: Any) -> Any:
-    """A list is text with commas, or JSON."""
-    if not isinstance(value, str):
-        return value
-    try:
-        listed = json.loads(value)
-    except ValueError:
-        listed = None
-    if listed is None and value.strip().startswith("["):
-        raise ValueError('must be a JSON array, such as ["a", "b"], or a list with commas')
-    return listed if isinstance(listed, list) else [part.strip() for part in value.split(",") if part.strip()]
-
-
-PauseBefore = Annotated[timedelta, BeforeValidator(_span), AfterValidator(_bounded)]
-Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
 
 
 class Settings(BaseSettings):
@@ -291,7 +164,7 @@ class Settings(BaseSettings):
     """end of a message whose deliver_by has passed: left to the history, or a dead letter"""
     handler_timeout: Duration = timedelta(seconds=60)
     """longest attempt of a handler"""
-    group_time: PauseBefore = timedelta(milliseconds=20)
+    group_time: DurationOrZero = timedelta(milliseconds=20)
     """time for which waiting messages of a handler with max_batch="auto" share a transaction; 0: each has its own"""
     unit_of_work_timeout: Duration = timedelta(seconds=60)
     """longest statement of a unit of work, and longest pause between statements of its transaction"""
@@ -310,7 +183,7 @@ class Settings(BaseSettings):
     )
     retry_immediate: Annotated[int, Field(ge=0, le=1_000)] = 2
     """attempts at once after a failure, for handlers without a retry= of their own"""
-    retry_delays: Annotated[tuple[PauseBefore, ...], NoDecode, BeforeValidator(_listed)] = (
+    retry_delays: Pauses = (
         timedelta(seconds=1),
         timedelta(seconds=10),
         timedelta(seconds=60),
@@ -613,12 +486,6 @@ def secret_names() -> list[str]:
 def _may_hold_a_secret(name: str) -> bool:
     annotation = str(Settings.model_fields[name].annotation) if name in Settings.model_fields else ""
     return "SecretStr" in annotation or "Peer" in annotation
-
-
-def suggestion(name: str, known: Iterable[str], written: str = "{}") -> str:
-    """`; did you mean 'x'?` for the nearest known name as it is `written`, or nothing."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=_NEAR)
-    return f"; did you mean {written.format(near[0])!r}?" if near else ""
 
 
 def _refuse_unknown(name: str, known: set[str]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from durable.errors import InvalidSetting
-from durable.settings import suggestion
+from durable.grammar import suggestion
 from durable.transports import memory
 from durable.transports.http import address as http
 from durable.transports.rabbitmq import address as rabbitmq

@@ -20,7 +20,8 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 
 from durable.errors import InvalidSetting
-from durable.settings import Peer, Settings
+from durable.setting_types import Peer
+from durable.settings import Settings
 from durable.transports.frames import Offer, Offers
 
 _ANY: Final = "*"

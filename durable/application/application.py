@@ -17,12 +17,12 @@ from durable.calls.provider import CallProvider
 from durable.encryption.ring import KeyRing
 from durable.envelope import Envelope
 from durable.errors import InvalidMessage, InvalidSetting, RoutingError, UnknownMessageType
+from durable.grammar import suggestion
 from durable.messages import codec, upcasting
 from durable.messages.registry import class_of, content_type_of, is_encrypted, name_of, registered
 from durable.messages.routing import LOCAL, Routes
 from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.redaction import printable
-from durable.settings import suggestion
 from durable.storage.leases import Burials
 from durable.storage.placements import Declared
 from durable.telemetry import BatchSpans, log

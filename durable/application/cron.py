@@ -24,7 +24,7 @@ from zoneinfo import ZoneInfo, available_timezones
 from cronsim import CronSim, CronSimError
 
 from durable.errors import InvalidSetting
-from durable.settings import suggestion
+from durable.grammar import suggestion
 
 Misfire = Literal["once", "all", "skip"]
 

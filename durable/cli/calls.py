@@ -22,7 +22,7 @@ from durable.cli.providers import Registered, registered
 from durable.cli.send import read_body
 from durable.cli.target import on_bus
 from durable.errors import CallFailed, InvalidMessage, InvalidSetting, TransportError
-from durable.settings import suggestion
+from durable.grammar import suggestion
 from durable.transports.base import Caller
 from durable.transports.frames import Call, Offers, Result
 

@@ -14,8 +14,7 @@ from durable.cli.output import age, emit
 from durable.cli.runs import actor_name
 from durable.cli.target import Target, on_target, schema_connection
 from durable.errors import InvalidSetting, WiringError
-from durable.grammar import several
-from durable.settings import suggestion
+from durable.grammar import several, suggestion
 from durable.storage import actions, circuits, known_names
 from durable.storage.circuits import CircuitKind
 

@@ -20,7 +20,8 @@ from durable.cli import output
 from durable.cli.command import taking
 from durable.encryption.ring import KeyRing
 from durable.errors import InvalidSetting, WiringError
-from durable.settings import Settings, load_settings, suggestion
+from durable.grammar import suggestion
+from durable.settings import Settings, load_settings
 from durable.storage import migrator
 from durable.storage.database import sync_url
 from durable.storage.engines import Limits, make_engine

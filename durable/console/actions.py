@@ -19,8 +19,8 @@ from durable.console.security import fields, redirect
 from durable.dead_letters.bulk import Resolution
 from durable.duration import time_from_now
 from durable.errors import DurableError
+from durable.grammar import suggestion
 from durable.redaction import printable
-from durable.settings import suggestion
 from durable.storage import actions, dead_letters, known_names, schedules
 from durable.storage.actions import Action
 from durable.storage.circuits import CircuitKind

@@ -13,8 +13,8 @@ from typing import TypeVar
 from durable.arguments import Argument, checked_names, refuse_misfits
 from durable.envelope import JSON, is_media_type
 from durable.errors import InvalidSetting, UnknownMessageType
+from durable.grammar import suggestion
 from durable.messages import codec
-from durable.settings import suggestion
 
 T = TypeVar("T")
 

@@ -35,10 +35,10 @@ import pyarrow.compute
 
 from durable.envelope import JSON
 from durable.errors import InvalidSetting
+from durable.grammar import suggestion
 from durable.messages.digest import message_digest
 from durable.messages.routing import LOCAL
 from durable.pipeline.positions import SORTABLE, is_sortable
-from durable.settings import suggestion
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

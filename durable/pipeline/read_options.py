@@ -9,8 +9,9 @@ from typing import Self
 from pyspark.sql.types import StructType
 
 from durable.errors import InvalidSetting
+from durable.grammar import suggestion
 from durable.pipeline.columns import COLUMNS, READABLE, Column
-from durable.settings import load_settings, suggestion
+from durable.settings import load_settings
 from durable.storage.sql.archive import BY_TRANSACTION
 
 _KNOWN = ("url", "schema", "table", "columns", "snapshot", "partitions", "max_rows", "start")

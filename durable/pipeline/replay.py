@@ -22,6 +22,7 @@ from uuid import UUID
 
 from durable.envelope import new_id
 from durable.errors import InvalidSetting
+from durable.grammar import suggestion
 from durable.messages.routing import LOCAL
 from durable.pipeline.chunks import chunks
 from durable.pipeline.positions import SORTABLE, is_sortable
@@ -29,7 +30,7 @@ from durable.pipeline.progress import Show
 from durable.pipeline.publish import publish, uuid8, uuid8_of
 from durable.pipeline.sealing import OLD_ID, Sealing, missing_keys, sealed
 from durable.pipeline.session import spark_errors
-from durable.settings import Settings, suggestion
+from durable.settings import Settings
 from durable.transports.addresses import check_destination
 
 if TYPE_CHECKING:

@@ -27,6 +27,7 @@ from durable.encryption.ring import KeyRing
 from durable.envelope import new_id
 from durable.errors import InvalidMessage, InvalidSetting, StorageUnavailable
 from durable.failpoints import failpoint
+from durable.grammar import suggestion
 from durable.pipeline import contents
 from durable.pipeline.contents import Contents
 from durable.pipeline.copying import connection, libpq_url
@@ -35,7 +36,7 @@ from durable.pipeline.publishable import check_schema, dated, is_local, order_of
 from durable.pipeline.queueing import queueing
 from durable.pipeline.screens import Limits, flaw
 from durable.pipeline.sealing import Sealing, seal_batch
-from durable.settings import load_settings, suggestion
+from durable.settings import load_settings
 from durable.storage import migrator, placements, staging
 from durable.storage.placements import Placements
 from durable.storage.staging import Batch, Published, Staged

@@ -25,7 +25,7 @@ import msgspec
 
 from durable.envelope import Moment
 from durable.errors import InvalidMessage
-from durable.settings import suggestion
+from durable.grammar import suggestion
 
 Headers = Iterable[tuple[bytes, bytes]]
 

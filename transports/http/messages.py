@@ -31,11 +31,11 @@ from starlette.routing import BaseRoute, Route
 
 from durable.envelope import Envelope, new_id
 from durable.errors import InvalidMessage
+from durable.grammar import suggestion
 from durable.messages import cloudevents, codec, upcasting
 from durable.messages import validation as screening
 from durable.messages.scope import scoped
 from durable.outcomes import Busy, Duplicate, Failed, Rejected, Stored
-from durable.settings import suggestion
 from durable.transports import peers
 from durable.transports.http import auth as http_auth
 from durable.transports.http import headers as http_headers

@@ -24,7 +24,8 @@ from typing import Final
 from urllib.parse import SplitResult, quote, urlsplit
 
 from durable.errors import InvalidSetting
-from durable.settings import Settings, suggestion
+from durable.grammar import suggestion
+from durable.settings import Settings
 from durable.transports.plaintext import is_loopback, require_plaintext_allowed
 from durable.transports.rabbitmq.options import AS_SET, Query, QueueOptions, decoded, exchange_name, queue_name, short
 from durable.transports.uris import split

@@ -8,7 +8,7 @@ from typing import Final, Literal, cast
 from urllib.parse import unquote
 
 from durable.errors import InvalidSetting
-from durable.settings import suggestion
+from durable.grammar import suggestion
 
 QueueType = Literal["quorum", "classic"]
 

@@ -24,7 +24,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from durable.errors import InvalidSetting
-from durable.settings import Settings, suggestion
+from durable.grammar import suggestion
+from durable.settings import Settings
 from durable.transports.rabbitmq.address import (
     Destination,
     ExchangeAddress,

@@ -21,7 +21,8 @@ from durable.cli.arguments import parse_time
 from durable.cli.command import taking
 from durable.cli.target import DatabaseUrl, SchemaName, connection, load_target, schema_connection
 from durable.errors import DurableError, InvalidSetting
-from durable.settings import Settings, suggestion
+from durable.grammar import suggestion
+from durable.settings import Settings
 from durable.storage import dead_letters, known_names
 from durable.storage.dead_letters import DeadLetter, LetterRange, Selection, Summary
 

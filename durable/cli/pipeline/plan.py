@@ -37,7 +37,8 @@ from durable.cli.pipeline.options import LakeUrl, Master, Remote, Service
 from durable.cli.pipeline.steps import Step, begun, finished
 from durable.cli.target import DatabaseUrl, OptionalBusName, SchemaName, load_bus
 from durable.errors import InvalidSetting, WiringError
-from durable.settings import load_settings, suggestion
+from durable.grammar import suggestion
+from durable.settings import load_settings
 
 STEPS: Final[Mapping[str, Callable[..., Step]]] = {
     step.__name__: step

@@ -14,7 +14,8 @@ from durable.cli.arguments import parse_coming_time
 from durable.cli.command import taking
 from durable.cli.target import DatabaseUrl, SchemaName, connection, load_target, schema_connection
 from durable.errors import DurableError, InvalidSetting
-from durable.settings import Settings, suggestion
+from durable.grammar import suggestion
+from durable.settings import Settings
 from durable.storage import delayed, known_names, schedules
 from durable.storage.delayed import Selection
 

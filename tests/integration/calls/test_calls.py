@@ -31,7 +31,8 @@ from durable.errors import (
     RemoteError,
     WiringError,
 )
-from durable.settings import Peer, load_settings
+from durable.setting_types import Peer
+from durable.settings import load_settings
 from durable.statistics import CallSide
 from durable.testing import eventually
 from durable.testing.transports import envelopes

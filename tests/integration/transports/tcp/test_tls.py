@@ -18,7 +18,8 @@ from pydantic import SecretStr
 
 from durable.errors import InvalidSetting, TransportError
 from durable.outcomes import STORED
-from durable.settings import Peer, load_settings
+from durable.setting_types import Peer
+from durable.settings import load_settings
 from durable.testing import eventually
 from durable.testing.transports import MemoryReceiver, envelopes
 from durable.transports.frames import Frame, Hello, Ping
