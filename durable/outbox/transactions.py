@@ -34,7 +34,7 @@ _ENDED_AS_TEXT: Final = (
 )
 _UNREADABLE: Final = "a statement of type {kind} cannot be read for ends of its transaction: pass it as text"
 _OWN_SAVEPOINTS: Final = (SavepointClause, RollbackToSavepointClause, ReleaseSavepointClause)
-_KEY = "durable_outboxes"  # in the info of a session, and in the options of a connection
+_KEY = "durable_outboxes"  # in the info of a session, and among the attributes of a connection
 
 
 class Ending:
@@ -86,18 +86,21 @@ def follow(connection: Connection, outbox: Follower) -> bool:
     followers = _followers(connection)
     if outbox in followers:
         return False
-    connection.execution_options(**{_KEY: [*followers, outbox]})
+    _keep_followers(connection, [*followers, outbox])
     return True
 
 
+# They are an attribute of the connection, so that they end with it: they know it, and would keep it in any table. To
+# make them an execution option of it computes as long as to send a message.
+
+
 def _followers(connection: Connection) -> Sequence[Follower]:
-    """Return the followers of a connection: an option of it, so that they end with it."""
-    found: Sequence[Follower] = connection.get_execution_options().get(_KEY, ())
+    found: Sequence[Follower] = vars(connection).get(_KEY, ())
     return found
 
 
-def _followers_left(connection: Connection, left: Sequence[Follower]) -> None:
-    connection.execution_options(**{_KEY: left})
+def _keep_followers(connection: Connection, followers: Sequence[Follower]) -> None:
+    vars(connection)[_KEY] = followers
 
 
 # ---------------------------------------------------------------- sessions
@@ -221,7 +224,7 @@ def is_of_sqlalchemy(context: ExecutionContext | None) -> bool:
 @event.listens_for(Engine, "rollback")
 def _rollback(connection: Connection) -> None:
     if followers := _followers(connection):
-        _followers_left(connection, [each for each in followers if each.connection_rolled_back(connection)])
+        _keep_followers(connection, [each for each in followers if each.connection_rolled_back(connection)])
 
 
 @event.listens_for(Engine, "rollback_twophase")
@@ -267,7 +270,7 @@ def _store(connection: Connection, followers: Sequence[Follower]) -> None:
         outbox.commit_begins(connection)
     for outbox in followers:
         outbox.store_last(connection)
-    _followers_left(connection, [each for each in followers if each.stored_last()])
+    _keep_followers(connection, [each for each in followers if each.stored_last()])
 
 
 @event.listens_for(Engine, "handle_error")
