@@ -106,6 +106,23 @@ def test_primary_key_is_not_looked_through_for_destinations(tables: Tables) -> N
     assert scans() - before < len(places)
 
 
+@pytest.mark.parametrize("side", ["outgoing", "incoming"])
+def test_claim_finds_its_rows_by_their_places(tables: Tables, side: str) -> None:
+    """By key it would read an index once more for each, or the whole table, if its statistics say so."""
+    fill(tables, side, HANDLED)
+    name = floor.MESSAGE_TYPE
+    statement, claim = {
+        "incoming": (CLAIM_INCOMING, {"message_type": name, "handler": name, "is_trial": False, "floor": 0}),
+        "outgoing": (CLAIM_OUTGOING, {"destinations": [floor.DESTINATION], "sizes": [50], "floors": [0]}),
+    }[side]
+    engine = create_engine(tables.url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.connect() as conn:
+        sql = f"EXPLAIN (COSTS OFF) {statement.whole.within('durable').text}"
+        plan = conn.execute(text(sql), {**claim, "batch_size": 50, "node": 1}).scalars().all()
+    engine.dispose()
+    assert f"Tid Scan on {side}_envelopes" in "\n".join(plan)
+
+
 @pytest.fixture
 def short_looks(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Nearly all looks are short, and begin at the last claim."""

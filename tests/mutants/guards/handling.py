@@ -40,6 +40,14 @@ ROWS = (
     ),
     Mutant(
         "handling",
+        "a claim looks for its rows by their ids",
+        "durable/storage/sql/work.py",
+        before='condition: str = "row.ctid = picked.tid"',
+        after='condition: str = "row.id = picked.id"',
+        killed_by=("tests/integration/storage/test_floors.py::test_claim_finds_its_rows_by_their_places[incoming]",),
+    ),
+    Mutant(
+        "handling",
         "a settlement does not look at the epoch",
         "durable/storage/sql/inbox.py",
         before=' AND owner_id + 0 = :node AND epoch = :epoch"',
