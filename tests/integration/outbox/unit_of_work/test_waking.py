@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,6 +17,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from durable import Bus, NoUnitOfWork
+from durable.agents import waking
 from durable.embedded import Embedded
 from durable.storage.database import channel
 from durable.testing import eventually
@@ -123,6 +125,27 @@ class TestWaking:
         assert len(backends) == 1
         await bus.runtime.stop()
         await eventually(lambda: not backends & set(tables.rows("SELECT pid FROM pg_stat_activity")))
+
+    async def test_nodes_are_woken_over_a_new_connection_when_the_last_one_was_ended(
+        self,
+        tables: Tables,
+        listening: Callable[[], int],
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        monkeypatch.setattr(waking, "_STAYING", 60.0)
+        bus = Bus("shop", tables.url)
+        bus.route(Placed, to=BILLING)
+        notifying = "starts_with(query, 'SELECT pg_notify(CAST(') AND datname = current_database()"
+        for number in range(3):
+            async with bus.unit_of_work():
+                bus.send(Placed(number))
+            assert await eventually(listening) == 1
+            ended = tables.rows(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {notifying}")
+            assert ended == [True]
+            await eventually(lambda: not tables.rows(f"SELECT pid FROM pg_stat_activity WHERE {notifying}"))
+        await bus.runtime.stop()
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
     def test_process_ends_soon_after_its_last_commit_and_has_woken_the_nodes(
         self, tables: Tables, listening: Callable[[], int]
