@@ -132,7 +132,8 @@ class Runtime:
     @property
     def is_used(self) -> bool:
         """Tell whether it holds anything that is open."""
-        return self.is_running or self._database is not None or bool(self.sessions.pools())
+        is_open = self.is_running or self._database is not None or bool(self.sessions.pools())
+        return is_open or self._waker.is_used
 
     def check_loop(self) -> None:
         """Raise WiringError while it runs in another event loop than this code."""

@@ -79,7 +79,8 @@ Name = Annotated[str, _written(r"[A-Za-z0-9._-]{1,100}", "names of letters, digi
 SchemaName = Annotated[
     str,
     _written(
-        r"[a-z_][a-z0-9_]{0,62}", "lower-case letters, digits and '_', 63 characters at most and no digit at the start"
+        r"(?!pg_)[a-z_][a-z0-9_]{0,62}",
+        "lower-case letters, digits and '_', 63 characters at most, and neither a digit nor pg_ at the start",
     ),
 ]
 Secrets = Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_by_name)]

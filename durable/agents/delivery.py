@@ -11,7 +11,8 @@ rule of durable.agents.group_size says how many. There a message that has failed
 fails only the one that failed is run at once; the others go back to the queue, so that any worker may take them.
 
 Any error of a handler is a failed attempt, also a BaseException. A failure of the infrastructure is none: without a
-connection or a thread a message goes back uncounted, and when the database goes away in an attempt it runs again.
+connection or a thread a message goes back uncounted, and when the database goes away in an attempt it runs again. So it
+does, for some times, when the database says that it must be repeated because of other transactions.
 
 A message whose nodes died again and again is a suspect. Its attempts are counted before they run, and a node runs one
 suspect at a time: so the one that kills its process is found and comes to its end, and its neighbours are handled.
@@ -20,6 +21,7 @@ suspect at a time: so the one that kills its process is found and comes to its e
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from contextlib import nullcontext
@@ -48,6 +50,9 @@ from durable.telemetry import Event, log
 BREATH: Final = 1.0  # seconds until more is begun where there was no connection or thread, or a worker has failed
 _CONFLICTS: Final = ("40", "55P03")  # deadlock, serialization; a lock that is not to be had
 _SUSPICIOUS: Final = 2  # deaths; one is an accident, and what the dead node had in memory is handled at full speed
+_SERIALIZATION_FAILURE: Final = "40001"
+_FREE_CONFLICTS: Final = 20  # of one message, in a row; the database rolls back one of two transactions by chance
+_CONFLICT_PAUSE: Final = 0.01  # seconds, times the conflicts so far, at most
 _FREE_OUTAGES: Final = 2  # of one message, in a row; a handler that breaks its connection each time comes to its end
 
 
@@ -326,7 +331,7 @@ class Delivery:
 
     async def _handle_alone(self, first: Task, held: BlockedKeys) -> None:
         task: Task | None = first
-        lease, failures, outages = first.lease, list[Failure](), 0
+        lease, failures, outages, conflicts = first.lease, list[Failure](), 0, 0
         while task is not None:
             error, attempt = await self._attempt(Group([task])), task.attempt
             if error is None:
@@ -346,8 +351,14 @@ class Delivery:
                 await self._wait_for_database()
                 if not await self._may_begin(lease, held):
                     return
+            elif _is_serialization_failure(error) and conflicts < _FREE_CONFLICTS:
+                conflicts += 1
+                log.debug("handler %s runs message %s again: %s", self._handler.name, lease.envelope.id, said(error))
+                await asyncio.sleep(random.uniform(0, _CONFLICT_PAUSE * conflicts))
+                if not await self._may_begin(lease, held):
+                    return
             else:
-                outages = 0
+                outages = conflicts = 0
                 failures = [*failures, self._failure(error, attempt)][-self._settings.kept_attempts :]
                 if not await self._runs_again(lease, attempt, error, failures, held):
                     return
@@ -405,6 +416,11 @@ def _as_failure(error: BaseException) -> BaseException:
         failure.__cause__ = error
         return failure
     return error
+
+
+def _is_serialization_failure(error: BaseException) -> bool:
+    """Tell whether it was rolled back for other transactions alone: above READ COMMITTED any of them may be."""
+    return isinstance(error, DBAPIError) and sqlstate(error) == _SERIALIZATION_FAILURE
 
 
 def is_suspect(lease: LeasedEnvelope) -> bool:

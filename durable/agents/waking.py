@@ -16,6 +16,7 @@ import os
 import threading
 import time
 from contextlib import suppress
+from datetime import timedelta
 from typing import Final
 
 from sqlalchemy import Connection, Engine
@@ -31,6 +32,9 @@ from durable.telemetry import log
 
 _GATHERING: Final = 0.005  # seconds after a NOTIFY in which commits share the next
 _LONGEST: Final = 10.0  # seconds for a NOTIFY
+_LONGEST_ALONE: Final = timedelta(seconds=3)
+"""The same in a thread, which keeps its process alive: for the server, and GRACE more until the answer."""
+_AT_ONCE: Final = 1.0  # seconds in which a server refuses, rather than says nothing
 _LONGEST_COMMIT: Final = 60.0  # seconds until the COMMIT of a joined transaction is left to polling
 _STAYING: Final = 0.5  # seconds without work after which the thread closes its connection
 _LOOKING: Final = 0.1  # seconds between two looks whether the process ends
@@ -47,7 +51,10 @@ class Waker:
         self._asked = False
         self._endings: list[Ending] = []
         self._is_busy = False
+        self.is_used = False
+        """Has it woken nodes, or begun to?"""
         self._process = os.getpid()
+        self._engine: Engine | None = None  # of the thread
         self._home: tuple[asyncio.AbstractEventLoop, Database] | None = None
         self._task: asyncio.Task[None] | None = None
         self._thread: threading.Thread | None = None
@@ -86,19 +93,25 @@ class Waker:
 
     def _work(self) -> None:
         with self._lock:
-            if self._is_busy and self._process == os.getpid():
+            if self._process != os.getpid():  # a fork has no thread of ours, and its parent uses our connections
+                self._process, self._is_busy, self._engine = os.getpid(), False, None
+            if self._is_busy:
                 self._lock.notify()
                 return
-            self._is_busy, self._process = True, os.getpid()  # a fork has no thread of ours
+            self._is_busy = self.is_used = True
         home = self._home
         if home is not None:
             with suppress(RuntimeError):  # its loop was closed without stop()
                 home[0].call_soon_threadsafe(self._work_in_loop, home[1])
                 return
-        self._thread = threading.Thread(target=self._work_alone, name="durable wakes nodes")
         try:
+            # Not in the thread: a fork amid its imports would leave the child half a driver, and no way to load it.
+            self._engine = self._engine or self._make_engine()
+            self._thread = threading.Thread(target=self._work_alone, args=(self._engine,), name="durable wakes nodes")
             self._thread.start()
-        except RuntimeError as error:  # at the end of the interpreter, or of the system's threads
+        except InvalidSetting:  # sessions of the application's engines, and no database of ours: only polling is left
+            self._give_up()
+        except Exception as error:  # at the end of the interpreter, or of the system's threads; the COMMIT goes on
             self._thread = None
             self._give_up()
             log.warning(_NOT_WOKEN, error)
@@ -132,7 +145,7 @@ class Waker:
     async def _tell(self, database: Database) -> None:
         try:
             async with asyncio.timeout(_LONGEST):
-                await database.transaction(outbox.wake_nodes)
+                await database.statement(outbox.wake_nodes)
         except (StorageUnavailable, TimeoutError) as error:
             log.warning(_NOT_WOKEN, error)
         except Exception:
@@ -141,15 +154,13 @@ class Waker:
 
     # ------------------------------------------------------------------ in a thread
 
-    def _work_alone(self) -> None:
+    def _make_engine(self) -> Engine:
+        limits = Limits(min(self._settings.statement_timeout, _LONGEST_ALONE), AGENTS_LONGEST_IDLE)
+        options = {"pool_size": 1, "isolation_level": "AUTOCOMMIT"}
+        return make_engine(sync_url(self._settings), self._settings, limits.for_own_statements(), **options)
+
+    def _work_alone(self, engine: Engine) -> None:
         """No daemon: a process that commits and ends has told it before."""
-        limits = Limits(self._settings.statement_timeout, AGENTS_LONGEST_IDLE).for_own_statements()
-        try:
-            url = sync_url(self._settings)
-            engine = make_engine(url, self._settings, limits, pool_size=1, isolation_level="AUTOCOMMIT")
-        except InvalidSetting:  # sessions of the application's engines, and no database of ours: only polling is left
-            self._give_up()
-            return
         try:
             connection: Connection | None = None
             while self._is_asked_alone():
@@ -178,7 +189,7 @@ class Waker:
 
     def _tell_alone(self, engine: Engine, connection: Connection | None) -> Connection | None:
         """Return the connection, for the next time; None when it is of no use any more."""
-        used = connection
+        used, began = connection, time.monotonic()
         try:
             with translated():
                 used = used or engine.connect()
@@ -192,7 +203,7 @@ class Waker:
             self._told_at = time.monotonic()
         if used is not None:
             used.close()
-        if connection is not None:  # its server may have been restarted since
+        if connection is not None and time.monotonic() - began < _AT_ONCE:  # its server was restarted since
             return self._tell_alone(engine, None)
         return None
 

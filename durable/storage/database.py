@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -26,6 +27,7 @@ from durable.settings import Settings
 from durable.statistics import PoolStatistics
 from durable.storage import loops
 from durable.storage.engines import Limits, make_async_engine
+from durable.storage.isolation import SavepointsNeeded, without_savepoints
 from durable.storage.outages import keeping_cancellation, translated
 from durable.tasks.cancelling import end_if_cancelled
 from durable.telemetry import log
@@ -48,6 +50,7 @@ class Database:
             async_url(settings),
             settings,
             Limits(settings.statement_timeout, AGENTS_LONGEST_IDLE).for_own_statements(),
+            isolation_level="READ COMMITTED",  # whatever the role has by default: a claim must see what is free now
             pool_size=settings.agent_pool_size,
             max_overflow=2,
             pool_timeout=settings.statement_timeout.total_seconds(),
@@ -58,21 +61,42 @@ class Database:
     ) -> T:
         """Run `work(connection, schema, ...)` in a transaction of its own and return what it returns, committed.
 
+        It is run again, in a new transaction, when the database refuses a row that it would have put aside.
+
         Raises StorageUnavailable when the database cannot be used, or does not answer (whether a commit took place is
         then unknown), InvalidMessage when it refuses the data, and WiringError in an event loop other than that of the
         first transaction.
         """
+        async with self._bounded():
+            with suppress(SavepointsNeeded):
+                return await self._run(without_savepoints(work), *args, **kwargs)
+            return await self._run(work, *args, **kwargs)
+
+    async def statement(
+        self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """transaction(), of one statement: it commits by itself, without the round trips of BEGIN and COMMIT."""
+        async with self._bounded(), self.engine.connect() as conn:
+            await conn.execution_options(isolation_level="AUTOCOMMIT")
+            return await conn.run_sync(work, self.schema, *args, **kwargs)
+
+    @asynccontextmanager
+    async def _bounded(self) -> AsyncIterator[None]:
         loops.enter(self.engine)
         with keeping_cancellation(), translated():
             # Each wait within has a limit of its own; this one holds for all of them together.
             limit = asyncio.timeout(self._longest)
             try:
-                async with limit, self.engine.begin() as conn:
-                    return await conn.run_sync(work, self.schema, *args, **kwargs)
+                async with limit:
+                    yield
             except Exception as error:
                 if limit.expired():  # the ROLLBACK may have failed and taken the place of its TimeoutError
                     raise TimeoutError(f"the transaction was not done within {self._longest:g} s") from error
                 raise
+
+    async def _run(self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        async with self.engine.begin() as conn:
+            return await conn.run_sync(work, self.schema, *args, **kwargs)
 
     async def transaction_with_retry(
         self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs

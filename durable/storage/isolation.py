@@ -5,7 +5,10 @@
           v                     v                                  (owner -1), or is left where it is, with a log line
         done                  done
 
-Each try is a savepoint of the caller's transaction. A trigger may choose any code for its error; so all are tried
+Each try is a savepoint of the caller's transaction. That takes two round trips, and hardly any row is refused: so
+durable.storage.database first runs a transaction without_savepoints(), and once more when one is needed.
+
+A trigger may choose any code for its error; so all are tried
 but what passes (locks, connections, resources: durable.storage.outages) and what is missing altogether
 (tables, columns, functions): these are raised. A code that may as well tell of the wiring, such as a missing right, is
 the row's own only where others pass, or, of a row that is alone, where the statement works over no rows.
@@ -15,9 +18,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
@@ -30,6 +33,7 @@ from durable.storage.sql.recovery import REFUSED_OWNER, Recovery
 from durable.storage.sql.statement import Batched
 from durable.telemetry import log
 
+P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 Refused = Callable[[R, str], None]
@@ -39,6 +43,7 @@ _MISSING: Final = ("42P01", "42703", "42883")
 """No such table, column or function: of every row alike, also where a trigger meets it."""
 _OF_THE_WIRING: Final = ("0A", "3F", "42")
 """What is not supported, a schema that is missing, rights and syntax: of every row alike, unless others pass."""
+_TRUSTING: Final = "durable_tries_without_savepoints"  # among the attributes of a connection
 _DRIVERS_PREFIX: Final = re.compile(r"^<class '[^']*'>: ")
 
 
@@ -61,6 +66,20 @@ def refusal(error: DBAPIError) -> Refusal | None:
     if not state or state.startswith(_MISSING) or is_passing(error):
         return None
     return Refusal(storable(_DRIVERS_PREFIX.sub("", str(error.orig)).partition("\n")[0], 1_000), error)
+
+
+class SavepointsNeeded(Exception):
+    """The database refuses a row in a transaction without savepoints: nothing of it is done."""
+
+
+def without_savepoints(work: Callable[Concatenate[Connection, P], T]) -> Callable[Concatenate[Connection, P], T]:
+    """The same work, which raises SavepointsNeeded instead of trying again; it is the whole of a transaction."""
+
+    def trusting(conn: Connection, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        vars(conn)[_TRUSTING] = True
+        return work(conn, *args, **kwargs)
+
+    return trusting
 
 
 class RefusedPerhaps(InvalidMessage):
@@ -223,10 +242,13 @@ def tried(conn: Connection, work: Callable[[], T]) -> tuple[list[T], str | None]
 
 
 def _tried(conn: Connection, work: Callable[[], T]) -> tuple[list[T], Refusal | None]:
+    is_trusting = _TRUSTING in vars(conn)
     try:
-        with conn.begin_nested():
+        with nullcontext() if is_trusting else conn.begin_nested():
             return [work()], None
     except DBAPIError as error:
         if (found := refusal(error)) is None:
             raise
+        if is_trusting:
+            raise SavepointsNeeded from error
         return [], found

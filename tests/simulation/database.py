@@ -117,6 +117,11 @@ class SimulatedDatabase(Database):
                 raise wrapped(error) from error
             return result
 
+    async def statement(
+        self, work: Callable[Concatenate[SqlConnection, str, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        return await self.transaction(work, *args, **kwargs)
+
     def pool(self) -> PoolStatistics:
         return _POOL
 

@@ -99,6 +99,7 @@ def test_seconds_mean_the_same_as_a_number_and_as_text(seconds: int) -> None:
         ("db_schema", 'a";drop'),
         ("db_schema", "Durable"),
         ("db_schema", ""),
+        ("db_schema", "pg_durable"),
         ("db_schema", "a" * 64),
     ],
 )

@@ -40,6 +40,26 @@ ROWS = (
     ),
     Mutant(
         "handling",
+        "a serialization failure is a failed attempt",
+        "durable/agents/delivery.py",
+        before="elif _is_serialization_failure(error) and conflicts < _FREE_CONFLICTS:",
+        after="elif False:",
+        killed_by=(
+            "tests/integration/agents/test_isolation_levels.py::test_conflicts_in_a_row_count_beyond_a_bound[serializable-20-0]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "agents have the isolation level of the database",
+        "durable/storage/database.py",
+        before='isolation_level="READ COMMITTED",  # whatever',
+        after="# whatever",
+        killed_by=(
+            "tests/integration/agents/test_isolation_levels.py::test_agents_work_in_read_committed[serializable]",
+        ),
+    ),
+    Mutant(
+        "handling",
         "a claim looks for its rows by their ids",
         "durable/storage/sql/work.py",
         before='condition: str = "row.ctid = picked.tid"',

@@ -69,6 +69,30 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
+_FORKS_AT_ONCE = """
+import asyncio, os, sys, time
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+from durable import Bus
+from tests.integration.outbox.unit_of_work.sessions import BILLING, Placed
+bus = Bus("shop", sys.argv[1])
+bus.route(Placed, to=BILLING)
+engine = create_engine(sys.argv[1].replace("postgresql:", "postgresql+psycopg:"))
+with Session(engine) as session, bus.enlist(session):  # nothing has loaded the drivers of the bus
+    bus.send(Placed(1))
+    session.commit()
+time.sleep(float(sys.argv[2]))
+async def send(number):
+    async with bus.unit_of_work():
+        bus.send(Placed(number))
+if (child := os.fork()) == 0:
+    asyncio.run(send(2))
+    time.sleep(0.5)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
 class TestWaking:
     @pytest.fixture
     def listening(self, tables: Tables) -> Iterator[Callable[[], int]]:
@@ -155,6 +179,13 @@ class TestWaking:
 
     def test_fork_of_a_sender_wakes_the_nodes(self, tables: Tables, listening: Callable[[], int]) -> None:
         subprocess.run([sys.executable, "-c", _FORKS_AND_SENDS, tables.url], check=True, timeout=60)
+        assert listening() == 2
+
+    @pytest.mark.parametrize("pause", [0, 0.02, 0.1])
+    def test_fork_soon_after_the_first_commit_sends_and_wakes(
+        self, tables: Tables, listening: Callable[[], int], pause: float
+    ) -> None:
+        subprocess.run([sys.executable, "-c", _FORKS_AT_ONCE, tables.url, str(pause)], check=True, timeout=60)
         assert listening() == 2
 
     async def test_transaction_leaving_its_rows_to_any_node_can_be_prepared(

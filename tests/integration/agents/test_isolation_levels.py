@@ -1,0 +1,69 @@
+"""Databases whose transactions have another isolation level by default: conflicts that are nobody's fault."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+from sqlalchemy import Connection, text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from durable.clock import SystemClock
+from durable.embedded import Embedded
+from durable.telemetry import Event
+from tests.support.one_handler import Placed, Shop, shop_tables
+from tests.support.tables import Tables
+
+CONFLICT = text("DO $$ BEGIN RAISE EXCEPTION 'could not serialize access' USING ERRCODE = '40001'; END $$")
+
+
+@pytest.fixture(params=["repeatable read", "serializable"])
+def tables(servers: Callable[[int], Embedded], request: pytest.FixtureRequest) -> Iterator[Tables]:
+    with shop_tables(servers(18)) as tables:
+        name = tables.one("SELECT current_database()")
+        tables.execute(f"ALTER DATABASE \"{name}\" SET default_transaction_isolation = '{request.param}'")
+        yield tables
+
+
+@pytest.fixture
+async def shop(tables: Tables) -> AsyncIterator[Shop]:
+    shop = Shop(tables, SystemClock(), pool_size=8)
+    yield shop
+    await shop.close()
+
+
+async def test_agents_work_in_read_committed(shop: Shop) -> None:
+    def level(conn: Connection, schema: str) -> str:
+        return str(conn.execute(text("SHOW transaction_isolation")).scalar_one())
+
+    assert await shop.database.transaction(level) == "read committed"
+
+
+async def test_messages_conflicting_only_in_own_tables_are_all_handled(shop: Shop) -> None:
+    async def handle(order: Placed, session: AsyncSession) -> None:
+        await shop.write(session, order.number)
+
+    shop.handles(handle, concurrency=8)
+    async with shop.open():
+        await shop.receive(*range(100))
+        await shop.settled()
+    assert (sorted(shop.effects()), shop.tables.count("dead_letters")) == (list(range(100)), 0)
+
+
+@pytest.mark.parametrize(("conflicts", "failed"), [(20, 0), (21, 1)])
+async def test_conflicts_in_a_row_count_beyond_a_bound(shop: Shop, conflicts: int, failed: int) -> None:
+    left = conflicts
+
+    async def handle(order: Placed, session: AsyncSession) -> None:
+        nonlocal left
+        await shop.write(session, order.number)
+        left -= 1
+        if left >= 0:
+            await session.execute(CONFLICT)
+
+    shop.handles(handle)
+    async with shop.open():
+        await shop.receive(1)
+        await shop.settled()
+    assert (shop.counters[Event.ATTEMPT_FAILED], shop.tables.count("dead_letters")) == (failed, failed)
+    assert shop.effects() == [1] * (1 - failed)
