@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine, create_engine, pool
@@ -18,6 +19,7 @@ from durable.storage.slices import Share, join_sql
 
 if TYPE_CHECKING:
     import pyarrow
+    from adbc_driver_manager import AdbcDatabase, dbapi
 
 _BATCH_BYTES = 4 << 20
 _MILLISECOND = timedelta(milliseconds=1)
@@ -42,11 +44,11 @@ def copy(
     may not read them.
     """
     from adbc_driver_manager import Error
-    from adbc_driver_postgresql import StatementOptions, dbapi
+    from adbc_driver_postgresql import StatementOptions
 
     options = {StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
     try:
-        with closing(dbapi.connect(libpq_url(url), autocommit=True)) as conn, closing(conn.cursor()) as cursor:
+        with arrow_connection(url, autocommit=True) as conn, closing(conn.cursor()) as cursor:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             if snapshot is not None:
                 cursor.execute(join_sql(snapshot))
@@ -65,6 +67,31 @@ def copy(
 
 
 @contextmanager
+def arrow_connection(url: str, *, autocommit: bool = False) -> Iterator[dbapi.Connection]:
+    """A connection of ADBC, closed at the end. Raises the errors of the driver."""
+    from adbc_driver_manager import AdbcConnection, dbapi
+
+    kept: Any = _Kept()
+    with closing(dbapi.Connection(kept, AdbcConnection(_database(libpq_url(url))), autocommit=autocommit)) as conn:
+        yield conn
+
+
+class _Kept:
+    """Takes the place of a database that stays open when a connection to it is closed."""
+
+    def close(self) -> None: ...
+
+
+@lru_cache(maxsize=4)
+def _database(url: str) -> AdbcDatabase:
+    """Return the database of this process: a new one reads the catalog, with each column of each table."""
+    import adbc_driver_postgresql
+
+    database: AdbcDatabase = adbc_driver_postgresql.connect(url)
+    return database
+
+
+@contextmanager
 def connection(url: str) -> Iterator[Connection]:
     """A transaction of our own, committed at the end. Raises StorageUnavailable."""
     with opened(url) as engine, translated(), engine.begin() as conn:
@@ -74,6 +101,12 @@ def connection(url: str) -> Iterator[Connection]:
 @contextmanager
 def opened(url: str) -> Iterator[Engine]:
     """An engine without a pool: a connection is closed when it is given back."""
+    yield _engine(url)
+
+
+@lru_cache(maxsize=4)
+def _engine(url: str) -> Engine:
+    """Return the engine of this process: a new one asks the server some questions, and compiles each statement."""
     import psycopg  # with the drivers, which load when used
 
     def connect() -> psycopg.Connection[tuple[Any, ...]]:
@@ -85,9 +118,7 @@ def opened(url: str) -> Iterator[Engine]:
             raise
         return conn
 
-    engine = create_engine("postgresql+psycopg://", creator=connect, poolclass=pool.NullPool)
-    yield engine
-    engine.dispose()
+    return create_engine("postgresql+psycopg://", creator=connect, poolclass=pool.NullPool)
 
 
 def libpq_url(url: str) -> str:

@@ -30,7 +30,7 @@ from durable.failpoints import failpoint
 from durable.grammar import suggestion
 from durable.pipeline import contents
 from durable.pipeline.contents import Contents
-from durable.pipeline.copying import connection, libpq_url
+from durable.pipeline.copying import arrow_connection, connection
 from durable.pipeline.positions import positions
 from durable.pipeline.publishable import check_schema, dated, is_local, order_of, staged, whole
 from durable.pipeline.queueing import queueing
@@ -250,14 +250,13 @@ def stage(to: Target, batches: Iterator[pa.RecordBatch]) -> Written:
 def _copy(to: Target, table: str, batches: Iterator[pa.RecordBatch]) -> None:
     """Copy into a table that this transaction makes: an attempt that dies leaves no rows."""
     from adbc_driver_manager import Error
-    from adbc_driver_postgresql import dbapi
 
     first = next(batches, None)
     if first is None:
         return
     rows = pa.RecordBatchReader.from_batches(first.schema, _chain(first, batches))
     try:
-        with closing(dbapi.connect(libpq_url(to.url))) as conn, closing(conn.cursor()) as cursor:
+        with arrow_connection(to.url) as conn, closing(conn.cursor()) as cursor:
             cursor.execute(staging.make_sql(to.schema), (table,))
             cursor.adbc_ingest(table, rows, mode="append", db_schema_name=to.schema)
             conn.commit()
