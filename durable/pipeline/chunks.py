@@ -38,13 +38,13 @@ def _beginnings(rows: DataFrame, by: str, size: int) -> list[Any]:
     # Kept for as long as it is asked: sorted once more, its partitions might end elsewhere.
     numbered = rows.select(by).orderBy(by).withColumn("number", F.monotonically_increasing_id()).persist()
     try:
+        # Sorted here: few rows as they are, Spark would take two more jobs for each.
         partition = F.shiftright("number", _PARTITION_BITS).alias("partition")
-        counted = numbered.groupBy(partition).count().orderBy("partition").collect()
-        numbers = _numbers_of([(int(row[0]), int(row[1])) for row in counted], size)
-        found = numbered.where(F.col("number").isin(numbers)).orderBy("number").select(by).toArrow()
+        counted = sorted((int(row[0]), int(row[1])) for row in numbered.groupBy(partition).count().collect())
+        found = numbered.where(F.col("number").isin(_numbers_of(counted, size))).toArrow().sort_by("number")
     finally:
         numbered.unpersist()
-    return list(found.column(0).to_pylist())
+    return list(found[by].to_pylist())
 
 
 def _numbers_of(partitions: Sequence[tuple[int, int]], size: int) -> list[int]:
