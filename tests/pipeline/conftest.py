@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
+from durable.embedded import Embedded
 from durable.pipeline.session import spark_session
 from tests.support.archiving import Archiver
 from tests.support.object_store import BUCKET, object_store
-from tests.support.quick_spark import java_options
+from tests.support.quick_spark import QUICK_SQL, java_options
 from tests.support.root import ROOT
+from tests.support.servers import EMBEDDED
+from tests.support.tables import Tables, shared_tables
 from tests.support.warm_workers import warm_python
 
 if TYPE_CHECKING:
@@ -32,14 +35,25 @@ def quick_jvms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def spark(quick_jvms: None) -> Iterator[SparkSession]:
-    """Two workers, each task tried up to four times, as on a cluster."""
+    """Two workers, each task tried up to four times, as on a cluster. For few rows: see `adaptive_spark`."""
     with pytest.MonkeyPatch.context() as patch:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         patch.setenv("PYTHONPATH", os.pathsep.join(paths))  # the workers import this tree
         session = spark_session(master="local[2,4]", app_name="durable tests")
-        session.conf.set("spark.sql.shuffle.partitions", "2")
+        for name, value in QUICK_SQL.items():
+            session.conf.set(name, value)
         yield session
         session.stop()
+
+
+@pytest.fixture
+def adaptive_spark(spark: SparkSession) -> Iterator[SparkSession]:
+    """The same session with Spark's own settings: it compiles plans, and changes them between their jobs."""
+    for name in QUICK_SQL:
+        spark.conf.unset(name)
+    yield spark
+    for name, value in QUICK_SQL.items():
+        spark.conf.set(name, value)
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +69,20 @@ def store_url(bucket: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, tmp_pa
     for name, value in bucket.items():
         monkeypatch.setenv(name, value)
     return f"s3://{BUCKET}/{tmp_path.name}"
+
+
+@pytest.fixture(scope="module")
+def tables(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
+    """One database for a module whose tests ask for `emptied_url`."""
+    with shared_tables(servers(EMBEDDED)) as found:
+        yield found
+
+
+@pytest.fixture
+def emptied_url(tables: Tables) -> str:
+    """The URL of a database that other tests of this module have used, and in which all tables are empty."""
+    tables.clear()
+    return tables.url
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,11 @@ MODES = pytest.mark.parametrize("mode", ["atomic", "fast"])
 def sources(spark: SparkSession) -> None:
     register(spark)
     spark.dataSource.register(FailingSource)
+
+
+@pytest.fixture
+def database_url(emptied_url: str) -> str:
+    return emptied_url
 
 
 @pytest.fixture
@@ -182,9 +188,9 @@ def test_two_messages_under_one_key_are_refused(
     assert (outbox.orders, outbox.inbox, outbox.batches, outbox.leftovers) == ([], [], [], [])
 
 
-def test_publishing_raises_when_a_crash_has_emptied_staged_rows(outbox: Outbox) -> None:
+def test_publishing_raises_when_a_crash_has_emptied_staged_rows(make_database: Callable[[str], str]) -> None:
     """An unlogged table is empty after a crash of the server; a batch of nothing would be lost for good."""
-    job = uuid4()
+    outbox, job = Outbox(make_database("app")), uuid4()
     with transaction(outbox.url) as conn:
         conn.exec_driver_sql("SELECT durable.make_staging(%s, current_user::text)", (staging.table_name(job, 1),))
     with (
@@ -220,7 +226,8 @@ def test_retried_task_publishes_its_rows_once(
     assert outbox.leftovers == []
 
 
-def test_staged_rows_of_a_dead_job_are_swept(outbox: Outbox) -> None:
+def test_staged_rows_of_a_dead_job_are_swept(make_database: Callable[[str], str]) -> None:
+    outbox = Outbox(make_database("app"))
     old, young = (
         f"staged_{int((datetime.now(UTC) - age).timestamp() * 1_000):012x}{'7' * 20}_1"
         for age in (staging.LONGEST_JOB + timedelta(minutes=1), timedelta(0))

@@ -77,6 +77,11 @@ def table(*rows: Mapping[str, Any]) -> pa.RecordBatch:
 
 
 @pytest.fixture
+def database_url(emptied_url: str) -> str:
+    return emptied_url
+
+
+@pytest.fixture
 def write(database_url: str) -> Write:
     """Publish two rows of this place with these columns, as tasks and the driver do, without Spark."""
 
@@ -254,8 +259,9 @@ def test_rows_without_a_time_of_sending_are_the_same_at_any_time(write: Write, d
 
 @pytest.mark.parametrize(("destination", "mode"), [(PEER, "atomic"), ("local", "fast")])
 def test_other_headers_and_deadlines_are_refused_through_spark(
-    spark: SparkSession, database_url: str, destination: str, mode: str
+    spark: SparkSession, make_database: Callable[[str], str], destination: str, mode: str
 ) -> None:
+    database_url = make_database("app")  # without the staging tables that refused writes have left
     register(spark)
     settings = load_settings(database_url=database_url)
     rows = orders(spark, 10)

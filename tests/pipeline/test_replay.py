@@ -48,6 +48,11 @@ class Billed(msgspec.Struct):
 
 
 @pytest.fixture
+def database_url(emptied_url: str) -> str:
+    return emptied_url
+
+
+@pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     return Lake(str(tmp_path / "lake"))
 
@@ -158,8 +163,12 @@ async def test_replay_with_same_ids_is_handled_only_by_receivers_without_the_mes
 
 
 def test_dead_letters_of_the_lake_are_replayed_unless_they_were_resolved(
-    spark: SparkSession, lake: Lake, again: Callable[..., dict[str, Any]], database_url: str
+    spark: SparkSession,
+    lake: Lake,
+    again: Callable[..., dict[str, Any]],
+    make_database: Callable[[str], str],
 ) -> None:
+    database_url = make_database("app")  # whose letters have the numbers from 1 on
     with psycopg.connect(database_url, autocommit=True) as conn:
         add_letters(conn, 5)
         archived(spark, lake, database_url, table="dead_letters")
