@@ -106,14 +106,9 @@ def mentions(archiver: Archiver, conn: psycopg.Connection[Any], text: str = ANNA
         query = f'SELECT count(*) FROM durable."{name}" AS t WHERE t::text LIKE %s OR t::text LIKE %s'
         row = conn.execute(query.encode(), (f"%{text}%", f"%{text.encode().hex()}%")).fetchone()
         found += [name] if row and row[0] else []
-    for of in ("history", "dead_letters"):
-        for row in archiver.lake.read(archiver.spark, of).collect():
-            found += [of] if text in str(row) or text.encode() in [*map(as_bytes, row)] else []
+    for of in SOURCES:
+        found += [of for row in archiver.lake.opened(of).to_pyarrow_table().to_pylist() if text in str(row)]
     return found
-
-
-def as_bytes(value: object) -> bytes:
-    return bytes(value) if isinstance(value, bytes | bytearray) else b""
 
 
 def in_files(archiver: Archiver, text: str = ANNA) -> list[Path]:
