@@ -40,6 +40,7 @@ def spark(quick_jvms: None) -> Iterator[SparkSession]:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         patch.setenv("PYTHONPATH", os.pathsep.join(paths))  # the workers import this tree
         session = spark_session(master="local[2,4]", app_name="durable tests")
+        session.conf.set("spark.sql.shuffle.partitions", "2")
         for name, value in QUICK_SQL.items():
             session.conf.set(name, value)
         yield session

@@ -11,6 +11,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import reduce
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,13 +25,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from durable import Bus, Retry, message
+from durable.embedded import Embedded
 from durable.errors import InvalidMessage, InvalidSetting
 from durable.pipeline import choosing, publish, replay
 from durable.pipeline.source import register
 from durable.settings import load_settings
 from durable.testing import eventually
+from tests.conftest import fresh_databases
 from tests.support.command import Agent
 from tests.support.publishing import FailingSource, Outbox, write
+from tests.support.servers import EMBEDDED
 
 pytestmark = pytest.mark.timeout(600)  # to be cut off amid a call leaves the session of all tests unusable
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -173,8 +177,16 @@ class Service:
 
     async def handle(self, count: int) -> list[int]:
         async with self.bus:
-            await eventually(lambda: len(self.handled) >= count, within=60)
+            await self.has_handled(count)
         return self.handled
+
+    async def has_handled(self, count: int) -> None:
+        await eventually(lambda: len(self.handled) >= count, within=60)
+
+
+@pytest.fixture
+def database_url(emptied_url: str) -> str:
+    return emptied_url
 
 
 @pytest.fixture(autouse=True)
@@ -188,11 +200,11 @@ def sources(spark: SparkSession) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 async def test_published_rows_of_a_key_are_handled_in_their_order(
-    spark: SparkSession, database_url: str, case: Case
+    adaptive_spark: SparkSession, database_url: str, case: Case
 ) -> None:
     rows = generated(case)
     order_by, _ = ORDERS[case.order]
-    made = messages(frame(spark, rows, case.partitions), order_by=order_by)
+    made = messages(frame(adaptive_spark, rows, case.partitions), order_by=order_by)
     publish.publish(made, load_settings(database_url=database_url))
     handled = await Service(database_url).handle(COUNT)
     assert sorted(handled) == list(range(COUNT))
@@ -249,36 +261,69 @@ def replay_with_restarts(chosen: DataFrame, url: str, case: Case, count: int = C
     yield replay.replay(chosen, settings, total=count, chunk_size=case.chunk)
 
 
+WITH_DESTINATION = [CASES[1], CASES[3], CASES[6]]
+
+
+class Replays:
+    """One replay for each case: its rows for the inbox, and some cases' rows for a destination among them."""
+
+    def __init__(self, spark: SparkSession, make_database: Callable[[str], str], folder: Path) -> None:
+        self._spark, self._make_database, self._folder = spark, make_database, folder
+        self._handled: dict[Case, dict[str, list[int]]] = {}
+
+    async def handled(self, case: Case) -> dict[str, list[int]]:
+        """Return the numbers that the inbox (local) and the destination (peer) have handled, in their order."""
+        if case not in self._handled:
+            self._handled[case] = await self._replayed(case)
+        return self._handled[case]
+
+    async def _replayed(self, case: Case) -> dict[str, list[int]]:
+        here = self._make_database("shop")
+        if case not in WITH_DESTINATION:
+            self._replay(case, here, ("incoming", "local"))
+            return {"local": await Service(here).handle(COUNT)}
+        peer = f"unix://{self._folder}/{WITH_DESTINATION.index(case)}.sock"
+        self._replay(case, here, ("incoming", "local"), ("outgoing", peer))
+        shop, billing = Service(here), Service(self._make_database("billing"), listen=peer)
+        async with shop.bus:
+            sent = await billing.handle(COUNT)
+            await shop.has_handled(COUNT)
+        return {"local": shop.handled, "peer": sent}
+
+    def _replay(self, case: Case, url: str, *places: tuple[str, str]) -> None:
+        """The chunks of two places are twice as large, and as many as those of one."""
+        rows = frame(self._spark, generated(case), case.partitions)
+        past = reduce(DataFrame.unionByName, (history(rows, *place) for place in places))
+        chosen = replay.messages(past, name="again", order_by=ORDERS[case.order][0] or replay.ORDER)
+        each = case._replace(chunk=case.chunk * len(places))
+        (done,) = replay_with_restarts(chosen, url, each, COUNT * len(places))
+        assert done.rows == COUNT * len(places)
+
+
+@pytest.fixture(scope="module")
+def replays(
+    spark: SparkSession, servers: Callable[[int], Embedded], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Replays]:
+    with fresh_databases(servers(EMBEDDED)) as make_database:
+        yield Replays(spark, make_database, tmp_path_factory.mktemp("replays"))
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 async def test_messages_replayed_into_the_inbox_are_handled_in_the_order_of_their_keys(
-    spark: SparkSession, database_url: str, case: Case
+    replays: Replays, case: Case
 ) -> None:
-    rows = generated(case)
-    past = history(frame(spark, rows, case.partitions), "incoming", "local")
-    chosen = replay.messages(past, name="again", order_by=ORDERS[case.order][0] or replay.ORDER)
-    (done,) = replay_with_restarts(chosen, database_url, case)
-    assert done.rows == COUNT
-    handled = await Service(database_url).handle(COUNT)
+    handled = (await replays.handled(case))["local"]
     assert sorted(handled) == list(range(COUNT))
-    assert inversions(rows, handled, case.order) == 0
+    assert inversions(generated(case), handled, case.order) == 0
 
 
-@pytest.mark.parametrize("case", [CASES[1], CASES[3], CASES[6]], ids=str)
+@pytest.mark.parametrize("case", WITH_DESTINATION, ids=str)
 async def test_messages_replayed_to_a_destination_are_handled_there_in_the_order_of_their_keys(
-    spark: SparkSession, make_database: Callable[[str], str], tmp_path: Path, case: Case
+    replays: Replays, case: Case
 ) -> None:
-    here, there = make_database("shop"), make_database("billing")
-    peer = f"unix://{tmp_path}/billing.sock"
-    rows = generated(case)
-    past = history(frame(spark, rows, case.partitions), "outgoing", peer)
-    chosen = replay.messages(past, name="again", order_by=ORDERS[case.order][0] or replay.ORDER)
-    (done,) = replay_with_restarts(chosen, here, case)
-    assert done.rows == COUNT
-    billing = Service(there, listen=peer)
-    async with Bus("sender", database=here):
-        handled = await billing.handle(COUNT)
+    handled = (await replays.handled(case))["peer"]
     assert sorted(handled) == list(range(COUNT))
-    assert inversions(rows, handled, case.order) == 0
+    assert inversions(generated(case), handled, case.order) == 0
 
 
 async def test_replayed_history_is_handled_in_the_order_of_its_commits(spark: SparkSession, database_url: str) -> None:
@@ -508,10 +553,10 @@ TIMES: dict[str, Callable[[int], datetime | None]] = {
     ],
 )
 def test_chunks_have_the_given_number_of_rows_for_any_times(
-    spark: SparkSession, database_url: str, times: str, count: int, size: int
+    adaptive_spark: SparkSession, database_url: str, times: str, count: int, size: int
 ) -> None:
     rows = [Row(number, "k", TIMES[times](number), None, None) for number in range(count)]
-    chosen = replay.messages(history(frame(spark, rows, 3), "incoming", "local"), name="x")
+    chosen = replay.messages(history(frame(adaptive_spark, rows, 3), "incoming", "local"), name="x")
     shown: list[tuple[int, int]] = []
     done = replay.replay(
         chosen,
