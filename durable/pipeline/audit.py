@@ -22,7 +22,7 @@ from durable.pipeline.session import needs_spark
 
 with needs_spark():
     from pyspark import StorageLevel
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Window
     from pyspark.sql import functions as F
 
 from durable.pipeline import ledger, lost_lives
@@ -261,9 +261,9 @@ def _judged(span: Span, question: Question) -> Span:
 
 def _examples(found: DataFrame, kinds: Collection[str], count: int) -> list[dict[str, Any]]:
     """The oldest of each kind."""
-    each = (
-        found.where(F.col("finding") == kind).orderBy("sent_at", "id").limit(count)
-        for kind in FINDINGS
-        if kind in kinds
-    )
-    return [record for examples in each for record in records(examples)]
+    if not kinds:
+        return []
+    age = Window.partitionBy("finding").orderBy("sent_at", "id")
+    oldest = records(found.withColumn("age", F.row_number().over(age)).where(F.col("age") <= count))
+    ordered = sorted(oldest, key=lambda row: (FINDINGS.index(row["finding"]), row["age"]))
+    return [{name: value for name, value in row.items() if name != "age"} for row in ordered]

@@ -26,6 +26,7 @@ from datetime import datetime, timedelta
 from functools import reduce
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -35,10 +36,6 @@ from durable.pipeline.spans import NO_SPAN, Span, common
 from durable.pipeline.transform import uuid_text
 
 FINDINGS: Final = ("lost", "undone", "twice", "forgotten", "alien", "late", "open", "unarchived")
-_SPAN_DDL: Final = (
-    "{key} STRING, begin TIMESTAMP, end TIMESTAMP, "
-    "gaps ARRAY<STRUCT<service: STRING, address: STRING, begin: TIMESTAMP, end: TIMESTAMP>>"
-)
 _COLUMNS: Final = (
     "finding",
     "id",
@@ -376,14 +373,23 @@ COALESCE(exists(gaps, gap -> finished_at >= gap.begin AND sent_at < gap.end
 """
 
 
+_MOMENT: Final = pa.timestamp("us", "UTC")
+_GAP: Final = pa.struct({"service": pa.string(), "address": pa.string(), "begin": _MOMENT, "end": _MOMENT})
+
+
 def _spans(spark: SparkSession, key: str, spans: Mapping[str, Mapping[str, Span]]) -> DataFrame:
     """Make a table of the overlap of the services' spans for each key, and all of their gaps."""
     rows = []
     for name, of_services in spans.items():
         whole = common(of_services.values())
-        gaps = [(service, name, *gap) for service, span in of_services.items() for gap in span.gaps]
-        rows.append((name, whole.begin, whole.until, gaps))
-    return spark.createDataFrame(rows, _SPAN_DDL.format(key=key))
+        gaps = [
+            {"service": service, "address": name, "begin": gap.begin, "end": gap.end}
+            for service, span in of_services.items()
+            for gap in span.gaps
+        ]
+        rows.append({key: name, "begin": whole.begin, "end": whole.until, "gaps": gaps})
+    schema = pa.schema({key: pa.string(), "begin": _MOMENT, "end": _MOMENT, "gaps": pa.list_(_GAP)})
+    return spark.createDataFrame(pa.Table.from_pylist(rows, schema))  # out of tuples it would take a job of its own
 
 
 def _may_be_judged() -> Column:
