@@ -12,7 +12,9 @@ import pytest
 
 from durable.embedded import Embedded
 from durable.pipeline.session import spark_session
+from durable.storage import migrator
 from tests.support.archiving import Archiver
+from tests.support.clusters import Cluster, clusters
 from tests.support.object_store import BUCKET, object_store
 from tests.support.quick_spark import QUICK_SQL, java_options
 from tests.support.root import ROOT
@@ -84,6 +86,16 @@ def emptied_url(tables: Tables) -> str:
     """The URL of a database that other tests of this module have used, and in which all tables are empty."""
     tables.clear()
     return tables.url
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A Postgres whose databases go back to earlier states: copies of each other, the first of them of `empty`."""
+    with clusters() as made:
+        cluster = made.new()
+        cluster.execute("CREATE DATABASE empty")
+        migrator.upgrade(cluster.uri("empty").replace("postgresql://", "postgresql+psycopg://"), "durable")
+        yield cluster
 
 
 @pytest.fixture

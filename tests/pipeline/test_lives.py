@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -47,10 +47,10 @@ from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
 from durable.pipeline.purge import Retention, purge
 from durable.pipeline.spans import Gap
 from durable.pipeline.verify import claimed, verify
-from durable.storage import archives, dead_letters, horizons, migrator
+from durable.storage import archives, dead_letters, horizons
 from durable.storage.rows import QUARANTINED
 from tests.support.archiving import origin_of
-from tests.support.clusters import Cluster, clusters
+from tests.support.clusters import Cluster
 from tests.support.history import add_history, add_letters
 
 pytestmark = pytest.mark.timeout(1_200)
@@ -69,15 +69,6 @@ class Killed(Exception):
 
 def no_spark() -> NoReturn:
     raise AssertionError("few rows need no Spark")
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with clusters() as made:
-        cluster = made.new()
-        cluster.execute("CREATE DATABASE empty")
-        migrator.upgrade(cluster.uri("empty").replace("postgresql://", "postgresql+psycopg://"), "durable")
-        yield cluster
 
 
 class Lives(RuleBasedStateMachine):

@@ -8,7 +8,7 @@ both go back               nothing has happened
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from pathlib import Path
@@ -29,9 +29,8 @@ from durable.pipeline.matching import FINDINGS, Edges, History, Lost, apart, fin
 from durable.pipeline.origin import Origin
 from durable.pipeline.rows import records
 from durable.pipeline.status import read_status
-from durable.storage import migrator
 from durable.storage.rows import QUARANTINED
-from tests.support.clusters import Cluster, clusters
+from tests.support.clusters import Cluster
 from tests.support.history import add_history, add_letters, add_old_day, numbers
 from tests.support.lakes import BILLING, SHOP, at, frame, handled, letter, sent
 
@@ -39,15 +38,6 @@ pytestmark = pytest.mark.timeout(300)
 
 NOTHING = dict.fromkeys(FINDINGS, 0)
 SUCCESSOR = Wish(is_successor=True)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with clusters() as made:
-        cluster = made.new()
-        cluster.execute("CREATE DATABASE empty")
-        migrator.upgrade(cluster.uri("empty").replace("postgresql://", "postgresql+psycopg://"), "durable")
-        yield cluster
 
 
 def no_spark() -> NoReturn:
