@@ -5,6 +5,7 @@ of the others' parts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Final
 
 import pytest
@@ -16,7 +17,8 @@ _WITH_SPARK: Final = 2
 def shared_out(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
     """Begin with the tests that may take minutes, and end with those that take milliseconds.
 
-    Those that need the session of Spark are for two workers. Neighbours stay together, as they share fixtures.
+    Those that need the session of Spark are for two workers, each file for one of them. Neighbours stay together, as
+    they share fixtures.
     """
     slow_first = sorted(items, key=lambda item: item.get_closest_marker("timeout") is None)
     spark = [item for item in slow_first if _needs_spark(item)]
@@ -25,7 +27,7 @@ def shared_out(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
     rest = sorted(others[len(slow) :], key=_is_unit)
     jvms = min(workers, _WITH_SPARK)
     without = workers - jvms or workers
-    parts = [spark[part::jvms] if part < jvms else [] for part in range(workers)]
+    parts = [*_by_file(spark, jvms), *([] for _ in range(workers - jvms))]
     for number, item in enumerate(slow):
         parts[-1 - number % without].append(item)
     sizes = list(_sizes(len(items), workers))
@@ -34,6 +36,14 @@ def shared_out(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
         parts[part] += rest[:room]
         del rest[:room]
     return [item for part in parts for item in part] + rest
+
+
+def _by_file(items: Sequence[pytest.Item], parts: int) -> list[list[pytest.Item]]:
+    """Each file goes to the part with the fewest tests so far."""
+    found: list[list[pytest.Item]] = [[] for _ in range(parts)]
+    for _, of_file in groupby(items, key=lambda item: item.path):
+        min(found, key=len).extend(of_file)
+    return found
 
 
 def _sizes(count: int, workers: int) -> Iterator[int]:
