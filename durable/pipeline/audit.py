@@ -110,9 +110,10 @@ def audit(
         of_suspects: History | None = None
         if len(ids) > _FEW:
             of_suspects = apart(once(of(history, suspects)), lost)
-        elif ids:  # their rows are read once, rather than joined once for each kind of finding
-            few_sent, few_received = (kept(ledger.rows(spark, side, ids)) for side in (sent, received))
-            of_suspects = apart(once(History(few_sent, few_received, history.quarantined, services)), lost)
+        elif ids:  # their rows are read once, rather than joined once for each kind of finding, and lie together
+            few_sent, few_received = (kept(ledger.rows(spark, side, ids).repartition(1)) for side in (sent, received))
+            letters = kept(history.quarantined.join(F.broadcast(suspects), "id", "left_semi").repartition(1))
+            of_suspects = apart(once(History(few_sent, few_received, letters, services)), lost)
         found = kept(findings(of_suspects, history.received, edges, question.late_after))
         counts = {row["finding"]: row["count"] for row in records(found.groupBy("finding").count())}
         if out is not None:
