@@ -16,7 +16,7 @@ from durable.storage import migrator
 from tests.support.archiving import Archiver
 from tests.support.clusters import Cluster, clusters
 from tests.support.object_store import BUCKET, object_store
-from tests.support.quick_spark import QUICK_SQL, java_options
+from tests.support.quick_spark import java_options
 from tests.support.root import ROOT
 from tests.support.servers import EMBEDDED
 from tests.support.tables import Tables, shared_tables
@@ -37,26 +37,14 @@ def quick_jvms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def spark(quick_jvms: None) -> Iterator[SparkSession]:
-    """Two workers, each task tried up to four times, as on a cluster. For few rows: see `adaptive_spark`."""
+    """Two workers, each task tried up to four times, as on a cluster."""
     with pytest.MonkeyPatch.context() as patch:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         patch.setenv("PYTHONPATH", os.pathsep.join(paths))  # the workers import this tree
         session = spark_session(master="local[2,4]", app_name="durable tests")
         session.conf.set("spark.sql.shuffle.partitions", "2")
-        for name, value in QUICK_SQL.items():
-            session.conf.set(name, value)
         yield session
         session.stop()
-
-
-@pytest.fixture
-def adaptive_spark(spark: SparkSession) -> Iterator[SparkSession]:
-    """The same session with Spark's own settings: it compiles plans, and changes them between their jobs."""
-    for name in QUICK_SQL:
-        spark.conf.unset(name)
-    yield spark
-    for name, value in QUICK_SQL.items():
-        spark.conf.set(name, value)
 
 
 @pytest.fixture(scope="session")

@@ -200,11 +200,11 @@ def sources(spark: SparkSession) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 async def test_published_rows_of_a_key_are_handled_in_their_order(
-    adaptive_spark: SparkSession, database_url: str, case: Case
+    spark: SparkSession, database_url: str, case: Case
 ) -> None:
     rows = generated(case)
     order_by, _ = ORDERS[case.order]
-    made = messages(frame(adaptive_spark, rows, case.partitions), order_by=order_by)
+    made = messages(frame(spark, rows, case.partitions), order_by=order_by)
     publish.publish(made, load_settings(database_url=database_url))
     handled = await Service(database_url).handle(COUNT)
     assert sorted(handled) == list(range(COUNT))
@@ -553,10 +553,10 @@ TIMES: dict[str, Callable[[int], datetime | None]] = {
     ],
 )
 def test_chunks_have_the_given_number_of_rows_for_any_times(
-    adaptive_spark: SparkSession, database_url: str, times: str, count: int, size: int
+    spark: SparkSession, database_url: str, times: str, count: int, size: int
 ) -> None:
     rows = [Row(number, "k", TIMES[times](number), None, None) for number in range(count)]
-    chosen = replay.messages(history(frame(adaptive_spark, rows, 3), "incoming", "local"), name="x")
+    chosen = replay.messages(history(frame(spark, rows, 3), "incoming", "local"), name="x")
     shown: list[tuple[int, int]] = []
     done = replay.replay(
         chosen,

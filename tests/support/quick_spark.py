@@ -27,12 +27,6 @@ if TYPE_CHECKING:
 
 _QUICK: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
 """One level of compilation has room for 48 MB of code, which a session of many tests would drop and compile again."""
-QUICK_SQL: Final = {
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
-"""Settings of a session for few rows: plans are run as they are, not compiled, and not looked at again between jobs."""
 _END_SECONDS: Final = 300.0
 
 
