@@ -34,17 +34,19 @@ class Statement:
 
     def __init__(self, sql: str) -> None:
         self._sql = sql
-        self._compiled: dict[tuple[str, str], Compiled] = {}
+        self._compiled: dict[tuple[str, str, str], Compiled] = {}
 
     def run(self, conn: Connection, schema: str, params: Mapping[str, Any]) -> CursorResult[Any]:
         """Execute it past SQLAlchemy's compiler, which computes as long as the driver: for what every message needs."""
-        compiled = self._compiled.get((schema, conn.dialect.driver)) or self._compile(schema, conn.dialect)
+        dialect = conn.dialect
+        compiled = self._compiled.get((schema, dialect.driver, dialect.paramstyle)) or self._compile(schema, dialect)
         values = params if compiled.names is None else tuple([params[name] for name in compiled.names])
         return conn.exec_driver_sql(compiled.sql, values)
 
     def _compile(self, schema: str, dialect: Dialect) -> Compiled:
         made: Any = self.within(schema).compile(dialect=dialect)
-        compiled = self._compiled[schema, dialect.driver] = Compiled(made.string, made.positiontup)
+        compiled = Compiled(made.string, made.positiontup)
+        self._compiled[schema, dialect.driver, dialect.paramstyle] = compiled
         return compiled
 
     @lru_cache(maxsize=64)  # noqa: B019  statements are module constants and live as long as the process
