@@ -553,4 +553,14 @@ ROWS = (
         after="        connection = self.session.connection()\n",
         killed_by=(f"{_ENGINES}::test_session_with_an_engine_for_each_statement_stores_messages_with_its_rows",),
     ),
+    Mutant(
+        "outbox",
+        "a fork has the parent's waker",
+        "durable/runtime.py",
+        before="        return is_open or self._waker.is_used",
+        after="        return is_open",
+        killed_by=(
+            "tests/integration/outbox/unit_of_work/test_waking.py::TestWaking::test_fork_amid_a_commit_of_a_thread_sends",
+        ),
+    ),
 )

@@ -369,4 +369,14 @@ ROWS = (
             "tests/integration/outbox/unit_of_work/test_closed_loops.py::test_process_goes_on_after_the_loop_of_its_node_was_closed[asyncpg]",
         ),
     ),
+    Mutant(
+        "storage",
+        "a refused row ends the transaction that trusted it",
+        "durable/storage/isolation.py",
+        before="            raise SavepointsNeeded from error",
+        after="            raise",
+        killed_by=(
+            "tests/integration/storage/test_refused_rows.py::test_refused_row_is_put_aside_and_its_neighbours_proceed[asyncpg-claim keys to send-0-the change]",
+        ),
+    ),
 )

@@ -93,6 +93,38 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
+_FORKS_AMID_A_COMMIT = """
+import os, sys, threading, time
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
+from durable import Bus
+from tests.integration.outbox.unit_of_work.sessions import BILLING, Placed
+bus = Bus("shop", sys.argv[1])
+bus.route(Placed, to=BILLING)
+engine = create_engine(sys.argv[1].replace("postgresql:", "postgresql+psycopg:"), poolclass=NullPool)
+def send(number):
+    with Session(engine) as session, bus.enlist(session):
+        bus.send(Placed(number))
+        session.commit()
+send(1)
+time.sleep(0.2)
+held, forked = threading.Event(), threading.Event()
+def hold():  # as a commit does, for a moment
+    with bus.runtime._waker._lock:
+        held.set()
+        forked.wait()
+threading.Thread(target=hold).start()
+held.wait()
+if (child := os.fork()) == 0:
+    send(2)
+    time.sleep(0.5)
+    os._exit(0)
+forked.set()
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
 class TestWaking:
     @pytest.fixture
     def listening(self, tables: Tables) -> Iterator[Callable[[], int]]:
@@ -186,6 +218,10 @@ class TestWaking:
         self, tables: Tables, listening: Callable[[], int], pause: float
     ) -> None:
         subprocess.run([sys.executable, "-c", _FORKS_AT_ONCE, tables.url, str(pause)], check=True, timeout=60)
+        assert listening() == 2
+
+    def test_fork_amid_a_commit_of_a_thread_sends(self, tables: Tables, listening: Callable[[], int]) -> None:
+        subprocess.run([sys.executable, "-c", _FORKS_AMID_A_COMMIT, tables.url], check=True, timeout=60)
         assert listening() == 2
 
     async def test_transaction_leaving_its_rows_to_any_node_can_be_prepared(
