@@ -375,6 +375,10 @@ COALESCE(exists(gaps, gap -> finished_at >= gap.begin AND sent_at < gap.end
 
 _MOMENT: Final = pa.timestamp("us", "UTC")
 _GAP: Final = pa.struct({"service": pa.string(), "address": pa.string(), "begin": _MOMENT, "end": _MOMENT})
+_SPAN_DDL: Final = (
+    "{key} STRING, begin TIMESTAMP, end TIMESTAMP, "
+    "gaps ARRAY<STRUCT<service: STRING, address: STRING, begin: TIMESTAMP, end: TIMESTAMP>>"
+)
 
 
 def _spans(spark: SparkSession, key: str, spans: Mapping[str, Mapping[str, Span]]) -> DataFrame:
@@ -389,7 +393,8 @@ def _spans(spark: SparkSession, key: str, spans: Mapping[str, Mapping[str, Span]
         ]
         rows.append({key: name, "begin": whole.begin, "end": whole.until, "gaps": gaps})
     schema = pa.schema({key: pa.string(), "begin": _MOMENT, "end": _MOMENT, "gaps": pa.list_(_GAP)})
-    return spark.createDataFrame(pa.Table.from_pylist(rows, schema))  # out of tuples it would take a job of its own
+    # Out of tuples it would take a job of its own. Over Spark Connect an empty table has no schema that it is not told.
+    return spark.createDataFrame(pa.Table.from_pylist(rows, schema), _SPAN_DDL.format(key=key))
 
 
 def _may_be_judged() -> Column:

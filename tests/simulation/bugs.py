@@ -48,9 +48,9 @@ def planted(name: str) -> Iterator[None]:
 
 def _statement(stack: ExitStack, statement: Statement, work: Any) -> None:
     """Let a statement do something else."""
-    sql = str(statement.within(SCHEMA))
-    known = registry.statements()[sql]
-    changed: Mapping[str, Any] = {sql: known._replace(work=work(known.work))}
+    known = registry.statements()[str(statement.within(SCHEMA))]
+    other = known._replace(work=work(known.work))
+    changed: Mapping[str, Any] = {sql: other for sql, each in registry.statements().items() if each is known}
     stack.enter_context(patch.dict(registry._known, changed))
 
 
