@@ -8,10 +8,10 @@
 Each try is a savepoint of the caller's transaction. That takes two round trips, and hardly any row is refused: so
 durable.storage.database first runs a transaction without_savepoints(), and once more when one is needed.
 
-A trigger may choose any code for its error; so all are tried
-but what passes (locks, connections, resources: durable.storage.outages) and what is missing altogether
-(tables, columns, functions): these are raised. A code that may as well tell of the wiring, such as a missing right, is
-the row's own only where others pass, or, of a row that is alone, where the statement works over no rows.
+A trigger may choose any code for its error; so all are tried but what passes (locks, connections, resources:
+durable.storage.outages) and what is missing altogether (tables, columns, functions): these are raised. A code that may
+as well tell of the wiring, such as a missing right, is the row's own only where others pass, or, of a row that is
+alone, where the statement works over no rows.
 """
 
 from __future__ import annotations

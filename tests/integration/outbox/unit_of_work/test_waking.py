@@ -69,32 +69,8 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
-_FORKS_AT_ONCE = """
-import asyncio, os, sys, time
-from sqlalchemy import create_engine
-from sqlalchemy.orm import Session
-from durable import Bus
-from tests.integration.outbox.unit_of_work.sessions import BILLING, Placed
-bus = Bus("shop", sys.argv[1])
-bus.route(Placed, to=BILLING)
-engine = create_engine(sys.argv[1].replace("postgresql:", "postgresql+psycopg:"))
-with Session(engine) as session, bus.enlist(session):  # nothing has loaded the drivers of the bus
-    bus.send(Placed(1))
-    session.commit()
-time.sleep(float(sys.argv[2]))
-async def send(number):
-    async with bus.unit_of_work():
-        bus.send(Placed(number))
-if (child := os.fork()) == 0:
-    asyncio.run(send(2))
-    time.sleep(0.5)
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-"""
-
-
-_FORKS_AMID_A_COMMIT = """
-import os, sys, threading, time
+_ENLISTS = """
+import asyncio, os, sys, threading, time
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
@@ -107,8 +83,26 @@ def send(number):
     with Session(engine) as session, bus.enlist(session):
         bus.send(Placed(number))
         session.commit()
-send(1)
-time.sleep(0.2)
+def end():  # its thread tells the nodes, and ends
+    for thread in threading.enumerate():
+        if thread.name == "durable wakes nodes":
+            thread.join()
+    os._exit(0)
+send(1)  # nothing has loaded the drivers of the bus
+"""
+
+_FORKS_AT_ONCE = f"""{_ENLISTS}
+time.sleep(float(sys.argv[2]))
+async def send_in_a_loop():
+    async with bus.unit_of_work():
+        bus.send(Placed(2))
+if (child := os.fork()) == 0:
+    asyncio.run(send_in_a_loop())
+    end()
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+_FORKS_AMID_A_COMMIT = f"""{_ENLISTS}
 held, forked = threading.Event(), threading.Event()
 def hold():  # as a commit does, for a moment
     with bus.runtime._waker._lock:
@@ -118,8 +112,7 @@ threading.Thread(target=hold).start()
 held.wait()
 if (child := os.fork()) == 0:
     send(2)
-    time.sleep(0.5)
-    os._exit(0)
+    end()
 forked.set()
 assert os.waitpid(child, 0)[1] == 0
 """
