@@ -249,10 +249,11 @@ class RabbitListener:
             kept = await self._store_or_keep(receiver, batch)
             if len(kept) < len(batch):
                 pause = first
-                await self._gather(len(batch) + len(self._arrived), time.monotonic() - began)
             if kept or not batch:
                 await is_set_within(self._stop, pause.total_seconds())
                 pause = min(longest, pause * 2)
+            else:
+                await self._gather(len(batch) + len(self._arrived), time.monotonic() - began)
 
     async def _gather(self, held: int, took: float) -> None:
         """Wait for what the broker sends in place of what was acknowledged, where a small prefetch was used up.
