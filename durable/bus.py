@@ -153,7 +153,7 @@ class Bus:
         retry: Retry | None = None,
         on_error: ByError | None = None,
         concurrency: int | None = None,
-        max_batch: MaxBatch = 1,
+        max_batch: MaxBatch | None = None,
         timeout: Duration | None = None,
         circuit_breaker: CircuitBreaker | None = None,
         inherit_deliver_by: bool = False,
@@ -169,8 +169,8 @@ class Bus:
         classes, `{TimeoutError: Retry(...)}`; the nearest class counts. `concurrency`: messages handled at once on each
         node (default: the setting). `max_batch`: up to this many waiting messages share one transaction and its
         session, which is much faster for small handlers; when one of them fails, each is run alone. "auto": as many as
-        take the setting group_time together. A handler whose message is annotated list[cls] is called once for the
-        batch, and messages that it sends begin new conversations.
+        take the setting group_time together (default: the setting max_batch, which is 1). A handler whose message is
+        annotated list[cls] is called once for the batch, and messages that it sends begin new conversations.
 
         `timeout`: longest attempt (seconds, "30s" or a timedelta; default: the setting handler_timeout).
         `circuit_breaker`: stops the handler on every node while too many of its messages fail. `inherit_deliver_by`:

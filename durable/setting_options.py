@@ -59,6 +59,7 @@ class SettingOptions(TypedDict, total=False):
     call_host: str | None
     common_name: str | None
     concurrency: int
+    max_batch: Literal[1, "auto"]
     on_dead_letter: Literal["continue", "park"]
     on_expiry: Literal["forget", "dead-letter"]
     handler_timeout: Duration

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic_settings import NoDecode
@@ -64,6 +64,11 @@ def _long_enough(secret: SecretStr) -> SecretStr:
             "make one with: openssl rand -base64 24"
         )
     return secret
+
+
+def _one(value: Any) -> Any:
+    """The environment has text; True is no number."""
+    return str(value) if isinstance(value, bool) else 1 if value == "1" else value
 
 
 Count = Annotated[int, Field(ge=1, le=1 << 40)]
@@ -133,5 +138,6 @@ def _listed(value: Any) -> Any:
 
 
 DurationOrZero = Annotated[timedelta, BeforeValidator(_span), AfterValidator(_bounded)]
+OneOrAuto = Annotated[Literal[1, "auto"], BeforeValidator(_one)]
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
 Pauses = Annotated[tuple[DurationOrZero, ...], NoDecode, BeforeValidator(_listed)]

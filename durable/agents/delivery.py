@@ -114,14 +114,15 @@ class Delivery:
         self._changed = changed
         self._end_if_cancelled = end_if_cancelled
         self._workers = handler.concurrency or settings.concurrency
+        self._max_batch = handler.max_batch or settings.max_batch
         self._budget = settings.group_time.total_seconds()
         self._size = GroupSize(self._budget)
         self._longest_attempt = (settings.step_timeout + (handler.timeout or settings.handler_timeout)).total_seconds()
 
     def at_most(self, waiting: int) -> int:
         """Return the number of messages that a worker may take, when so many wait."""
-        if isinstance(self._handler.max_batch, int):
-            return self._handler.max_batch
+        if self._max_batch != "auto":
+            return self._max_batch
         # Those that are put back would lose the turns of their tenants.
         return 1 if self._handler.fair_by else self._size.at_most(waiting, self._workers)
 
@@ -148,7 +149,7 @@ class Delivery:
     def _of_one_transaction(self, taken: Sequence[LeasedEnvelope], put_back: PutBack) -> Sequence[LeasedEnvelope]:
         """Return the messages that this worker handles now. With "auto", one that has failed before is alone."""
         marked = next((lease for lease in taken if lease.attempts or lease.interruptions), None)
-        if marked is None or not self._handler.is_auto:
+        if marked is None or self._max_batch != "auto":
             return taken
         put_back([lease for lease in taken if lease is not marked])
         return [marked]
@@ -257,7 +258,7 @@ class Delivery:
 
     async def _handle_together(self, tasks: Sequence[Task], held: BlockedKeys, put_back: PutBack) -> Sequence[Task]:
         """Handle them in one transaction. Returns those that are to be run alone, decoded anew, because it failed."""
-        group = Group(tasks, self._budget if self._handler.is_auto else None)
+        group = Group(tasks, self._budget if self._max_batch == "auto" else None)
 
         def cut() -> None:
             put_back([task.lease for task in group.cut()])

@@ -47,9 +47,9 @@ class Handler:
     """None: as the settings say."""
     concurrency: int | None
     """The number of messages that run at once on each node; None: as the settings say."""
-    max_batch: MaxBatch
+    max_batch: MaxBatch | None
     """The number of waiting messages that may share one transaction; 1: each has its own; "auto": as many as take
-    `group_time` together, see durable.agents.group_size."""
+    `group_time` together, see durable.agents.group_size; None: as the settings say."""
     timeout: timedelta | None
     """The bound of one attempt; None: as the settings say."""
     by_error: ByError = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Handler:
         object.__setattr__(self, "takes_list", takes_list(self.function, self.cls, of=self.name))
         if self.takes_list and self.max_batch == "auto":
             raise InvalidSetting(f"{self.name}: one call for a list has no time for each; give max_batch a number")
-        if self.takes_list and self.max_batch == 1:
+        if self.takes_list and self.max_batch in (None, 1):
             raise InvalidSetting(f"{self.name}: a list has one message with max_batch=1; give max_batch=, such as 100")
         if self.takes_list and self.inherit_deliver_by:
             raise InvalidSetting(f"{self.name}: a list of messages has no one deliver_by to inherit; take them singly")
@@ -111,11 +111,6 @@ class Handler:
     def name(self) -> str:
         """The dotted name of its function; that of an answer which is kept is the declaration."""
         return "bus.expects()" if self.keeps_answers else signatures.dotted_name(self.function)
-
-    @property
-    def is_auto(self) -> bool:
-        """True if durable decides how many messages share a transaction."""
-        return self.max_batch == "auto"
 
     @property
     def run_of_key(self) -> int:

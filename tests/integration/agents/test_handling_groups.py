@@ -252,7 +252,7 @@ async def result(tables: Tables, actions: list[str], function: Callable[..., Any
     """What is left when each of these was handled."""
     tables.clear()
     tables.execute("TRUNCATE effects, once")
-    shop = Shop(tables, SystemClock(), group_time=how.pop("group_time", 60))
+    shop = Shop(tables, SystemClock(), group_time=how.pop("group_time", 60), max_batch=how.pop("setting", 1))
     try:
         shop.handles(function, cls=Step, **how)
         learn(shop)
@@ -308,6 +308,14 @@ async def test_messages_share_transactions_as_long_as_their_time_allows(database
     assert database.rows(numbers) == [1]
     await result(database, ["succeed"] * 50, handle, max_batch="auto", group_time=0)
     assert database.rows(numbers) == [50]
+
+
+@pytest.mark.parametrize(("max_batch", "transactions"), [(None, 1), (1, 50), (50, 1)])
+async def test_handler_without_max_batch_shares_transactions_as_the_setting_says(
+    database: Tables, max_batch: Any, transactions: int
+) -> None:
+    await result(database, ["succeed"] * 50, handle, max_batch=max_batch, setting="auto")
+    assert database.rows("SELECT count(DISTINCT xmin::text) FROM effects") == [transactions]
 
 
 async def test_group_ends_when_its_time_is_over(database: Tables) -> None:
