@@ -25,6 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable import Bus, message
+from durable.agents.waking import Waker
 from durable.calls import service
 from durable.embedded import Embedded
 from durable.envelope import NodeId
@@ -410,6 +411,23 @@ async def test_sync_connection_falling_silent_at_its_start_is_given_up(database_
 
     async with asyncio.timeout(BOUND):
         await asyncio.gather(*map(begin, CHUNKS))
+
+
+# ---------------------------------------------------------------- a process that only sends
+
+
+async def test_waking_thread_ends_within_seconds_when_the_database_is_silent(
+    database_url: str, open_hole: Hole
+) -> None:
+    async with proxied(database_url, "psycopg") as (proxy, url):
+        waker = Waker(load_settings(database_url=url))
+        waker.wake()
+        assert waker._thread is not None
+        await eventually(lambda: waker._told_at > 0, within=BOUND)
+        open_hole(proxy)
+        waker.wake()
+        await asyncio.to_thread(waker._thread.join, BOUND / 3)
+        assert not waker._thread.is_alive()
 
 
 # ---------------------------------------------------------------- a node

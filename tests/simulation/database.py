@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
@@ -101,21 +101,23 @@ class SimulatedDatabase(Database):
         self._is_waited_for = False
         self._connect = connect
 
-    async def transaction(
-        self, work: Callable[Concatenate[SqlConnection, str, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    @asynccontextmanager
+    async def _bounded(self) -> AsyncIterator[None]:
         with keeping_cancellation(), translated():
             try:
-                connection: Connection = await self._connect()
-                try:
-                    conn = cast(SqlConnection, Light(connection))
-                    result = await greenlet_spawn(partial(work, conn, self.schema, *args, **kwargs))
-                    await connection.commit()
-                finally:
-                    connection.close()
+                yield
             except ServerError as error:
                 raise wrapped(error) from error
+
+    async def _run(self, work: Callable[Concatenate[SqlConnection, str, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        connection: Connection = await self._connect()
+        try:
+            conn = cast(SqlConnection, Light(connection))
+            result = await greenlet_spawn(partial(work, conn, self.schema, *args, **kwargs))
+            await connection.commit()
             return result
+        finally:
+            connection.close()
 
     async def statement(
         self, work: Callable[Concatenate[SqlConnection, str, P], T], *args: P.args, **kwargs: P.kwargs

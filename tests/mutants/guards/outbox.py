@@ -563,4 +563,14 @@ ROWS = (
             "tests/integration/outbox/unit_of_work/test_waking.py::TestWaking::test_fork_amid_a_commit_of_a_thread_sends",
         ),
     ),
+    Mutant(
+        "outbox",
+        "a silent database keeps a process that has committed",
+        "durable/agents/waking.py",
+        before="_LONGEST_ALONE: Final = timedelta(seconds=3)\n",
+        after="_LONGEST_ALONE: Final = timedelta(seconds=60)\n",
+        killed_by=(
+            "tests/failure/test_black_holes.py::test_waking_thread_ends_within_seconds_when_the_database_is_silent[no answers]",
+        ),
+    ),
 )
