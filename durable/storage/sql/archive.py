@@ -437,10 +437,11 @@ WITH picked AS (
 SELECT count(*) FROM purged
 """)
 PURGE_OLD_ATTEMPTS = Statement("""
-WITH purged AS (
-    DELETE FROM {schema}.failed_attempts WHERE attempt_id IN (
-        SELECT attempt_id FROM {schema}.failed_attempts
-        WHERE letter_id IS NULL AND failed_at < CAST(:until AS timestamptz) LIMIT :batch_size FOR UPDATE SKIP LOCKED)
+WITH picked AS MATERIALIZED (
+    SELECT attempt_id FROM {schema}.failed_attempts
+    WHERE letter_id IS NULL AND failed_at < CAST(:until AS timestamptz) LIMIT :batch_size FOR UPDATE SKIP LOCKED
+), purged AS (
+    DELETE FROM {schema}.failed_attempts AS row USING picked WHERE row.attempt_id = picked.attempt_id
     RETURNING 1
 )
 SELECT count(*) FROM purged

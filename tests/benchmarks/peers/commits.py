@@ -65,23 +65,25 @@ def latencies(url: str, warm_up: int) -> list[float]:
         return [float(seconds) for (seconds,) in connection.execute(_LATENCIES, (warm_up,))]
 
 
-def wait_for_effects(url: str, count: int, check: Callable[[], None]) -> None:
+def wait_for_effects(side: str, url: str, count: int, check: Callable[[], None]) -> None:
     """Wait until this many effects are committed. `check` raises when they will never be.
 
     Raises InvalidSetting when it takes too long.
     """
     deadline = time.monotonic() + LONGEST_SECONDS
     with psycopg.connect(url, autocommit=True) as connection:
-        while (found := _count_effects(connection)) < count:
+        while (found := _count(connection, EFFECTS)) < count:
             check()
             if time.monotonic() > deadline:
+                made = _count(connection, JOBS)
                 raise InvalidSetting(
-                    f"{found} of {count} jobs were handled in {LONGEST_SECONDS:g} s; give less --count"
+                    f"{side}: {made} of {count} jobs were enlisted and {found} handled in {LONGEST_SECONDS:g} s; "
+                    "give less --count"
                 )
             time.sleep(POLLING_SECONDS)
 
 
-def _count_effects(connection: psycopg.Connection) -> int:
-    row = connection.execute("SELECT count(*) FROM business WHERE number < 0").fetchone()
+def _count(connection: psycopg.Connection, kind: int) -> int:
+    row = connection.execute("SELECT count(*) FROM business WHERE sign(number) = %s", (kind,)).fetchone()
     assert row is not None
     return int(row[0])

@@ -78,7 +78,7 @@ class Contest:
         if ENLIST in side.works:
             self._measured[ENLIST][side.name].append(commits.rate(order.url, commits.JOBS, self._count))
         with Process(side, replace(order, work="handle")) as worker:
-            commits.wait_for_effects(order.url, self._count, worker.check)
+            commits.wait_for_effects(side.name, order.url, self._count, worker.check)
         self._measured[HANDLE][side.name].append(commits.rate(order.url, commits.EFFECTS, self._count))
 
     def _run_paced(self, side: Side) -> None:

@@ -19,7 +19,8 @@ _CHANNEL: Final = "jobs"
 _INSERT: Final = "INSERT INTO business (number) VALUES ($1)"
 _ENLIST: Final = "INSERT INTO jobs (number, body) VALUES ($1, $2)"
 _TAKE: Final = """
-DELETE FROM jobs WHERE id IN (SELECT id FROM jobs ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING number
+WITH taken AS MATERIALIZED (SELECT id FROM jobs ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED)
+DELETE FROM jobs USING taken WHERE jobs.id = taken.id RETURNING number
 """
 
 

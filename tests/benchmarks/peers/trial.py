@@ -55,7 +55,13 @@ def latencies_at_rate(side: Side, order: Order, count: int, warm_up: int, rate: 
     worker = nullcontext() if side.is_one_process else Process(side, replace(order, work="handle"))
     enlisting = Process(side, replace(order, work="flow", count=warm_up + count, rate=rate))
     with worker as handling, enlisting:
-        commits.wait_for_effects(order.url, warm_up + count, (handling or enlisting).check)
+
+        def check() -> None:
+            for process in (handling, enlisting):
+                if process:
+                    process.check()
+
+        commits.wait_for_effects(side.name, order.url, warm_up + count, check)
     return commits.latencies(order.url, warm_up)
 
 
