@@ -106,7 +106,7 @@ WRONG: dict[str, list[Any]] = {
     "str | Provider | None": TEXTS,
     "int": [*COUNTS, None],
     "int | None": COUNTS,
-    "MaxBatch": COUNTS,
+    "MaxBatch | None": COUNTS,
     "float": [*NUMBERS, None],
     "bool": [*FLAGS, None],
     "type": [*CLASSES, None],
