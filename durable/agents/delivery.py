@@ -43,14 +43,13 @@ from durable.encryption.decoding import decode
 from durable.envelope import LeasedEnvelope
 from durable.errors import LeaseLost, MissingKey, said
 from durable.storage.database import answer
-from durable.storage.outages import sqlstate
+from durable.storage.outages import is_serialization_failure, sqlstate
 from durable.storage.rows import UNCOUNTED, Failure, Letter, Tried
 from durable.telemetry import Event, log
 
 BREATH: Final = 1.0  # seconds until more is begun where there was no connection or thread, or a worker has failed
-_CONFLICTS: Final = ("40", "55P03")  # deadlock, serialization; a lock that is not to be had
+_LOCKS: Final = ("40P01", "55P03")  # a deadlock; a lock that is not to be had
 _SUSPICIOUS: Final = 2  # deaths; one is an accident, and what the dead node had in memory is handled at full speed
-_SERIALIZATION_FAILURE: Final = "40001"
 _FREE_CONFLICTS: Final = 20  # of one message, in a row; the database rolls back one of two transactions by chance
 _CONFLICT_PAUSE: Final = 0.01  # seconds, times the conflicts so far, at most
 _FREE_OUTAGES: Final = 2  # of one message, in a row; a handler that breaks its connection each time comes to its end
@@ -292,8 +291,8 @@ class Delivery:
     def _note_rollback(self, error: BaseException) -> None:
         """Let the messages after it be alone for a while; for good, where those of a group may wait for each other."""
         self._size.rolled_back()
-        is_conflict = isinstance(error, DBAPIError) and sqlstate(error).startswith(_CONFLICTS)
-        if is_conflict or isinstance(error, TimeoutError):
+        met_a_lock = isinstance(error, DBAPIError) and sqlstate(error) in _LOCKS
+        if (met_a_lock or isinstance(error, TimeoutError)) and not self._size.stays_alone:
             self._size.stay_alone()
             log.warning(
                 "handler %s: a transaction for several messages met a lock or its timeout; each message is alone from "
@@ -352,7 +351,7 @@ class Delivery:
                 await self._wait_for_database()
                 if not await self._may_begin(lease, held):
                     return
-            elif _is_serialization_failure(error) and conflicts < _FREE_CONFLICTS:
+            elif is_serialization_failure(error) and conflicts < _FREE_CONFLICTS:
                 conflicts += 1
                 log.debug("handler %s runs message %s again: %s", self._handler.name, lease.envelope.id, said(error))
                 await asyncio.sleep(random.uniform(0, _CONFLICT_PAUSE * conflicts))
@@ -417,11 +416,6 @@ def _as_failure(error: BaseException) -> BaseException:
         failure.__cause__ = error
         return failure
     return error
-
-
-def _is_serialization_failure(error: BaseException) -> bool:
-    """Tell whether it was rolled back for other transactions alone: above READ COMMITTED any of them may be."""
-    return isinstance(error, DBAPIError) and sqlstate(error) == _SERIALIZATION_FAILURE
 
 
 def is_suspect(lease: LeasedEnvelope) -> bool:

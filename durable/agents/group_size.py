@@ -56,6 +56,11 @@ class GroupSize:
         self._alone = max(self._alone, self._spell)
         self._spell = min(2 * self._spell, _LAST)
 
+    @property
+    def stays_alone(self) -> bool:
+        """True if every message is alone for good."""
+        return math.isinf(self._alone)
+
     def stay_alone(self) -> None:
         """Let every message of this handler be alone, from now on."""
         self._alone = math.inf

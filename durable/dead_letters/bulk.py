@@ -73,6 +73,8 @@ class Run:
     """Letters that are left because their message waits already."""
     taken: int = 0
     """Letters that are left because their ids were used meanwhile."""
+    refused: int = 0
+    """Letters that the database refuses to change; the log has each with the reason."""
     unfit: int = 0
     """Letters that are no whole envelopes, and cannot be replayed."""
     stopped: bool = False
@@ -120,12 +122,13 @@ async def run_in_batches(
         if not resolved.done and not resolved.left:
             break
         after = max(resolved.done + resolved.left)
-        taken = len(resolved.taken)
+        taken, refused = len(resolved.taken), len(resolved.refused)
         run = replace(
             run,
             done=run.done + len(resolved.done),
-            waiting=run.waiting + len(resolved.left) - taken,
+            waiting=run.waiting + len(resolved.left) - taken - refused,
             taken=run.taken + taken,
+            refused=run.refused + refused,
         )
         tell(run)
         await is_set_within(stopping, pace.pause(run.done, time.monotonic() - began) if run.done < run.total else 0.0)

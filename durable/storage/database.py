@@ -27,7 +27,7 @@ from durable.settings import Settings
 from durable.statistics import PoolStatistics
 from durable.storage import loops
 from durable.storage.engines import Limits, make_async_engine
-from durable.storage.isolation import SavepointsNeeded, without_savepoints
+from durable.storage.isolation import SavepointsNeeded, commit_refused, try_by_try, without_savepoints
 from durable.storage.outages import keeping_cancellation, translated
 from durable.tasks.cancelling import end_if_cancelled
 from durable.telemetry import log
@@ -70,7 +70,7 @@ class Database:
         async with self._bounded():
             with suppress(SavepointsNeeded):
                 return await self._run(without_savepoints(work), *args, **kwargs)
-            return await self._run(work, *args, **kwargs)
+            return await self._run(try_by_try(work), *args, **kwargs)
 
     async def statement(
         self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
@@ -95,8 +95,12 @@ class Database:
                 raise
 
     async def _run(self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        async with self.engine.begin() as conn:
-            return await conn.run_sync(work, self.schema, *args, **kwargs)
+        async with self.engine.connect() as conn:
+            await conn.begin()
+            result = await conn.run_sync(work, self.schema, *args, **kwargs)
+            with commit_refused():
+                await conn.commit()
+            return result
 
     async def transaction_with_retry(
         self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs

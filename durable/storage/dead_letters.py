@@ -193,6 +193,8 @@ class Resolved(NamedTuple):
     left: list[int]
     taken: Sequence[int] = ()
     """The left letters whose ids were used again meanwhile."""
+    refused: Sequence[int] = ()
+    """The left letters that the database refuses to change."""
 
 
 # ---------------------------------------------------------------- reading
@@ -333,7 +335,8 @@ def change_range(
         parts = isolated(conn, list(numbers), work_on, leave)
     found = sorted((row[0], row.done) for rows in parts for row in rows if row[0] is not None)
     left = sorted([*refused, *(number for number, done in found if not done)])
-    return Resolved([n for n, done in found if done], left, tuple(n for n, done in found if done is None))
+    taken = tuple(number for number, done in found if done is None)
+    return Resolved([number for number, done in found if done], left, taken, tuple(refused))
 
 
 def _dead_letter(*row: Any) -> DeadLetter:

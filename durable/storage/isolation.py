@@ -6,7 +6,8 @@
         done                  done
 
 Each try is a savepoint of the caller's transaction. That takes two round trips, and hardly any row is refused: so
-durable.storage.database first runs a transaction without_savepoints(), and once more when one is needed.
+durable.storage.database first runs a transaction without_savepoints(), and once more, by try_by_try(), when one is
+needed. A constraint or a trigger that is put off to the COMMIT is checked at the end of each try then.
 
 A trigger may choose any code for its error; so all are tried but what passes (locks, connections, resources:
 durable.storage.outages) and what is missing altogether (tables, columns, functions): these are raised. A code that may
@@ -43,7 +44,8 @@ _MISSING: Final = ("42P01", "42703", "42883")
 """No such table, column or function: of every row alike, also where a trigger meets it."""
 _OF_THE_WIRING: Final = ("0A", "3F", "42")
 """What is not supported, a schema that is missing, rights and syntax: of every row alike, unless others pass."""
-_TRUSTING: Final = "durable_tries_without_savepoints"  # among the attributes of a connection
+_TRUSTING: Final = "durable_tries_without_savepoints"  # among the attributes of a connection, as the next
+_CHECKING: Final = "durable_checks_what_is_put_off"
 _DRIVERS_PREFIX: Final = re.compile(r"^<class '[^']*'>: ")
 
 
@@ -69,7 +71,7 @@ def refusal(error: DBAPIError) -> Refusal | None:
 
 
 class SavepointsNeeded(Exception):
-    """The database refuses a row in a transaction without savepoints: nothing of it is done."""
+    """The database refuses a row in a transaction without savepoints, or its COMMIT: nothing of it is done."""
 
 
 def without_savepoints(work: Callable[Concatenate[Connection, P], T]) -> Callable[Concatenate[Connection, P], T]:
@@ -80,6 +82,37 @@ def without_savepoints(work: Callable[Concatenate[Connection, P], T]) -> Callabl
         return work(conn, *args, **kwargs)
 
     return trusting
+
+
+def try_by_try(work: Callable[Concatenate[Connection, P], T]) -> Callable[Concatenate[Connection, P], T]:
+    """The same work, in which each try ends as a COMMIT would; it is the whole of a transaction.
+
+    Raises InvalidMessage when the COMMIT would refuse what is outside any try.
+    """
+
+    def checking(conn: Connection, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        vars(conn)[_CHECKING] = True
+        result = work(conn, *args, **kwargs)
+        with refusals_named():
+            _check_what_was_put_off(conn)
+        return result
+
+    return checking
+
+
+def _check_what_was_put_off(conn: Connection) -> None:
+    conn.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
+
+
+@contextmanager
+def commit_refused() -> Iterator[None]:
+    """Raise SavepointsNeeded where the COMMIT is refused because of the data."""
+    try:
+        yield
+    except DBAPIError as error:
+        if refusal(error) is None:
+            raise
+        raise SavepointsNeeded from error
 
 
 class RefusedPerhaps(InvalidMessage):
@@ -245,7 +278,10 @@ def _tried(conn: Connection, work: Callable[[], T]) -> tuple[list[T], Refusal | 
     is_trusting = _TRUSTING in vars(conn)
     try:
         with nullcontext() if is_trusting else conn.begin_nested():
-            return [work()], None
+            done = work()
+            if _CHECKING in vars(conn):
+                _check_what_was_put_off(conn)
+            return [done], None
     except DBAPIError as error:
         if (found := refusal(error)) is None:
             raise

@@ -23,6 +23,7 @@ from durable.errors import InvalidMessage, SchemaMismatch, StorageUnavailable, t
 _ASYNCPGS_STATES: Final = ("cannot switch to state", 'cannot switch to "idle" state')  # by number
 _BAD_DATA: Final = "22"  # SQLSTATE class: data exception
 _NO_TABLE: Final = "42P01"
+_SERIALIZATION_FAILURE: Final = "40001"
 _NO_COLUMN: Final = "42703"
 LOST_STATEMENTS: Final = ("26000", "42P05")
 """A prepared statement is missing, or its name is taken: a pooler has put another server connection behind ours."""
@@ -39,18 +40,36 @@ def is_outage(error: BaseException | None) -> bool:
     The causes of the error count too. Deadlocks, lock waits and time limits are none: another attempt may meet them
     because of what the work does.
     """
+    for each in _causes(error):
+        if isinstance(each, StorageUnavailable | PoolTimeout):
+            return True
+        if isinstance(each, DBAPIError):
+            state = sqlstate(each)
+            return state.startswith(_OUTAGE) if state else _is_broken(each)
+        if _is_bare(each):
+            return True
+    return False
+
+
+def is_serialization_failure(error: BaseException) -> bool:
+    """True where Postgres rolled back for other transactions alone: above READ COMMITTED any transaction may be.
+
+    The causes of the error count too, and the errors of the drivers.
+    """
+    return any(_state(each) == _SERIALIZATION_FAILURE for each in _causes(error))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and what it was raised from."""
     met = set[int]()
     while error is not None and id(error) not in met:
         met.add(id(error))
-        if isinstance(error, StorageUnavailable | PoolTimeout):
-            return True
-        if isinstance(error, DBAPIError):
-            state = sqlstate(error)
-            return state.startswith(_OUTAGE) if state else _is_broken(error)
-        if _is_bare(error):
-            return True
+        yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return False
+
+
+def _state(error: BaseException) -> object:
+    return sqlstate(error) if isinstance(error, DBAPIError) else getattr(error, "sqlstate", None)
 
 
 def _is_broken(error: DBAPIError) -> bool:

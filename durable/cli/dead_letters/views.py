@@ -154,7 +154,7 @@ def told(run: Run, verb: str) -> list[Block]:
     """Say how far a run came, and why letters were left."""
     done = f"{verb} {done_of(run.done, run.total, 'letter')}"
     lines: list[Block] = [f"stopped: {done}; run the same command again for the rest" if run.stopped else done]
-    return lines + ([f"left: {left(run)}"] if run.waiting or run.taken or run.unfit else [])
+    return lines + ([f"left: {left(run)}"] if run.waiting or run.taken or run.refused or run.unfit else [])
 
 
 def parked(rows: Sequence[Row]) -> list[Block]:
@@ -174,6 +174,7 @@ def left(run: Run) -> str:
     reasons = {
         "the message is already waiting": run.waiting,
         "another message, or a repetition of this one, has used its id; show it, and discard it": run.taken,
+        "the database refuses to change it, for the reason in the log": run.refused,
         "no whole envelope, only bytes; show it, and discard it": run.unfit,
     }
     counted = [f"{count:,} ({reason})" for reason, count in reasons.items() if count]

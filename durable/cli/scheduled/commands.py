@@ -191,7 +191,13 @@ def _change_messages(change: Change, action: Action, chosen: Chosen, limit: int 
         changing = actions.recorded(partial(change.messages, side=side), action)
         job = Job(partial(delayed.survey, side=side), changing, change.verb, "messages")
         run = asyncio.run(run_job(chosen.settings, job, chosen.selection, limit=left))
-        total = Run(total.total + run.total, total.done + run.done, total.waiting + run.waiting, stopped=run.stopped)
+        total = Run(
+            total.total + run.total,
+            total.done + run.done,
+            total.waiting + run.waiting,
+            refused=total.refused + run.refused,
+            stopped=run.stopped,
+        )
     return total
 
 

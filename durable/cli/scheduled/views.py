@@ -38,7 +38,9 @@ def told(run: Run, verb: str, schedules: int) -> list[Block]:
         lines.append(f"stopped: {done}; run the same command again for the rest" if run.stopped else done)
     if run.waiting:
         lines.append(f"left: {run.waiting:,} (would expire before, or be too old for their receiver)")
-    if gone := run.total - run.done - run.waiting if not run.stopped else 0:
+    if run.refused:
+        lines.append(f"left: {run.refused:,} (the database refuses to change them, for the reason in the log)")
+    if gone := run.total - run.done - run.waiting - run.refused if not run.stopped else 0:
         lines.append(f"gone: {gone:,} (became due meanwhile)")
     return lines
 

@@ -26,6 +26,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from durable import Context, Incoming, Middleware, message
 from durable.application.middleware import HandleNext, MiddlewareStack
+from durable.application.retry import Retry
 from durable.clock import SystemClock
 from durable.embedded import Embedded
 from durable.errors import TransactionEnded
@@ -362,6 +363,35 @@ async def test_no_message_of_a_group_begins_after_its_handler_has_paused(databas
         async with shop.open():
             await shop.settled()
         assert (calls, len(shop.inbox())) == ([0, 1, 2], 7)
+    finally:
+        await shop.close()
+        database.clear()
+
+
+@pytest.mark.parametrize(
+    ("code", "is_for_good"), [("40P01", True), ("55P03", True), ("40001", False), ("23505", False), ("P0001", False)]
+)
+async def test_handler_stays_alone_for_a_while_or_for_good_by_the_error_of_its_group(
+    database: Tables, code: str, is_for_good: bool
+) -> None:
+    database.clear()
+    shop = Shop(database, SystemClock(), group_time=60)
+    errors = [text(f"DO $$ BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = '{code}'; END $$")]
+
+    async def fail_once(step: Step, session: AsyncSession) -> None:
+        if errors:
+            await session.execute(errors.pop())
+
+    try:
+        shop.handles(fail_once, cls=Step, max_batch="auto", retry=Retry(immediate=1))
+        learn(shop)
+        bodies = [msgspec.json.encode(Step(number, "succeed")) for number in range(3)]
+        await shop.receive_all([envelope(number, body=body) for number, body in enumerate(bodies)])
+        async with shop.open():
+            await shop.settled()
+        for _ in range(100):
+            learn(shop)
+        assert (shop.agent._delivery.at_most(1_000) == 1) is is_for_good
     finally:
         await shop.close()
         database.clear()

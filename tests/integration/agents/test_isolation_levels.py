@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
+import psycopg
 import pytest
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from durable.clock import SystemClock
@@ -48,6 +50,40 @@ async def test_messages_conflicting_only_in_own_tables_are_all_handled(shop: Sho
         await shop.receive(*range(100))
         await shop.settled()
     assert (sorted(shop.effects()), shop.tables.count("dead_letters")) == (list(range(100)), 0)
+
+
+async def as_it_is(session: AsyncSession) -> None:
+    await session.execute(CONFLICT)
+
+
+async def as_a_cause(session: AsyncSession) -> None:
+    try:
+        await session.execute(CONFLICT)
+    except DBAPIError as error:
+        raise LookupError("the account is busy") from error
+
+
+async def of_the_driver(session: AsyncSession) -> None:
+    raise psycopg.errors.SerializationFailure("could not serialize access")
+
+
+@pytest.mark.parametrize("meet", [as_it_is, as_a_cause, of_the_driver])
+async def test_conflict_is_repeated_uncounted_however_it_is_raised(
+    shop: Shop, meet: Callable[[AsyncSession], Awaitable[None]]
+) -> None:
+    left = [1]
+
+    async def handle(order: Placed, session: AsyncSession) -> None:
+        await shop.write(session, order.number)
+        if left:
+            left.pop()
+            await meet(session)
+
+    shop.handles(handle)
+    async with shop.open():
+        await shop.receive(1)
+        await shop.settled()
+    assert (shop.effects(), shop.counters[Event.ATTEMPT_FAILED], shop.tables.count("dead_letters")) == ([1], 0, 0)
 
 
 @pytest.mark.parametrize(("conflicts", "failed"), [(20, 0), (21, 1)])

@@ -308,6 +308,32 @@ def test_replay_reports_letters_left_behind(agent: Agent, tables: Tables) -> Non
     assert "base64 /w==" in dead_letters(agent, "show", unresolved(tables)[-1]).out
 
 
+@pytest.mark.parametrize(
+    ("command", "done"),
+    [(["replay", "--all"], "replayed"), (["discard", "--all", "--yes", "--reason", "no"], "discarded")],
+)
+def test_command_counts_letters_refused_by_the_database(
+    agent: Agent, tables: Tables, command: list[str], done: str
+) -> None:
+    dead(tables, *(envelope(number) for number in range(3)))
+    tables.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'poison'; END $$"
+    )
+    tables.execute(
+        "CREATE TRIGGER refuse BEFORE UPDATE OR DELETE ON durable.dead_letters FOR EACH ROW "
+        f"WHEN (OLD.letter_id = {unresolved(tables)[1]}) EXECUTE FUNCTION refuse()"
+    )
+
+    ended = dead_letters(agent, *command)
+    tables.execute("DROP FUNCTION refuse CASCADE")
+
+    assert ended.code == 0
+    assert ended.out.splitlines() == [
+        f"{done} 2 of 3 letters",
+        "left: 1 (the database refuses to change it, for the reason in the log)",
+    ]
+
+
 def test_replay_reports_a_letter_when_its_id_was_reused(agent: Agent, tables: Tables) -> None:
     dead(tables, envelope(1))
     tables.execute("UPDATE durable.received_ids SET message_digest = message_digest + 1")

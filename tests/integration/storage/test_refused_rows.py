@@ -64,13 +64,32 @@ SIDES = ("outgoing", "incoming")
 ROWS = {"outgoing": OUTGOING, "incoming": INCOMING}
 
 
+class Way(NamedTuple):
+    """When the trigger refuses, and the driver of the agents."""
+
+    at: str
+    driver: str
+
+
+WAYS = [Way("at once", "asyncpg"), Way("at once", "psycopg"), Way("at COMMIT", "asyncpg")]
+
+
+@pytest.fixture(scope="module", params=WAYS, ids=[" ".join(way) for way in WAYS])
+def way(request: pytest.FixtureRequest) -> Way:
+    found: Way = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def poisoned(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
+def poisoned(servers: Callable[[int], Embedded], way: Way) -> Iterator[Tables]:
+    at_once = way.at == "at once"
+    kind, when = ("TRIGGER", "BEFORE") if at_once else ("CONSTRAINT TRIGGER", "AFTER")
     with shared_tables(servers(18)) as tables:
         tables.execute(REFUSE)
         for table in TABLES:
             tables.execute(
-                f"CREATE TRIGGER refuse_poison BEFORE INSERT OR UPDATE OR DELETE ON durable.{table} FOR EACH ROW "
+                f"CREATE {kind} refuse_poison {when} INSERT OR UPDATE OR DELETE ON durable.{table} "
+                f"{'' if at_once else 'DEFERRABLE INITIALLY DEFERRED'} FOR EACH ROW "
                 f"EXECUTE FUNCTION refuse_poison('{table}')"
             )
         yield tables
@@ -83,9 +102,9 @@ def tables(poisoned: Tables) -> Tables:
     return poisoned
 
 
-@pytest.fixture(params=["asyncpg", "psycopg"])
-async def database(tables: Tables, request: pytest.FixtureRequest) -> AsyncIterator[Database]:
-    through = make_url(tables.url).set(drivername=f"postgresql+{request.param}")
+@pytest.fixture
+async def database(tables: Tables, way: Way) -> AsyncIterator[Database]:
+    through = make_url(tables.url).set(drivername=f"postgresql+{way.driver}")
     database = Database(load_settings(database_url=through.render_as_string(hide_password=False)))
     yield database
     await database.close()

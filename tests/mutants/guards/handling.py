@@ -42,7 +42,7 @@ ROWS = (
         "handling",
         "a serialization failure is a failed attempt",
         "durable/agents/delivery.py",
-        before="elif _is_serialization_failure(error) and conflicts < _FREE_CONFLICTS:",
+        before="elif is_serialization_failure(error) and conflicts < _FREE_CONFLICTS:",
         after="elif False:",
         killed_by=(
             "tests/integration/agents/test_isolation_levels.py::test_conflicts_in_a_row_count_beyond_a_bound[serializable-20-0]",
@@ -140,6 +140,16 @@ ROWS = (
         before="            self._size.stay_alone()",
         after="            pass",
         killed_by=(f"{_GROUPS}::test_handler_stays_alone_when_its_group_met_a_lock",),
+    ),
+    Mutant(
+        "handling",
+        "a serialization failure ends the groups of a handler for good",
+        "durable/agents/delivery.py",
+        before='_LOCKS: Final = ("40P01", "55P03")',
+        after='_LOCKS: Final = ("40P01", "55P03", "40001")',
+        killed_by=(
+            f"{_GROUPS}::test_handler_stays_alone_for_a_while_or_for_good_by_the_error_of_its_group[40001-False]",
+        ),
     ),
     Mutant(
         "handling",

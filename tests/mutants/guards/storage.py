@@ -376,7 +376,27 @@ ROWS = (
         before="            raise SavepointsNeeded from error",
         after="            raise",
         killed_by=(
-            "tests/integration/storage/test_refused_rows.py::test_refused_row_is_put_aside_and_its_neighbours_proceed[asyncpg-claim keys to send-0-the change]",
+            "tests/integration/storage/test_refused_rows.py::test_refused_row_is_put_aside_and_its_neighbours_proceed[at once asyncpg-claim keys to send-0-the change]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a row that the COMMIT refuses takes its batch along",
+        "durable/storage/isolation.py",
+        before="        if refusal(error) is None:\n            raise\n        raise SavepointsNeeded from error\n",
+        after="        raise\n",
+        killed_by=(
+            "tests/integration/storage/test_refused_rows.py::test_refused_row_is_put_aside_and_its_neighbours_proceed[at COMMIT asyncpg-claim keys to send-0-the change]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a try does not check what is put off to the COMMIT",
+        "durable/storage/isolation.py",
+        before="            if _CHECKING in vars(conn):\n",
+        after="            if False:\n",
+        killed_by=(
+            "tests/integration/storage/test_refused_rows.py::test_refused_row_is_put_aside_and_its_neighbours_proceed[at COMMIT asyncpg-claim keys to send-0-the change]",
         ),
     ),
 )
