@@ -219,7 +219,6 @@ class RecoveryAgent:
             agenda.read,
             after=self._outgoing.after,
             count=DESTINATIONS,
-            is_crowded=looks.destinations.is_slow,
             known=known,
         )
         if known is not None:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from durable.storage import circuits
 from durable.storage.circuits import OpenCircuit
 from durable.storage.sql.agenda import READ_AGENDA
-from durable.storage.sql.work import ALONG_THE_INDEX
+from durable.storage.sql.work import ALONG_THE_INDEX_BY_ONE_PLAN
 
 
 class Agenda(NamedTuple):
@@ -42,14 +42,12 @@ class Lanes(NamedTuple):
     message_types: Mapping[str, int]
 
 
-def read(
-    conn: Connection, schema: str, *, after: str, count: int, is_crowded: bool = False, known: Lanes | None = None
-) -> Agenda:
-    """Read the agenda, with at most `count` destinations behind this one. `is_crowded`: handled rows are in the way.
+def read(conn: Connection, schema: str, *, after: str, count: int, known: Lanes | None = None) -> Agenda:
+    """Read the agenda, with at most `count` destinations behind this one.
+
     `known`: look for nothing else than these, as far as neither keys nor shares are concerned.
     """
-    if is_crowded:
-        conn.execute(ALONG_THE_INDEX.within(schema))
+    conn.execute(ALONG_THE_INDEX_BY_ONE_PLAN.within(schema))
     open_now = circuits.read(conn, schema)
     destinations, types = known or Lanes({}, {})
     params = {

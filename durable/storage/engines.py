@@ -25,6 +25,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DisconnectionError, InvalidatePoolError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.util import await_only
 
 from durable.database_url import for_asyncpg
 from durable.settings import Settings
@@ -213,10 +214,17 @@ class _Guard:
         driver = _driver(connection)
         driver.answer_within = self._connect_seconds
         try:
-            self._engine.dialect.do_ping(connection)
+            self._ping(connection)
         except Exception as error:
             raise InvalidatePoolError("a pooled connection does not answer") from error
         driver.answer_within = self._limits.answer_within
+
+    def _ping(self, connection: DBAPIConnection) -> None:
+        driver = _driver(connection)
+        if _is_asyncpg(driver):
+            await_only(driver.execute("SELECT 1"))  # in one round trip: that of SQLAlchemy is a transaction
+        else:
+            self._engine.dialect.do_ping(connection)
 
     def _checked_in(self, _: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
         entry.info[_RETURNED] = time.monotonic()

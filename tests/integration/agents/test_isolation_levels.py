@@ -68,7 +68,7 @@ async def of_the_driver(session: AsyncSession) -> None:
 
 
 @pytest.mark.parametrize("meet", [as_it_is, as_a_cause, of_the_driver])
-async def test_conflict_is_repeated_uncounted_however_it_is_raised(
+async def test_conflict_is_repeated_uncounted_as_a_cause_too(
     shop: Shop, meet: Callable[[AsyncSession], Awaitable[None]]
 ) -> None:
     left = [1]

@@ -98,12 +98,29 @@ def test_primary_key_is_not_looked_through_for_destinations(tables: Tables) -> N
 
     before = scans()
     with engine.begin() as conn:
-        agenda.read(conn, "durable", after="", count=100, is_crowded=True, known=agenda.Lanes(places, {}))
+        agenda.read(conn, "durable", after="", count=100, known=agenda.Lanes(places, {}))
     with engine.begin() as conn:
         assert not outbox.claim(conn, "durable", dict.fromkeys(places, 1), node=NodeId(1), floors=places)
         conn.execute(text("SELECT pg_stat_force_next_flush()"))
     engine.dispose()
     assert scans() - before < len(places)
+
+
+def test_looks_of_a_connection_share_one_plan(tables: Tables) -> None:
+    url = tables.url.replace("postgresql://", "postgresql+psycopg://")
+    engine = create_engine(url, connect_args={"prepare_threshold": 0}, pool_size=1)
+    for _ in range(3):
+        with engine.begin() as conn:
+            agenda.read(conn, "durable", after="", count=100)
+    with engine.connect() as conn:
+        plans = conn.execute(
+            text(
+                "SELECT generic_plans, custom_plans FROM pg_prepared_statements "
+                "WHERE statement LIKE '%AS shared_destinations%' AND statement NOT LIKE '%pg_prepared%'"
+            )
+        ).all()
+    engine.dispose()
+    assert [tuple(each) for each in plans] == [(3, 0)]
 
 
 @pytest.mark.parametrize("side", ["outgoing", "incoming"])

@@ -518,13 +518,21 @@ ROWS = (
     ),
     Mutant(
         "recovery",
-        "a look through a crowded table leaves its way to the planner",
+        "a look leaves its way to the planner",
         "durable/storage/agenda.py",
-        before="    if is_crowded:\n",
-        after="    if False:\n",
+        before="    conn.execute(ALONG_THE_INDEX_BY_ONE_PLAN.within(schema))\n",
+        after="",
         killed_by=(
             "tests/integration/storage/test_floors.py::test_primary_key_is_not_looked_through_for_destinations",
         ),
+    ),
+    Mutant(
+        "recovery",
+        "each look is planned anew",
+        "durable/storage/sql/work.py",
+        before=", set_config('plan_cache_mode', 'force_generic_plan', true)",
+        after="",
+        killed_by=("tests/integration/storage/test_floors.py::test_looks_of_a_connection_share_one_plan",),
     ),
     Mutant(
         "recovery",

@@ -8,7 +8,7 @@ from typing import Any
 
 from durable.storage.sql import ordering as sql
 from durable.storage.sql.ordering import Ordered, Shared
-from durable.storage.sql.work import ALONG_THE_INDEX
+from durable.storage.sql.work import ALONG_THE_INDEX, ALONG_THE_INDEX_BY_ONE_PLAN
 from tests.simulation.rows import Work
 from tests.simulation.sql.parts import (
     CLAIMED,
@@ -31,6 +31,11 @@ from tests.simulation.tables import Transaction
 @does(ALONG_THE_INDEX, "a b c d")
 def along_the_index(tx: Transaction, p: Params) -> Rows:
     return [("off",) * 4]
+
+
+@does(ALONG_THE_INDEX_BY_ONE_PLAN, "a b c d e")
+def along_the_index_by_one_plan(tx: Transaction, p: Params) -> Rows:
+    return [("off",) * 5]
 
 
 def _held(row: Work) -> bool:
