@@ -71,24 +71,33 @@ def arrow_connection(url: str, *, autocommit: bool = False) -> Iterator[dbapi.Co
     """A connection of ADBC, closed at the end. Raises the errors of the driver."""
     from adbc_driver_manager import AdbcConnection, dbapi
 
-    kept: Any = _Kept()
-    with closing(dbapi.Connection(kept, AdbcConnection(_database(libpq_url(url))), autocommit=autocommit)) as conn:
+    database: Any = _database(libpq_url(url))
+    with (
+        closing(AdbcConnection(database.handle)) as handle,
+        closing(dbapi.Connection(database, handle, autocommit=autocommit)) as conn,
+    ):
         yield conn
 
 
-class _Kept:
-    """Takes the place of a database that stays open when a connection to it is closed."""
+class _Database:
+    """A database of ADBC that ends with its last user, a connection or the cache. The driver frees none by itself."""
 
-    def close(self) -> None: ...
+    def __init__(self, handle: AdbcDatabase) -> None:
+        self.handle = handle
+
+    def close(self) -> None:
+        """Stay open for other connections: each would close its database with itself."""
+
+    def __del__(self) -> None:
+        self.handle.close()
 
 
 @lru_cache(maxsize=4)
-def _database(url: str) -> AdbcDatabase:
+def _database(url: str) -> _Database:
     """Return the database of this process: a new one reads the catalog, with each column of each table."""
     import adbc_driver_postgresql
 
-    database: AdbcDatabase = adbc_driver_postgresql.connect(url)
-    return database
+    return _Database(adbc_driver_postgresql.connect(url))
 
 
 @contextmanager

@@ -1,0 +1,108 @@
+"""Databases of ADBC in one process: one for a URL while it is in use, and none that is neither in use nor kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import adbc_driver_postgresql
+import pytest
+from adbc_driver_manager import AdbcDatabase
+
+from durable.pipeline import copying
+from durable.pipeline.copying import arrow_connection
+
+KEPT = 4
+
+
+class Handles:
+    """Handles of the driver, by the order in which they were opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened, self.closed, handles = 0, list[int](), self
+        driver = adbc_driver_postgresql._driver_path()
+
+        class Handle(AdbcDatabase):
+            def __init__(self, **options: Any) -> None:
+                super().__init__(**options)
+                self.number, handles.opened = handles.opened, handles.opened + 1
+
+            def close(self) -> None:
+                super().close()
+                handles.closed.append(self.number)
+
+        monkeypatch.setattr(adbc_driver_postgresql, "connect", lambda url: Handle(driver=driver, uri=url))
+
+
+@pytest.fixture
+def handles(monkeypatch: pytest.MonkeyPatch) -> Iterator[Handles]:
+    copying._database.cache_clear()
+    yield Handles(monkeypatch)
+    copying._database.cache_clear()
+
+
+def url_of(database_url: str, number: int) -> str:
+    """Return another URL of the same database."""
+    return f"{database_url}{'&' if '?' in database_url else '?'}application_name=n{number}"
+
+
+def ask(url: str) -> int:
+    with arrow_connection(url, autocommit=True) as conn:
+        return answer(conn)
+
+
+def answer(conn: Any) -> int:
+    with conn.cursor() as cursor:
+        cursor.execute("SELECT 17")
+        ((found,),) = cursor.fetchall()
+    return int(found)
+
+
+def test_database_serves_all_connections_of_its_url(database_url: str, handles: Handles) -> None:
+    with arrow_connection(database_url, autocommit=True) as conn:
+        assert [ask(database_url) for _ in range(3)] == [17] * 3
+        assert answer(conn) == 17
+    assert (handles.opened, handles.closed) == (1, [])
+
+
+def test_evicted_database_is_closed(database_url: str, handles: Handles) -> None:
+    for number in range(KEPT + 3):
+        assert ask(url_of(database_url, number)) == 17
+    assert handles.closed == [0, 1, 2]
+
+
+def test_database_in_use_is_closed_with_its_last_connection(database_url: str, handles: Handles) -> None:
+    with ExitStack() as later:
+        first = later.enter_context(arrow_connection(url_of(database_url, 0), autocommit=True))
+        with arrow_connection(url_of(database_url, 0), autocommit=True) as second:
+            for number in range(1, KEPT + 1):
+                ask(url_of(database_url, number))
+            assert (answer(first), answer(second)) == (17, 17)
+        del second
+        assert (answer(first), handles.closed) == (17, [])
+        del first
+    assert handles.closed == [0]
+
+
+def test_evicted_database_is_closed_after_a_connection_failed_to_begin(
+    database_url: str, handles: Handles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the server went away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("adbc_driver_manager.dbapi.Connection", fail)
+        with pytest.raises(RuntimeError, match="went away"):
+            ask(database_url)
+    copying._database.cache_clear()
+    assert handles.closed == [0]
+
+
+def test_threads_leave_no_more_databases_open_than_are_kept(database_url: str, handles: Handles) -> None:
+    urls = [url_of(database_url, number % 7) for number in range(70)]
+    with ThreadPoolExecutor(5) as pool:
+        assert list(pool.map(ask, urls)) == [17] * len(urls)
+    assert handles.opened > KEPT
+    assert handles.opened - len(handles.closed) == KEPT
