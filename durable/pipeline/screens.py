@@ -24,7 +24,7 @@ from durable.transports.addresses import check_destination
 
 pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
 
-_UNSAFE: Final = "[\\x00-\\x1f\\x7f]"  # Arrow's texts are UTF-8, and so without lone surrogates
+_UNSAFE: Final = "[\\x00-\\x1f\\x7f]"  # the texts are UTF-8 by then, and so without lone surrogates
 _PLAIN_HEADERS: Final = "{}"
 _headers = msgspec.json.Decoder(dict[str, str])
 
@@ -38,8 +38,31 @@ class Limits:
     clock_lead: timedelta
 
 
+def misencoded(batch: pa.RecordBatch) -> str | None:
+    """Return the reason why the first text that is not UTF-8 cannot be published, of a batch as Spark gives it: texts
+    of Spark's may have any bytes, and neither Arrow nor Python reads such ones. None when all are UTF-8.
+    """
+    for name in (*TEXTS, "body"):
+        index = batch.schema.get_field_index(name)
+        if index >= 0 and not _is_utf8(column := batch.column(index)):
+            row = next(row for row in range(len(column)) if not _is_utf8(column.slice(row, 1)))
+            return f"column {name}: text is not UTF-8{_of_row(batch, row)}"
+    return None
+
+
+def _is_utf8(column: pa.Array) -> bool:
+    """Tell whether all texts of a column are UTF-8; bytes need not be."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
 def flaw(batch: pa.RecordBatch, limits: Limits, now: datetime) -> str | None:
-    """Return the reason why the first invalid row of a whole batch cannot be published; None when all rows can."""
+    """Return the reason why the first invalid row of a whole batch cannot be published; None when all rows can. Its
+    texts are UTF-8.
+    """
     for name in NEVER_NULL:
         if batch.column(name).null_count:
             return f"column {name}: is NULL{_of_row(batch, _first(pc.is_null(batch.column(name))))}"
@@ -153,4 +176,5 @@ def _first(mask: pa.Array) -> int:
 def _of_row(batch: pa.RecordBatch, index: int) -> str:
     identity = batch.column("id")[index].as_py()
     named = UUID(bytes=identity) if identity is not None and len(identity) == 16 else "no id"
-    return f" (row {named}, {batch.column('message_type')[index].as_py()})"
+    kind = batch.column("message_type")[index].cast(pa.binary()).as_py()
+    return f" (row {named}, {kind and kind.decode(errors='backslashreplace')})"

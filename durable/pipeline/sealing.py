@@ -21,7 +21,7 @@ import msgspec
 from durable.encryption.keys import Keys
 from durable.encryption.ring import KeyRing
 from durable.envelope import Envelope
-from durable.errors import InvalidSetting
+from durable.errors import InvalidMessage, InvalidSetting
 from durable.messages.registry import encrypted_types
 from durable.messages.sealed import KEY_ID_AT, MAGIC, is_sealed
 
@@ -73,7 +73,10 @@ def seal_batch(batch: pa.RecordBatch, sealing: Sealing, ring: KeyRing) -> pa.Rec
 
 
 def sealed(messages: DataFrame, sealing: Sealing | None) -> DataFrame:
-    """Encrypt what is to be encrypted of messages that are to be published, and seal anew what was for other ids."""
+    """Encrypt what is to be encrypted of messages that are to be published, and seal anew what was for other ids.
+
+    Tasks raise InvalidMessage for a text that is not UTF-8: the writer, to which a sealed body is bytes, cannot tell.
+    """
     from pyspark.sql import types as T
 
     if sealing is None:
@@ -85,8 +88,12 @@ def sealed(messages: DataFrame, sealing: Sealing | None) -> DataFrame:
     ]
 
     def seal(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from durable.pipeline.screens import misencoded
+
         ring = sealing.ring
         for batch in batches:
+            if reason := misencoded(batch):
+                raise InvalidMessage(reason)
             done = seal_batch(batch, sealing, ring)
             yield done.select([name for name in done.schema.names if name != OLD_ID])
 

@@ -34,7 +34,7 @@ from durable.pipeline.copying import arrow_connection, connection
 from durable.pipeline.positions import positions
 from durable.pipeline.publishable import check_schema, dated, is_local, order_of, staged, whole
 from durable.pipeline.queueing import queueing
-from durable.pipeline.screens import Limits, flaw
+from durable.pipeline.screens import Limits, flaw, misencoded
 from durable.pipeline.sealing import Sealing, seal_batch
 from durable.settings import load_settings
 from durable.storage import migrator, placements, staging
@@ -196,14 +196,11 @@ class _Intake:
         for given in batches:
             if not given.num_rows:
                 continue
+            self._refuse(misencoded(given))
             batch = whole(given, self._now)
-            self.flaw = flaw(batch, self._to.limits, self._now)
-            if self.flaw is not None:
-                raise _Flawed
+            self._refuse(flaw(batch, self._to.limits, self._now))
             local = is_local(batch)
             queues = self._queueing(given, batch, local)
-            if self.flaw is not None:
-                raise _Flawed
             if self._ring is not None and self._to.sealing is not None:
                 batch = seal_batch(batch, self._to.sealing, self._ring)
             self.rows += batch.num_rows
@@ -219,9 +216,17 @@ class _Intake:
         ordered = batch.num_rows - columns["ordering_key"].null_count
         self.ordered_rows += ordered
         if ordered and self._to.mode == "fast":
-            self.flaw = f"{ordered} rows of a task have a key, or come in an order, which 'fast' would not keep"
-            self.flaw += "; use the mode 'atomic'"
+            self._refuse(
+                f"{ordered} rows of a task have a key, or come in an order, which 'fast' would not keep; "
+                "use the mode 'atomic'"
+            )
         return columns
+
+    def _refuse(self, reason: str | None) -> None:
+        """End the COPY, unless there is no reason."""
+        self.flaw = reason
+        if reason is not None:
+            raise _Flawed
 
 
 def stage(to: Target, batches: Iterator[pa.RecordBatch]) -> Written:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -294,6 +295,21 @@ BAD_ROWS = {
     "a NUL": ({"partition_key": r"IF(key, '\u0000', '')"}, "partition_key has a control character"),
     "too large": ({"body": "IF(key, repeat('x', 1048577), 'x')"}, "the body has 1048577 bytes, more than max_message"),
     "headers": ({"headers": "IF(key, '[]', '{}')"}, "column headers: is no JSON object of texts"),
+    **{
+        f"{name} in latin-1": (
+            {name: f"CAST(IF(key, X'{sound.encode().hex()}FC', '{sound}') AS string)"},
+            f"column {name}: text is not UTF-8",
+        )
+        for name, sound in {
+            "destination": PEER,
+            "message_type": MESSAGE_TYPE,
+            "source": SOURCE,
+            "body": "x",
+            "partition_key": "",
+            "content_type": "text/plain",
+            "headers": "{}",
+        }.items()
+    },
     "a short id": ({"id": "IF(key, X'00', id)"}, "column id: has not 16 bytes"),
 }
 
@@ -308,6 +324,24 @@ def test_row_unfit_for_send_is_named_and_nothing_is_published(
     with pytest.raises(InvalidMessage, match=f"nothing was published: {reason}.*row .*{re.escape(MESSAGE_TYPE)}"):
         publish.publish(rows, settings)
     assert (outbox.orders, outbox.batches, outbox.leftovers) == ([], [], [])
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_text_in_latin_1_of_a_string_body_is_refused_and_named(
+    spark: SparkSession, outbox: Outbox, settings: Settings, encrypted: bool
+) -> None:
+    rows = orders(spark, 100).withColumn("name", F.expr("CAST(IF(order_id = 77, X'4DFC', 'M') AS string)"))
+    made = publish.envelopes(
+        rows, key="order_id", message_type=MESSAGE_TYPE, source=SOURCE, destination=PEER, body="name"
+    )
+    if encrypted:
+        settings = load_settings(
+            database_url=outbox.url, encryption_keys={"a": b64encode(bytes(32)).decode()}, encrypt_all=True
+        )
+    named = f"row {message_id_of('77', message_type=MESSAGE_TYPE, source=SOURCE)}, {re.escape(MESSAGE_TYPE)}"
+    with pytest.raises(InvalidMessage, match=f"column body: text is not UTF-8 .{named}"):
+        publish.publish(made, settings)
+    assert (outbox.orders, outbox.leftovers) == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from durable.errors import InvalidSetting
 from durable.messages import validation as screening
 from durable.pipeline import contents
 from durable.pipeline.publish import message_id_of, uuid8_of
-from durable.pipeline.publishable import whole
-from durable.pipeline.screens import Limits, flaw
+from durable.pipeline.publishable import TEXTS, whole
+from durable.pipeline.screens import Limits, flaw, misencoded
 from durable.transports.addresses import check_destination
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -101,6 +101,38 @@ def test_a_flaw_is_found_wherever_the_row_is_and_the_row_is_named(changes: dict[
 def test_row_with_a_time_in_its_id_may_have_an_older_sent_at() -> None:
     assert found(id=uuid7(NOW - timedelta(days=6)), sent_at=NOW - timedelta(days=30)) is None
     assert found(execution_time=NOW + timedelta(days=400), destination="local") is None
+
+
+NOT_UTF8 = [b"M\xfcller", b"\xff", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"cut \xc3"]
+
+
+def texts(*values: bytes | None) -> pa.Array:
+    """Texts as Spark hands them over: Arrow does not look at their bytes."""
+    given = pa.array(values, pa.binary())
+    return pa.Array.from_buffers(pa.string(), len(given), given.buffers())
+
+
+def batch_of_texts(**columns: pa.Array) -> pa.RecordBatch:
+    given = {"id": pa.array([ROW["id"]] * 3, pa.binary()), "message_type": texts(*[b"orders.order-placed"] * 3)}
+    return pa.RecordBatch.from_pydict(given | columns)
+
+
+@pytest.mark.parametrize("name", [*TEXTS, "body"])
+@pytest.mark.parametrize("value", NOT_UTF8)
+def test_undecodable_text_is_named(name: str, value: bytes) -> None:
+    told = misencoded(batch_of_texts(**{name: texts(None, "Müller".encode(), value)}))
+    shown = value.decode(errors="backslashreplace") if name == "message_type" else "orders.order-placed"
+    assert told == f"column {name}: text is not UTF-8 (row {UUID(bytes=ROW['id'])}, {shown})"
+
+
+def test_texts_in_utf8_and_bytes_are_not_refused() -> None:
+    sound = batch_of_texts(
+        partition_key=texts(None, "\U0010ffff\uffff\0".encode(), b""), body=pa.array(NOT_UTF8[:3], pa.binary())
+    )
+    assert misencoded(sound) is None
+    mixed = batch_of_texts(partition_key=texts(b"\xff", b"a", b"b"))
+    assert misencoded(mixed.slice(1)) is None
+    assert misencoded(mixed) is not None
 
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=4) | st.just("x" * 1_001)
