@@ -13,7 +13,10 @@ nothing. It is a UUIDv8 (RFC 9562) of the first bits of a SHA-256.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -29,6 +32,7 @@ from durable.storage.staging import Published
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
 
 __all__ = ["envelopes", "message_id", "publish"]
 
@@ -63,16 +67,15 @@ def envelopes(
     """
     from pyspark.sql import functions as F
 
-    default_body = F.to_json(F.struct("*"), {"ignoreNullFields": "false"})
     columns = {
         "id": message_id(key, message_type=message_type, source=source),
         "destination": F.lit(destination) if isinstance(destination, str) else destination,
         "message_type": F.lit(message_type),
         "source": F.lit(source),
-        "body": default_body if body is None else _column(body),
+        "body": _json(rows, F.struct("*"), ignoreNullFields="false") if body is None else _column(body),
         "content_type": F.lit(content_type),
         "partition_key": None if partition_key is None else _column(partition_key).cast("string"),
-        "headers": None if headers is None else F.to_json(headers),
+        "headers": None if headers is None else _json(rows, _column(headers)),
         "correlation_id": correlation_id,
         "causation_id": causation_id,
         "deliver_by": None if deliver_by is None else _column(deliver_by),
@@ -126,6 +129,37 @@ def _order(rows: DataFrame, order_by: str | Column | Sequence[str | Column] | No
     columns = list(order_by) if isinstance(order_by, Sequence) and not isinstance(order_by, str) else [order_by]
     numbered = [_column(column).alias(f"order_{number}") for number, column in enumerate(columns)]
     return F.struct(*numbered) if numbered else None
+
+
+def _json(rows: DataFrame, value: Column, **options: str) -> Column:
+    """The value as JSON; where a text in it is not UTF-8, a text that is not either: to_json() would put others into
+    its place, and the writer refuses it.
+    """
+    from pyspark.sql import functions as F
+
+    (field,) = rows.select(value.alias("value")).schema.fields
+    sound = F.coalesce(_is_utf8(value, field.dataType), F.lit(True))
+    return F.when(sound, F.to_json(value, options)).otherwise(F.lit(b"\xff").cast("string"))
+
+
+def _is_utf8(value: Column, kind: DataType) -> Column:
+    """Tell whether all texts of a value are UTF-8; never true of NULL. Fields with one name cannot be told apart."""
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+
+    match kind:
+        case T.StringType():
+            return F.is_valid_utf8(value)
+        case T.ArrayType(elementType=of):
+            return F.forall(value, lambda element: _is_utf8(element, of))
+        case T.MapType(keyType=of_keys, valueType=of_values):
+            keys, values = (T.ArrayType(of_keys), F.map_keys(value)), (T.ArrayType(of_values), F.map_values(value))
+            return reduce(and_, [_is_utf8(each, of) for of, each in (keys, values)])
+        case T.StructType(fields=fields):
+            names = Counter(field.name.lower() for field in fields)
+            alone = [field for field in fields if names[field.name.lower()] == 1]
+            return reduce(and_, [_is_utf8(value.getField(each.name), each.dataType) for each in alone], F.lit(True))
+    return F.lit(True)
 
 
 def message_id(key: str | Column, *, message_type: str, source: str) -> Column:

@@ -345,6 +345,47 @@ def test_text_in_latin_1_of_a_string_body_is_refused_and_named(
 
 
 @pytest.mark.parametrize(
+    ("column", "options"),
+    [
+        ("body", {}),
+        ("headers", {"headers": "map('name', name)"}),
+        ("headers", {"headers": "map(name, 'name')"}),
+        ("headers", {"headers": "named_struct('name', name)"}),
+        ("body", {"body": None, "more": "array(map('a', named_struct('a.b', name, 'none', NULL)), NULL)"}),
+    ],
+    ids=["row", "header", "name of a header", "headers by struct", "nested"],
+)
+def test_text_in_latin_1_is_refused_and_never_published_as_other_json(
+    spark: SparkSession, outbox: Outbox, settings: Settings, column: str, options: dict[str, str]
+) -> None:
+    rows = orders(spark, 10).withColumn("name", F.expr("CAST(IF(order_id = 7, X'4DFC', 'M\u00fc\ufffd') AS string)"))
+    if "more" in options:
+        rows = rows.select("order_id", F.expr(options["more"]).alias("More of.it"), F.lit(b"\xff").alias("bytes"))
+    made = publish.envelopes(
+        rows,
+        key="order_id",
+        message_type=MESSAGE_TYPE,
+        source=SOURCE,
+        destination=PEER,
+        body=None if column == "body" else F.to_json(F.struct("order_id")),
+        headers=F.expr(options["headers"]) if "headers" in options else None,
+    )
+    with pytest.raises(InvalidMessage, match=f"nothing was published: column {column}: text is not UTF-8 .row"):
+        publish.publish(made, settings)
+    publish.publish(
+        made.where(F.col("id") != F.lit(bytearray(message_id_of("7", message_type=MESSAGE_TYPE, source=SOURCE).bytes))),
+        settings,
+    )
+    assert len(outbox.orders) == 9
+
+
+def test_row_with_columns_of_one_name_is_published(spark: SparkSession, outbox: Outbox, settings: Settings) -> None:
+    rows = orders(spark, 3).select("order_id", F.lit("a").alias("b"), F.lit("c").alias("B"), F.lit(None).alias("n"))
+    publish.publish(messages(rows), settings)
+    assert outbox.orders == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
     ("options", "reason"),
     [
         ({"save_mode": "overwrite"}, "only .append.: what was published cannot be taken back"),
