@@ -36,6 +36,11 @@ _LOCAL_PARTITIONS = 4  # of a shuffle: Spark's 200 are for a cluster
 
 _NO_CONNECTOR = re.compile(r"Class org\.apache\.hadoop\.fs\.\S+ not found|No FileSystem for scheme")
 
+_EXCEPTION = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)")
+"""The last line of a traceback of Python's, which is the exception."""
+_QUOTED = re.compile(r"""(?<!\w)(["'])(?:\\.|(?!\1(?!\w)).)*(?:\1|$)""")
+"""A text in quotes, or the rest of a line after a quote that is not closed; apostrophes are no quotes."""
+
 _EVERYWHERE = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.python.filterPushdown.enabled": "true",
@@ -134,7 +139,7 @@ def spark_errors() -> Iterator[None]:
 
 
 def _raised_in_task(said: str) -> DurableError:
-    """Find the error in the text of a traceback; only text crosses processes."""
+    """Find the error in the text of a traceback; only text crosses processes. Values of rows are not repeated."""
     for name, message in re.findall(r"^(?:durable\.errors\.)(\w+): (.+)$", said, re.MULTILINE):
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, DurableError):
@@ -144,6 +149,9 @@ def _raised_in_task(said: str) -> DurableError:
             "Spark has no connector for this object store; set PYSPARK_SUBMIT_ARGS='--packages "
             "org.apache.hadoop:hadoop-aws:VERSION pyspark-shell', or hadoop-azure, of the version of Spark's own Hadoop"
         )
+    if raised := _EXCEPTION.findall(said):  # the last one was raised because of the others
+        exception = _QUOTED.sub("'...'", raised[-1])
+        return DurableError(f"Spark failed: {exception} (in a Python worker)")
     lines = [line for line in said.splitlines() if line.strip()] or ["it said nothing"]
     of_the_jvm = [line.removeprefix(": ") for line in lines if line.startswith(": ")]
     return DurableError(f"Spark failed: {(of_the_jvm or lines)[0]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -69,3 +70,15 @@ def test_error_of_a_task_keeps_its_type_in_the_driver(spark: SparkSession) -> No
         spark.range(0, 1, 1, 1).mapInArrow(fail, "id bigint").collect()  # type: ignore[arg-type]
     with pytest.raises(DurableError, match=r"Spark failed: .*PARSE_SYNTAX_ERROR"), spark_errors():
         spark.sql("SELEKT 1")
+
+
+def test_exception_of_a_python_worker_is_told_without_values(spark: SparkSession) -> None:
+    def fail(batches: object) -> object:
+        try:
+            raise OSError("the first")
+        except OSError as error:
+            raise ValueError("it can't be read: 'O'Neil' in column \"name\" of row 3: 'cut\noff'") from error
+
+    told = "Spark failed: ValueError: it can't be read: '...' in column '...' of row 3: '...' (in a Python worker)"
+    with pytest.raises(DurableError, match=f"^{re.escape(told)}$"), spark_errors():
+        spark.range(0, 1, 1, 1).mapInArrow(fail, "id bigint").collect()  # type: ignore[arg-type]
