@@ -11,7 +11,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from durable.application.handlers import Handler
+from durable.application.handlers import Handler, MaxBatch
 from durable.bus import Bus
 from durable.console import viewers
 from durable.console.access import Person, Role
@@ -122,6 +122,7 @@ class HandlerRow(NamedTuple):
 
     lane: Lane
     handler: Handler | None
+    max_batch: MaxBatch
     did: Slice
 
 
@@ -174,7 +175,9 @@ class Reading:
         """List the handlers that are declared, and the message types that wait for one, with what was done lately."""
         declared = self._bus.application.by_type()
         types = overview.flow.types if overview.flow is not None else {}
-        return [HandlerRow(lane, declared.get(lane.name), types.get(lane.name, Slice())) for lane in overview.handlers]
+        found = [(lane, declared.get(lane.name), types.get(lane.name, Slice())) for lane in overview.handlers]
+        unsaid = self._bus.settings.max_batch
+        return [HandlerRow(lane, each, (each and each.max_batch) or unsaid, did) for lane, each, did in found]
 
     async def parked_keys(self) -> dict[str, int]:
         """Count the messages that wait behind each paused key."""
