@@ -120,7 +120,7 @@ class Delivery:
 
     def at_most(self, waiting: int) -> int:
         """Return the number of messages that a worker may take, when so many wait."""
-        if self._max_batch != "auto":
+        if isinstance(self._max_batch, int):
             return self._max_batch
         # Those that are put back would lose the turns of their tenants.
         return 1 if self._handler.fair_by else self._size.at_most(waiting, self._workers)

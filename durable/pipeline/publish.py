@@ -159,7 +159,8 @@ def _is_utf8(value: Column, kind: DataType) -> Column:
             names = Counter(field.name.lower() for field in fields)
             alone = [field for field in fields if names[field.name.lower()] == 1]
             return reduce(and_, [_is_utf8(value.getField(each.name), each.dataType) for each in alone], F.lit(True))
-    return F.lit(True)
+        case _:
+            return F.lit(True)
 
 
 def message_id(key: str | Column, *, message_type: str, source: str) -> Column:
