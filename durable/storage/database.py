@@ -27,7 +27,7 @@ from durable.settings import Settings
 from durable.statistics import PoolStatistics
 from durable.storage import loops
 from durable.storage.engines import Limits, make_async_engine
-from durable.storage.isolation import SavepointsNeeded, commit_refused, try_by_try, without_savepoints
+from durable.storage.isolation import SavepointsNeeded, commit, try_by_try, without_savepoints
 from durable.storage.outages import keeping_cancellation, translated
 from durable.tasks.cancelling import end_if_cancelled
 from durable.telemetry import log
@@ -98,8 +98,7 @@ class Database:
         async with self.engine.connect() as conn:
             await conn.begin()
             result = await conn.run_sync(work, self.schema, *args, **kwargs)
-            with commit_refused():
-                await conn.commit()
+            await conn.run_sync(commit)
             return result
 
     async def transaction_with_retry(

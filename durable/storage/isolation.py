@@ -104,13 +104,14 @@ def _check_what_was_put_off(conn: Connection) -> None:
     conn.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
 
 
-@contextmanager
-def commit_refused() -> Iterator[None]:
-    """Raise SavepointsNeeded where the COMMIT is refused because of the data."""
+def commit(conn: Connection) -> None:
+    """Commit. Raises SavepointsNeeded where the database refuses the COMMIT, of a transaction without savepoints,
+    because of the data.
+    """
     try:
-        yield
+        conn.commit()
     except DBAPIError as error:
-        if refusal(error) is None:
+        if _TRUSTING not in vars(conn) or refusal(error) is None:
             raise
         raise SavepointsNeeded from error
 

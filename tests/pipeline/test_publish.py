@@ -331,9 +331,7 @@ def test_text_in_latin_1_of_a_string_body_is_refused_and_named(
     spark: SparkSession, outbox: Outbox, settings: Settings, encrypted: bool
 ) -> None:
     rows = orders(spark, 100).withColumn("name", F.expr("CAST(IF(order_id = 77, X'4DFC', 'M') AS string)"))
-    made = publish.envelopes(
-        rows, key="order_id", message_type=MESSAGE_TYPE, source=SOURCE, destination=PEER, body="name"
-    )
+    made = messages(rows, body="name")
     if encrypted:
         settings = load_settings(
             database_url=outbox.url, encryption_keys={"a": b64encode(bytes(32)).decode()}, encrypt_all=True
@@ -361,12 +359,8 @@ def test_text_in_latin_1_is_refused_and_never_published_as_other_json(
     rows = orders(spark, 10).withColumn("name", F.expr("CAST(IF(order_id = 7, X'4DFC', 'M\u00fc\ufffd') AS string)"))
     if "more" in options:
         rows = rows.select("order_id", F.expr(options["more"]).alias("More of.it"), F.lit(b"\xff").alias("bytes"))
-    made = publish.envelopes(
+    made = messages(
         rows,
-        key="order_id",
-        message_type=MESSAGE_TYPE,
-        source=SOURCE,
-        destination=PEER,
         body=None if column == "body" else F.to_json(F.struct("order_id")),
         headers=F.expr(options["headers"]) if "headers" in options else None,
     )

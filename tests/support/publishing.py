@@ -32,8 +32,14 @@ def orders(spark: SparkSession, count: int, *, first: int = 0, partitions: int =
     return spark.range(first, first + count, 1, partitions).selectExpr("id AS order_id", "id * 2 AS total")
 
 
-def messages(rows: DataFrame, destination: str = PEER) -> DataFrame:
-    return publish.envelopes(rows, key="order_id", message_type=MESSAGE_TYPE, source=SOURCE, destination=destination)
+def messages(rows: DataFrame, destination: str = PEER, **options: Any) -> DataFrame:
+    named: dict[str, Any] = {
+        "key": "order_id",
+        "message_type": MESSAGE_TYPE,
+        "source": SOURCE,
+        "destination": destination,
+    }
+    return publish.envelopes(rows, **named, **options)
 
 
 def write(rows: DataFrame, url: str, *, save_mode: str = "append", source: str = "durable", **options: object) -> None:

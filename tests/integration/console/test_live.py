@@ -75,6 +75,20 @@ class TestFlow:
             page = (await browser.get("/handlers")).text
             assert ("3 at once" in page, "up to 5 in a transaction" in page, " ms</td>" in page) == (True, True, True)
 
+    async def test_page_shows_groups_by_the_setting(self, tables: Tables) -> None:
+        bus = Bus("shop", tables.url, max_batch="auto")
+
+        @bus.handles(Ordered)
+        async def handle(ordered: Ordered) -> None: ...
+
+        async with bus:
+            async with bus.unit_of_work() as uow:
+                uow.send(Ordered(1))
+            await eventually(lambda: tables.count("envelope_history") == 1, within=60, what="it is handled")
+        async with served(console_app(bus, tokens=TOKENS)) as address, client(address) as browser:
+            assert "some in a transaction" in (await browser.get("/handlers")).text
+        await bus.runtime.stop()
+
     async def test_key_is_parked_and_unparked(self, bus: Bus, tables: Tables) -> None:
         tables.execute("INSERT INTO durable.circuits (kind, key, reason, actor) VALUES ('key', 'tenant-7', 'x', 'ada')")
         app = console_app(bus, tokens=TOKENS)
