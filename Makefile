@@ -31,7 +31,7 @@ pipeline: setup ## The demo with all flights, then its history: archive, audit, 
 	@scripts/java.sh
 	@.venv/bin/durable-agent demo $(if $(FLIGHTS),--flights $(FLIGHTS),--all) --pipeline build/pipeline/$(or $(FLIGHTS),all)
 
-test: setup ## Run every test, after the quick checks (JOBS=n workers, each with its own servers)
+test: setup ## Run every test, after the quick checks (JOBS=n workers, each with its own servers; PART=2/4 for one machine of four)
 	@scripts/rabbitmq.sh tests
 	@scripts/pgbouncer.sh
 	@scripts/chromium.sh
@@ -39,7 +39,7 @@ test: setup ## Run every test, after the quick checks (JOBS=n workers, each with
 	@.venv/bin/python -m tests.support.quick_spark
 	.venv/bin/ruff check
 	.venv/bin/lint-imports
-	scripts/test.sh $(JOBS)
+	scripts/test.sh "$(JOBS)" "$(PART)"
 
 quick: setup ## Run the unit and contract tests, with few generated examples and no server but the embedded Postgres
 	.venv/bin/pytest -q -n $(or $(JOBS),4) --dist worksteal --hypothesis-profile quick -k "not rabbitmq" tests/unit tests/contract

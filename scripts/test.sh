@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs every test; a few that fail among their neighbours are run once more, alone.
+# Runs every test, or one part of them; a few that fail among their neighbours are run once more, alone:
+# scripts/test.sh [jobs] [part, as 2/4]
 #
 # Tests wait for conditions, within bounds. On a machine of two cores a neighbour (a start of Spark, a broker, a storm)
 # can take longer than a bound. A broken guarantee fails in both runs, and what passed only alone is named.
@@ -16,7 +17,7 @@ room=$(awk '/^MemAvailable/ { print int($2 / (3 * 1024 * 1024)) }' /proc/meminfo
 
 rm -f "$failed"
 status=0
-.venv/bin/pytest -n "$jobs" --dist worksteal || status=$?
+.venv/bin/pytest -n "$jobs" --dist worksteal ${2:+--part "$2"} || status=$?
 [ "$status" -ne 0 ] || exit 0
 
 count=0

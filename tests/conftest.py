@@ -32,7 +32,7 @@ from tests.support.servers import (
     shared_broker,
     shared_postgres,
 )
-from tests.support.sharing_out import shared_out
+from tests.support.sharing_out import Part, shared_out
 
 # A machine that is busy makes no example wrong.
 settings.register_profile("unhurried", deadline=None)
@@ -55,7 +55,17 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part", type=Part.parse, metavar="K/N", help="run the K-th of N parts of the tests, for N machines side by side"
+    )
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part: Part | None = config.getoption("--part")
+    if part is not None:
+        config.hook.pytest_deselected(items=[item for item in items if not part.includes(item.nodeid)])
+        items[:] = [item for item in items if part.includes(item.nodeid)]
     workers: int = getattr(config, "workerinput", {}).get("workercount", 1)
     if workers > 1:
         items[:] = shared_out(items, workers)

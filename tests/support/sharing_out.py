@@ -1,17 +1,38 @@
-"""Which tests each worker of xdist begins with: it gives each one part of the list, and who is done takes from the ends
-of the others' parts.
+"""Which tests this machine runs, and which of them each worker of xdist begins with: xdist gives each worker one part of
+the list, and who is done takes from the ends of the others' parts.
 """
 
 from __future__ import annotations
 
+import re
+from argparse import ArgumentTypeError
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Final
+from typing import Final, NamedTuple, Self
+from zlib import crc32
 
 import pytest
 
 _WITH_SPARK: Final = 2
 """So many workers have a JVM for all their tests: it takes long to start and to become fast, and much memory."""
+
+
+class Part(NamedTuple):
+    """One of several parts of about the same work: each test is in one of them, the same one everywhere."""
+
+    number: int
+    parts: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `2/4`; raise ArgumentTypeError for anything else."""
+        found = re.fullmatch(r"([1-9]\d{0,3})/([1-9]\d{0,3})", text)
+        if found is None or (part := cls(*map(int, found.groups()))).number > part.parts:
+            raise ArgumentTypeError(f"{text!r} is no part of the tests; 2/4 is the second of four")
+        return part
+
+    def includes(self, nodeid: str) -> bool:
+        return crc32(nodeid.encode()) % self.parts == self.number - 1
 
 
 def shared_out(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
