@@ -3,6 +3,9 @@
     wake()         --> asked --> NOTIFY                    in the loop of the bus while it runs,
     wake_after()   --> until that COMMIT is over --> asked       or in a thread that stays for a moment
 
+When many commits share a NOTIFY, more of them share the next: each costs this process, and every node that looks for
+work because of it, some thousandth of a second.
+
 They look for work without an owner. It is a hint, given off the way of writing: a NOTIFY in the application's
 transaction would take a lock of the whole server at its commit. When it fails the nodes find the work by polling.
 """
@@ -31,6 +34,8 @@ from durable.storage.outages import translated
 from durable.telemetry import log
 
 _GATHERING: Final = 0.005  # seconds after a NOTIFY in which commits share the next
+_LONGEST_GATHERING: Final = 0.02  # the same while there are many: half of it is added to the time until they are handled
+_MANY: Final = 4  # commits that share a NOTIFY
 _LONGEST: Final = 10.0  # seconds for a NOTIFY
 _LONGEST_ALONE: Final = timedelta(seconds=3)
 """The same in a thread, which keeps its process alive: for the server, and GRACE more until the answer."""
@@ -48,7 +53,9 @@ class Waker:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.Condition()
-        self._asked = False
+        self._asked = 0
+        """So many commits want the nodes to look."""
+        self._gathering = _GATHERING
         self._endings: list[Ending] = []
         self._is_busy = False
         self.is_used = False
@@ -82,7 +89,7 @@ class Waker:
     def wake(self) -> None:
         """Let the nodes look for work, soon."""
         with self._lock:
-            self._asked = True
+            self._asked += 1
         self._work()
 
     def wake_after(self, ending: Ending) -> None:
@@ -137,7 +144,7 @@ class Waker:
             waited, pause = waited + pause, _GATHERING
             with self._lock:
                 self._take_over(waited)
-                asked, self._asked = self._asked, False
+                asked = self._answer()
                 if asked or not self._endings:
                     self._is_busy = asked
                     return asked
@@ -178,8 +185,7 @@ class Waker:
             waited = time.monotonic() - began
             with self._lock:
                 self._take_over(waited)
-                asked, self._asked = self._asked, False
-                if asked:
+                if self._answer():
                     return True
                 if not self._endings:
                     if waited > _STAYING or self._is_stopping or not threading.main_thread().is_alive():
@@ -210,14 +216,21 @@ class Waker:
     # ------------------------------------------------------------------ both
 
     def _until_next(self) -> float:
-        return max(0.0, self._told_at + _GATHERING - time.monotonic())
+        return max(0.0, self._told_at + self._gathering - time.monotonic())
+
+    def _answer(self) -> bool:
+        """Tell whether the nodes are to be told now, and how soon again."""
+        asked, self._asked = self._asked, 0
+        if asked:
+            self._gathering = min(2 * self._gathering, _LONGEST_GATHERING) if asked >= _MANY else _GATHERING
+        return asked > 0
 
     def _give_up(self) -> None:
         with self._lock:
-            self._asked = self._is_busy = False
+            self._asked, self._is_busy = 0, False
             self._endings.clear()
 
     def _take_over(self, waited: float) -> None:
         left = [ending for ending in self._endings if not ending.is_over and waited < _LONGEST_COMMIT]
-        self._asked |= len(left) < len(self._endings)
+        self._asked += len(self._endings) - len(left)
         self._endings = left

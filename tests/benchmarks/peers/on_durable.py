@@ -18,10 +18,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from durable import Bus, message
 from durable.storage import migrator
-from tests.benchmarks.peers.program import AT_ONCE, INSERT, TEXT, Enlist, Order, Program, main
+from tests.benchmarks.peers.program import AT_ONCE, INSERT, POOL, TEXT, Enlist, Order, Program, main
 
 SECOND_SCHEMA: Final = "durable_second"
 _TRANSPORTS: Final = ("tcp", "http", "rabbitmq")
+_POOL: Final = {"pool_size": AT_ONCE, "pool_timeout": POOL["pool_timeout"]}
 _INSERT = text(INSERT)
 
 
@@ -38,19 +39,19 @@ async def take(note: Note, session: AsyncSession) -> None:
 def make_bus(order: Order) -> Bus:
     """Make the bus of the process that handles, or of one of the same service."""
     is_node = order.work == "handle" or order.variant == "here"
-    bus = Bus("bench", order.url, mode="full" if is_node else "send-only", pool_size=AT_ONCE)
+    bus = Bus("bench", order.url, mode="full" if is_node else "send-only", **_POOL)
     bus.handles(Note, max_batch=1 if order.variant == "plain" else "auto", concurrency=AT_ONCE)(take)
     return bus
 
 
 def make_sending_bus(order: Order) -> Bus:
-    bus = Bus("bench", order.url, pool_size=AT_ONCE, **_broker(order))
+    bus = Bus("bench", order.url, **_POOL, **_broker(order))
     bus.route(Note, to=order.address)
     return bus
 
 
 def make_receiving_bus(order: Order) -> Bus:
-    bus = Bus("second", order.url, pool_size=AT_ONCE, db_schema=SECOND_SCHEMA, **_broker(order))
+    bus = Bus("second", order.url, **_POOL, db_schema=SECOND_SCHEMA, **_broker(order))
     bus.listen(order.address)
     bus.handles(Note, max_batch="auto", concurrency=AT_ONCE)(take)
     return bus
