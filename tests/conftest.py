@@ -57,7 +57,10 @@ def pytest_collection() -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--part", type=Part.parse, metavar="K/N", help="run the K-th of N parts of the tests, for N machines side by side"
+        "--part",
+        type=Part.parse,
+        metavar="K/N",
+        help="run the K-th of N parts of the tests, for N machines side by side",
     )
 
 
