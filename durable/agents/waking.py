@@ -34,9 +34,7 @@ from durable.storage.outages import translated
 from durable.telemetry import log
 
 _GATHERING: Final = 0.005  # seconds after a NOTIFY in which commits share the next
-_LONGEST_GATHERING: Final = (
-    0.02  # the same while there are many: half of it is added to the time until they are handled
-)
+_LONGEST_GATHERING: Final = 0.02  # the same while there are many; half of it is the mean wait of their messages
 _MANY: Final = 4  # commits that share a NOTIFY
 _LONGEST: Final = 10.0  # seconds for a NOTIFY
 _LONGEST_ALONE: Final = timedelta(seconds=3)

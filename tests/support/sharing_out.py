@@ -1,5 +1,6 @@
-"""Which tests this machine runs, and which of them each worker of xdist begins with: xdist gives each worker one part of
-the list, and who is done takes from the ends of the others' parts.
+"""Which tests this machine runs, and which of them each worker of xdist begins with.
+
+xdist gives each worker one part of the list, and who is done takes from the ends of the others' parts.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ async def told(waker: Waker, database: TellingTimes, times: int, *, commits: int
 
 
 async def test_many_commits_share_a_later_notify_and_few_are_told_at_once_again() -> None:
-    waker, database = Waker(Settings(database_url="postgresql://nowhere/any")), TellingTimes()
+    waker, database = Waker(Settings()), TellingTimes()
     waker.start(database)  # type: ignore[arg-type]
 
     await told(waker, database, 8, commits=10)
