@@ -41,8 +41,9 @@ test: setup ## Run every test, after the quick checks (JOBS=n workers, each with
 	.venv/bin/lint-imports
 	scripts/test.sh "$(JOBS)" "$(PART)"
 
-quick: setup ## Run the unit and contract tests, with few generated examples and no server but the embedded Postgres
-	.venv/bin/pytest -q -n $(or $(JOBS),4) --dist worksteal --hypothesis-profile quick -k "not rabbitmq" tests/unit tests/contract
+quick: setup ## Run the unit tests, and the contract in memory, with few generated examples and no server
+	.venv/bin/pytest -q -n $(or $(JOBS),$(shell getconf _NPROCESSORS_ONLN)) --dist worksteal --hypothesis-profile quick \
+		-k "not rabbitmq and not (contract and postgres)" tests/unit tests/contract
 
 fuzz: setup ## Fuzz everything that reads what others write; failing inputs are kept in .fuzz (MINUTES=n, TARGETS="wire ...")
 	.venv/bin/python -m tests.fuzz hunt $(or $(MINUTES),10) $(TARGETS)
