@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from sqlalchemy import Connection
+
 from durable.agents.context import AgentContext
 from durable.envelope import LeasedEnvelope
 from durable.failpoints import failpoint
@@ -53,19 +55,23 @@ class Deletions:
                 await asyncio.sleep(linger)
             self._changed.clear()
             self._is_awaited = False
-            self._deleting, self._sent = self._sent, []
-            if self._deleting:
+            if self._sent:
                 failpoint("C12")
-                await self._delete(self._deleting)
+                await self._delete()
                 failpoint("C13")
                 self._done(self._deleting)
                 self._deleting = []
 
-    async def _delete(self, sent: Sequence[LeasedEnvelope]) -> None:
-        context = self._context
-        deleted = await context.database.transaction_with_retry(
-            outbox.delete_sent, context.node, sent, keep_body=context.settings.history_bodies
-        )
-        context.counters.add(Event.SENT, deleted)
-        if deleted < len(sent):
-            context.counters.add(Event.LEASE_LOST, len(sent) - deleted)
+    async def _delete(self) -> None:
+        counters = self._context.counters
+        deleted = await self._context.database.transaction_with_retry(self._delete_all)
+        counters.add(Event.SENT, deleted)
+        if deleted < len(self._deleting):
+            counters.add(Event.LEASE_LOST, len(self._deleting) - deleted)
+
+    def _delete_all(self, conn: Connection, schema: str) -> int:
+        """Delete what is there now: rows that the database refuses are told from the wiring only where others pass."""
+        self._deleting += self._sent
+        self._sent = []
+        keep_body = self._context.settings.history_bodies
+        return outbox.delete_sent(conn, schema, self._context.node, self._deleting, keep_body=keep_body)

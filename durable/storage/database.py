@@ -16,19 +16,20 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import QueuePool
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
 
 from durable import database_url
 from durable.database_url import DatabaseUrl
-from durable.errors import InvalidSetting, StorageUnavailable
+from durable.errors import InvalidMessage, InvalidSetting, StorageUnavailable
 from durable.settings import Settings
 from durable.statistics import PoolStatistics
 from durable.storage import loops
 from durable.storage.engines import Limits, make_async_engine
 from durable.storage.isolation import SavepointsNeeded, commit, try_by_try, without_savepoints
-from durable.storage.outages import keeping_cancellation, translated
+from durable.storage.outages import described, keeping_cancellation, translated
 from durable.tasks.cancelling import end_if_cancelled
 from durable.telemetry import log
 
@@ -104,9 +105,10 @@ class Database:
     async def transaction_with_retry(
         self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """transaction(), again and again for as long as the database cannot be used, 0.1 s to 5 s apart.
+        """transaction(), again and again for as long as the database cannot be used, or refuses it, 0.1 s to 5 s apart.
 
-        For what an agent must write and never gives up. The work may run twice: its fence makes that harmless.
+        For what an agent must write and never gives up. The work may run twice: its fence makes that harmless. A
+        trigger or a right of the application may refuse it, and lets it pass when that is put right.
         """
 
         def tell(attempt: RetryCallState) -> None:
@@ -114,10 +116,11 @@ class Database:
             error = attempt.outcome.exception() if attempt.outcome else None
             level = logging.DEBUG if self._is_waited_for else logging.WARNING  # once for each outage
             self._is_waited_for = True
-            log.log(level, "what is done waits to be written down, attempt %d: %s", attempt.attempt_number, error)
+            why = described(error) if isinstance(error, DBAPIError) else error
+            log.log(level, "what is done waits to be written down, attempt %d: %s", attempt.attempt_number, why)
 
         patiently = AsyncRetrying(
-            retry=retry_if_exception_type(StorageUnavailable),
+            retry=retry_if_exception_type((StorageUnavailable, InvalidMessage, DBAPIError)),
             wait=wait_exponential_jitter(multiplier=0.1, max=5, jitter=0.1),
             before_sleep=tell,
         )

@@ -18,7 +18,7 @@ from durable.messages.ordering import FREE, QueueKeys
 from durable.messages.repeats import Known
 from durable.storage import circuits
 from durable.storage.circuits import CircuitKind
-from durable.storage.isolation import batch, isolated, quarantining, readable, refusals_named
+from durable.storage.isolation import batch, isolated, left_alone, quarantining, readable, refusals_named
 from durable.storage.leases import fence
 from durable.storage.rows import (
     ONCE,
@@ -36,6 +36,7 @@ from durable.storage.sql.work import INBOX
 
 Key = tuple[UUID, str]
 """Id and endpoint: what makes an envelope the same envelope to a receiver."""
+_Deadline = tuple[UUID, str, datetime | None]
 
 
 class Arrival(NamedTuple):
@@ -88,15 +89,17 @@ def find_known(conn: Connection, schema: str, duplicates: Sequence[Arrival]) -> 
 
 
 def live_longer(conn: Connection, schema: str, duplicates: Sequence[Arrival]) -> None:
-    """Let the messages that wait under these ids live as long as their duplicates would."""
-    conn.execute(
-        statements.LIVE_LONGER.within(schema),
-        {
-            "id": [arrival.envelope.id for arrival in duplicates],
-            "endpoint": [arrival.endpoint for arrival in duplicates],
-            "deliver_by": [arrival.envelope.deliver_by for arrival in duplicates],
-        },
-    )
+    """Let the messages that wait under these ids live as long as their duplicates would; one whose row the database
+    refuses to change lives as long as it would have.
+    """
+
+    def live(deadlines: Sequence[_Deadline]) -> None:
+        columns = zip(*deadlines, strict=True) if deadlines else ((), (), ())
+        params = dict(zip(("id", "endpoint", "deliver_by"), map(list, columns), strict=True))
+        conn.execute(statements.LIVE_LONGER.within(schema), params)
+
+    deadlines = [(each.envelope.id, each.endpoint, each.envelope.deliver_by) for each in duplicates]
+    isolated(conn, deadlines, live, left_alone("lengthen the life of"))
 
 
 def note_expired(conn: Connection, schema: str, expired: Sequence[LeasedEnvelope]) -> None:

@@ -17,7 +17,9 @@ alone, where the statement works over no rows.
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -44,6 +46,8 @@ _MISSING: Final = ("42P01", "42703", "42883")
 """No such table, column or function: of every row alike, also where a trigger meets it."""
 _OF_THE_WIRING: Final = ("0A", "3F", "42")
 """What is not supported, a schema that is missing, rights and syntax: of every row alike, unless others pass."""
+_SINGLING_OUT: Final = 10.0
+"""Seconds of a transaction; each refused row takes some twenty round trips, and the transaction has a limit."""
 _TRUSTING: Final = "durable_tries_without_savepoints"  # among the attributes of a connection, as the next
 _CHECKING: Final = "durable_checks_what_is_put_off"
 _DRIVERS_PREFIX: Final = re.compile(r"^<class '[^']*'>: ")
@@ -138,12 +142,19 @@ def refusals_named() -> Iterator[None]:
         raise InvalidMessage(text) from error
 
 
-def isolated(conn: Connection, rows: Sequence[R], work: Callable[[Sequence[R]], T], refused: Refused[R]) -> list[T]:
+def isolated(
+    conn: Connection,
+    rows: Sequence[R],
+    work: Callable[[Sequence[R]], T],
+    refused: Refused[R],
+    *,
+    until: float = math.inf,
+) -> list[T]:
     """Run the work for all rows at once; where the database refuses it, for each half of them.
 
     Returns what the work returned, once for each part of the rows, in their order. A row that is refused alone goes to
     `refused`, unless it seems that the trouble is none of the rows': then the error is raised. The work must be able to
-    do nothing, for no rows.
+    do nothing, for no rows. After `until`, on the monotonic clock, no further rows are singled out: they are left.
     """
     if not rows:
         return []
@@ -152,8 +163,8 @@ def isolated(conn: Connection, rows: Sequence[R], work: Callable[[Sequence[R]], 
         return done
     if found.may_be_of_the_wiring and _tried(conn, lambda: work(()))[1] is not None:
         raise found.error
-    done, failed = _halved(conn, rows, work, found)
-    if len(rows) > 1 and len(failed) == len(rows) and _alike([each for _, each in failed]):
+    done, failed = _halved(conn, rows, work, found, until)
+    if len(rows) > 1 and not done and _alike([each for _, each in failed]):
         raise found.error
     for row, each in failed:
         refused(row, each.reason)
@@ -161,7 +172,7 @@ def isolated(conn: Connection, rows: Sequence[R], work: Callable[[Sequence[R]], 
 
 
 def _halved(
-    conn: Connection, rows: Sequence[R], work: Callable[[Sequence[R]], T], found: Refusal
+    conn: Connection, rows: Sequence[R], work: Callable[[Sequence[R]], T], found: Refusal, until: float
 ) -> tuple[list[T], list[tuple[R, Refusal]]]:
     """Run the work for halves of rows that are refused together; return its results, and the rows refused alone."""
     if len(rows) == 1:
@@ -170,9 +181,11 @@ def _halved(
     failed: list[tuple[R, Refusal]] = []
     middle = len(rows) // 2
     for part in (rows[:middle], rows[middle:]):
+        if failed and time.monotonic() > until:
+            break
         done, why_not = _tried(conn, partial(work, part))
         if why_not is not None:
-            done, alone = _halved(conn, part, work, why_not)
+            done, alone = _halved(conn, part, work, why_not, until)
             failed += alone
         results += done
     return results, failed
@@ -189,7 +202,8 @@ def batch(
     """Run a statement over the next rows; where the database refuses one of them, over the others.
 
     `refused` takes the row as the statement's `key` names it. A row that cannot be put aside stays in the way: the next
-    rows behind it are taken all the same.
+    rows behind it are taken all the same. Many refused rows may take long on a distant database: those that are not
+    reached in time are of the next call.
     """
     done, reason = tried(conn, lambda: conn.execute(statement.whole.within(schema), params).all())
     if reason is None:
@@ -201,7 +215,8 @@ def batch(
         only = {f"only_{number}": [row[number] for row in part] for number in range(width)}
         return conn.execute(statement.named.within(schema), {**params, **only}).all()
 
-    return [row for rows in isolated(conn, keys, named, refused) for row in rows]
+    found = isolated(conn, keys, named, refused, until=time.monotonic() + _SINGLING_OUT)
+    return [row for rows in found for row in rows]
 
 
 def count(conn: Connection, schema: str, statement: Batched, params: Mapping[str, Any], refused: Refused[Any]) -> int:

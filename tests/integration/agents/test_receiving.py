@@ -271,6 +271,26 @@ class TestDuplicates:
         expected = later if body == given.body else given
         assert tables.rows("SELECT deliver_by FROM durable.incoming_envelopes") == [expected.deliver_by]
 
+    async def test_refused_prolongation_keeps_no_other_from_being_stored(self, house: House, tables: Tables) -> None:
+        now = datetime.now(UTC)
+        given = msgspec.structs.replace(envelope(b'{"number":1}'), deliver_by=now + timedelta(hours=1))
+        later = msgspec.structs.replace(given, deliver_by=now + timedelta(hours=2))
+        longer = msgspec.structs.replace(envelope(b'{"number":2}'), deliver_by=now + timedelta(hours=1))
+        prolonged = msgspec.structs.replace(longer, deliver_by=now + timedelta(hours=2))
+        await house.receive(given, longer)
+        tables.execute(
+            "ALTER TABLE durable.incoming_envelopes ADD CONSTRAINT rule "
+            "CHECK (body <> convert_to('{\"number\":1}', 'UTF8')) NOT VALID"
+        )
+        try:
+            assert await house.receive(later, prolonged, *envelopes(3)) == [DUPLICATE, DUPLICATE, *[STORED] * 3]
+        finally:
+            tables.execute("ALTER TABLE durable.incoming_envelopes DROP CONSTRAINT rule")
+        deadlines = tables.rows(
+            "SELECT deliver_by FROM durable.incoming_envelopes WHERE deliver_by > now() ORDER BY seq"
+        )
+        assert deadlines == [given.deliver_by, prolonged.deliver_by]
+
 
 class TestQuarantine:
     @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from durable.settings import Settings, load_settings
 from durable.storage import agenda, outbox
 from durable.storage.database import Database
 from durable.storage.outbox import Sent
+from durable.storage.sql.recovery import REFUSED_OWNER
 from durable.telemetry import Counters, Event
 from durable.testing import ManualClock, eventually
 from tests.support.tables import Tables, shared_tables
@@ -323,6 +324,49 @@ class TestBatching:
             await eventually(office.is_empty)
         assert len(office.peers[BILLING].batches) >= 100
         assert len(commits) / 2_000 < 0.1
+
+
+class TestRefused:
+    """The application's rules refuse what an agent has to write down."""
+
+    @pytest.fixture
+    def forbid(self, tables: Tables) -> Iterator[Callable[[str], None]]:
+        """Refuse such changes for lack of a right, as a trigger that must not write to its own table."""
+        tables.execute(
+            "CREATE OR REPLACE FUNCTION forbid() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'no right' USING ERRCODE = '42501'; END $$"
+        )
+        yield lambda what: tables.execute(f"CREATE TRIGGER forbid BEFORE {what} EXECUTE FUNCTION forbid()")
+        for table in ("outgoing_envelopes", "circuits"):
+            tables.execute(f"DROP TRIGGER IF EXISTS forbid ON durable.{table}")
+
+    async def test_refused_deletions_wait_for_others_that_pass(
+        self, office: Office, forbid: Callable[[str], None], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        forbid("DELETE ON durable.outgoing_envelopes FOR EACH ROW WHEN (OLD.deliver_by IS NOT NULL)")
+        agent = office.agent()
+        async with running(agent):
+            await office.commit(2, deliver_by=datetime.now(UTC) + timedelta(hours=1))
+            await eventually(lambda: "what is done waits to be written down, attempt 1: no right" in caplog.text)
+            await office.commit(3)
+            await eventually(lambda: agent.buffer.used_count == 0)
+        assert office.tables.rows("SELECT owner_id FROM durable.outgoing_envelopes") == [REFUSED_OWNER] * 2
+        assert office.counters[Event.SENT] == 3
+
+    async def test_refused_latch_is_written_once_it_may_be(
+        self, office: Office, forbid: Callable[[str], None], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        forbid("INSERT ON durable.circuits FOR EACH ROW")
+        agent = office.agent()
+        office.peers[BILLING].answer = down
+        async with running(agent):
+            await office.commit(1)
+            await eventually(lambda: "what is done waits to be written down, attempt 1: no right" in caplog.text)
+            office.tables.execute("DROP TRIGGER forbid ON durable.circuits")
+            await eventually(lambda: office.tables.count("circuits") == 1)
+            office.peers[BILLING].answers_pings = True
+            office.peers[BILLING].answer = stored
+            await eventually(lambda: not agent.circuit.latched)
 
 
 class TestLatching:

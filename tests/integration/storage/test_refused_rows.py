@@ -25,7 +25,18 @@ from durable.envelope import ANY_NODE, LeasedEnvelope, NodeId
 from durable.errors import StorageUnavailable
 from durable.messages.ordering import FREE, QueueKeys
 from durable.settings import load_settings
-from durable.storage import circuits, dead_letters, delayed, inbox, leases, maintenance, ordering, outbox, trials
+from durable.storage import (
+    circuits,
+    dead_letters,
+    delayed,
+    inbox,
+    isolation,
+    leases,
+    maintenance,
+    ordering,
+    outbox,
+    trials,
+)
 from durable.storage.circuits import CircuitKind
 from durable.storage.database import Database
 from durable.storage.dead_letters import LetterRange, Selection
@@ -301,6 +312,25 @@ async def test_refused_row_is_put_aside_and_its_neighbours_proceed(
     assert "the database refuses to" in caplog.text
     assert str(poison) in caplog.text
     assert "business data" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["claim outgoing", "claim incoming"])
+async def test_many_refused_rows_are_put_aside_by_several_transactions_when_each_takes_long(
+    database: Database, tables: Tables, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(isolation, "_SINGLING_OUT", -1.0)
+    side, state, operation, run, place = BATCHES[name]
+    owned = await given(database, side, place=place)
+    await tables.change(f"UPDATE durable.{side}_envelopes SET {state}")
+    for lease in owned:
+        plant(tables, lease.envelope.id, f"{side}_envelopes {operation}")
+
+    await run(database, owned)
+    assert 0 < tables.count("dead_letters") < COUNT
+    for _ in range(COUNT):
+        await run(database, owned)
+
+    assert tables.count("dead_letters") == COUNT
 
 
 @pytest.mark.parametrize("refused", ["the change", "the change and the letter", "everything"])

@@ -178,4 +178,14 @@ def outlives""",
             "tests/integration/agents/test_receiving.py::TestCancelledCallers::test_batch_being_stored_keeps_its_room_without_its_caller",
         ),
     ),
+    Mutant(
+        "receiving",
+        "a waiting row that may not live longer keeps a round from being stored",
+        "durable/storage/inbox.py",
+        before='    isolated(conn, deadlines, live, left_alone("lengthen the life of"))\n',
+        after="    live(deadlines)\n",
+        killed_by=(
+            "tests/integration/agents/test_receiving.py::TestDuplicates::test_refused_prolongation_keeps_no_other_from_being_stored",
+        ),
+    ),
 )

@@ -240,4 +240,24 @@ ROWS = (
         after="    late = [lease for lease in leases if lease.envelope.is_late(now)]\n",
         killed_by=("tests/integration/storage/test_expiry.py::test_row_expiring_meanwhile_becomes_no_line_of_history",),
     ),
+    Mutant(
+        "sending",
+        "a refused change ends the agent",
+        "durable/storage/database.py",
+        before="retry_if_exception_type((StorageUnavailable, InvalidMessage, DBAPIError))",
+        after="retry_if_exception_type(StorageUnavailable)",
+        killed_by=(
+            "tests/integration/agents/test_sending.py::TestRefused::test_refused_latch_is_written_once_it_may_be",
+        ),
+    ),
+    Mutant(
+        "sending",
+        "refused deletions are never tried beside others",
+        "durable/agents/deletions.py",
+        before="        self._deleting += self._sent\n        self._sent = []\n",
+        after="        if not self._deleting:\n            self._deleting, self._sent = self._sent, []\n",
+        killed_by=(
+            "tests/integration/agents/test_sending.py::TestRefused::test_refused_deletions_wait_for_others_that_pass",
+        ),
+    ),
 )

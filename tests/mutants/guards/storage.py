@@ -399,4 +399,14 @@ ROWS = (
             "tests/integration/storage/test_refused_rows.py::test_refused_row_is_put_aside_and_its_neighbours_proceed[at COMMIT asyncpg-claim keys to send-0-the change]",
         ),
     ),
+    Mutant(
+        "storage",
+        "refused rows of a distant database are all singled out in one transaction",
+        "durable/storage/isolation.py",
+        before="        if failed and time.monotonic() > until:\n",
+        after="        if False:\n",
+        killed_by=(
+            "tests/integration/storage/test_refused_rows.py::test_many_refused_rows_are_put_aside_by_several_transactions_when_each_takes_long[at once asyncpg-claim incoming]",
+        ),
+    ),
 )
