@@ -54,6 +54,9 @@ class Recurring:
         self._schedules = schedules
         self._envelope_factory = envelope_factory
         self._counters = context.counters
+        self._failed: set[str] = set()
+        """Those at whose last run the database could not be used: perhaps it is they that it fails for, so they are
+        the last to run."""
 
     async def poll(self) -> Look:
         """Run the due schedules."""
@@ -64,8 +67,10 @@ class Recurring:
             await self._database.transaction(storage.declare, self._node, [_declaration(s) for s in unclaimed])
             rows = await self._read()
         if due := [row.name for row in rows.values() if self._is_due(row)]:
-            for name in due:
+            for name in sorted(due, key=self._failed.__contains__):
+                self._failed.add(name)
                 await self._run(self._schedules[name])
+                self._failed.discard(name)
             rows = await self._read()
         waits = (wait for row in rows.values() for wait in (row.due_in, row.asked_in) if wait is not None)
         return Look(bool(due), min((wait for wait in waits if wait > timedelta(0)), default=None))

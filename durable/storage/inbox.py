@@ -99,7 +99,7 @@ def live_longer(conn: Connection, schema: str, duplicates: Sequence[Arrival]) ->
         conn.execute(statements.LIVE_LONGER.within(schema), params)
 
     deadlines = [(each.envelope.id, each.endpoint, each.envelope.deliver_by) for each in duplicates]
-    isolated(conn, deadlines, live, left_alone("lengthen the life of"))
+    isolated(conn, deadlines, live, left_alone("lengthen the life of", lambda each: f"{each[0]} at {each[1]}"))
 
 
 def note_expired(conn: Connection, schema: str, expired: Sequence[LeasedEnvelope]) -> None:

@@ -275,11 +275,11 @@ def _put_aside(
     )  # fmt: skip
 
 
-def left_alone(doing: str) -> Refused[Any]:
-    """Leave a refused row as it is, and log it."""
+def left_alone(doing: str, name: Callable[[Any], object] = lambda row: row) -> Refused[Any]:
+    """Leave a refused row as it is, and log it by this name."""
 
     def refused(row: Any, reason: str) -> None:
-        log.error("the database refuses to %s %s, left as it is: %s", doing, row, reason)
+        log.error("the database refuses to %s %s, left as it is: %s", doing, name(row), reason)
 
     return refused
 

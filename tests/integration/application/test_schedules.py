@@ -289,6 +289,25 @@ class TestTrouble:
 
 
 class TestOperators:
+    @pytest.mark.parametrize("code", ["53100", "57014"])
+    async def test_schedule_refused_like_an_outage_prevents_no_other(self, works: Works, code: str) -> None:
+        works.tables.execute(
+            "CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+            f"$$ BEGIN RAISE EXCEPTION 'no more room' USING ERRCODE = '{code}'; END $$"
+        )
+        works.tables.execute(
+            "CREATE TRIGGER refuse BEFORE INSERT ON durable.incoming_envelopes FOR EACH ROW "
+            "WHEN (convert_from(NEW.body, 'UTF8') LIKE '%%13%%') EXECUTE FUNCTION refuse()"
+        )
+        bus = works.node(EVERY_SECOND, Tick(13), name="a bad one")
+        bus.every(EVERY_SECOND, Tick(14), name="b good one")
+        try:
+            async with bus:
+                await eventually(lambda: works.numbers.count(14) >= 2)
+        finally:
+            works.tables.execute("DROP TRIGGER refuse ON durable.incoming_envelopes")
+        assert set(works.numbers) == {14}
+
     async def test_run_schedule_runs_the_schedule_once_more(self, works: Works) -> None:
         bus = works.node()
         async with bus:

@@ -182,7 +182,7 @@ def outlives""",
         "receiving",
         "a waiting row that may not live longer keeps a round from being stored",
         "durable/storage/inbox.py",
-        before='    isolated(conn, deadlines, live, left_alone("lengthen the life of"))\n',
+        before='    isolated(conn, deadlines, live, left_alone("lengthen the life of", lambda each: f"{each[0]} at {each[1]}"))\n',
         after="    live(deadlines)\n",
         killed_by=(
             "tests/integration/agents/test_receiving.py::TestDuplicates::test_refused_prolongation_keeps_no_other_from_being_stored",

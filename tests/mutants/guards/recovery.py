@@ -544,4 +544,14 @@ ROWS = (
             "tests/integration/storage/test_floors.py::test_primary_key_is_not_looked_through_for_destinations",
         ),
     ),
+    Mutant(
+        "recovery",
+        "a schedule that cannot run keeps the others from running",
+        "durable/recovery/recurring.py",
+        before="sorted(due, key=self._failed.__contains__)",
+        after="due",
+        killed_by=(
+            "tests/integration/application/test_schedules.py::TestTrouble::test_schedule_refused_like_an_outage_prevents_no_other[53100]",
+        ),
+    ),
 )
