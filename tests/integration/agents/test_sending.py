@@ -340,7 +340,7 @@ class TestRefused:
         for table in ("outgoing_envelopes", "circuits"):
             tables.execute(f"DROP TRIGGER IF EXISTS forbid ON durable.{table}")
 
-    async def test_refused_deletions_wait_for_others_that_pass(
+    async def test_refused_deletions_are_tried_beside_others(
         self, office: Office, forbid: Callable[[str], None], caplog: pytest.LogCaptureFixture
     ) -> None:
         forbid("DELETE ON durable.outgoing_envelopes FOR EACH ROW WHEN (OLD.deliver_by IS NOT NULL)")
@@ -353,7 +353,7 @@ class TestRefused:
         assert office.tables.rows("SELECT owner_id FROM durable.outgoing_envelopes") == [REFUSED_OWNER] * 2
         assert office.counters[Event.SENT] == 3
 
-    async def test_refused_latch_is_written_once_it_may_be(
+    async def test_refused_latch_is_written_when_allowed(
         self, office: Office, forbid: Callable[[str], None], caplog: pytest.LogCaptureFixture
     ) -> None:
         forbid("INSERT ON durable.circuits FOR EACH ROW")

@@ -287,8 +287,6 @@ class TestTrouble:
             await works.tables.change("UPDATE durable.schedules SET due_at = now()")
             await eventually(lambda: len(works.handled) == 1)
 
-
-class TestOperators:
     @pytest.mark.parametrize("code", ["53100", "57014"])
     async def test_schedule_refused_like_an_outage_prevents_no_other(self, works: Works, code: str) -> None:
         works.tables.execute(
@@ -308,6 +306,8 @@ class TestOperators:
             works.tables.execute("DROP TRIGGER refuse ON durable.incoming_envelopes")
         assert set(works.numbers) == {14}
 
+
+class TestOperators:
     async def test_run_schedule_runs_the_schedule_once_more(self, works: Works) -> None:
         bus = works.node()
         async with bus:

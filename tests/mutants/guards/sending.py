@@ -247,7 +247,7 @@ ROWS = (
         before="retry_if_exception_type((StorageUnavailable, InvalidMessage, DBAPIError))",
         after="retry_if_exception_type(StorageUnavailable)",
         killed_by=(
-            "tests/integration/agents/test_sending.py::TestRefused::test_refused_latch_is_written_once_it_may_be",
+            "tests/integration/agents/test_sending.py::TestRefused::test_refused_latch_is_written_when_allowed",
         ),
     ),
     Mutant(
@@ -257,7 +257,7 @@ ROWS = (
         before="        self._deleting += self._sent\n        self._sent = []\n",
         after="        if not self._deleting:\n            self._deleting, self._sent = self._sent, []\n",
         killed_by=(
-            "tests/integration/agents/test_sending.py::TestRefused::test_refused_deletions_wait_for_others_that_pass",
+            "tests/integration/agents/test_sending.py::TestRefused::test_refused_deletions_are_tried_beside_others",
         ),
     ),
 )
