@@ -33,6 +33,7 @@ from durable.storage.sql import inbox as statements
 from durable.storage.sql.recovery import INCOMING
 from durable.storage.sql.statement import Statement
 from durable.storage.sql.work import INBOX
+from durable.telemetry import log
 
 Key = tuple[UUID, str]
 """Id and endpoint: what makes an envelope the same envelope to a receiver."""
@@ -103,15 +104,27 @@ def live_longer(conn: Connection, schema: str, duplicates: Sequence[Arrival]) ->
 
 
 def note_expired(conn: Connection, schema: str, expired: Sequence[LeasedEnvelope]) -> None:
-    """Note the deadlines of messages that became dead letters by them."""
-    conn.execute(
-        statements.NOTE_EXPIRED.within(schema),
-        {
-            "id": [lease.envelope.id for lease in expired],
-            "endpoint": [lease.endpoint for lease in expired],
-            "deliver_by": [lease.envelope.deliver_by for lease in expired],
-        },
-    )
+    """Note the deadlines of messages that became dead letters by them; without a note, a repetition is a duplicate."""
+
+    def note(part: Sequence[LeasedEnvelope]) -> None:
+        conn.execute(
+            statements.NOTE_EXPIRED.within(schema),
+            {
+                "id": [lease.envelope.id for lease in part],
+                "endpoint": [lease.endpoint for lease in part],
+                "deliver_by": [lease.envelope.deliver_by for lease in part],
+            },
+        )
+
+    def leave(lease: LeasedEnvelope, reason: str) -> None:
+        log.error(
+            "the database refuses to note the deadline of %s at %s, which is a dead letter: %s",
+            lease.envelope.id,
+            lease.endpoint,
+            reason,
+        )
+
+    isolated(conn, expired, note, leave)
 
 
 def _known(row: Row[Any]) -> Known:

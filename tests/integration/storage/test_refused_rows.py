@@ -29,6 +29,7 @@ from durable.storage import (
     circuits,
     dead_letters,
     delayed,
+    expiry,
     inbox,
     isolation,
     leases,
@@ -41,6 +42,7 @@ from durable.storage.circuits import CircuitKind
 from durable.storage.database import Database
 from durable.storage.dead_letters import LetterRange, Selection
 from durable.storage.inbox import Arrival
+from durable.storage.leases import Burials
 from durable.storage.ordering import Share, Turn, Turns
 from durable.storage.outbox import Sent
 from durable.storage.rows import Letter
@@ -66,6 +68,7 @@ END $$;
 """
 TABLES = (
     "outgoing_envelopes", "incoming_envelopes", "dead_letters", "envelope_history", "failed_attempts", "undated_ids",
+    "received_ids",
 )  # fmt: skip
 NODE = NodeId(7)
 PEER = "tcp://127.0.0.1:2301"
@@ -331,6 +334,42 @@ async def test_many_refused_rows_are_put_aside_by_several_transactions_when_each
         await run(database, owned)
 
     assert tables.count("dead_letters") == COUNT
+
+
+BURIALS = {
+    "unowned": Batch(
+        "incoming", LATE, "UPDATE", lambda db, _: db.transaction(expiry.bury, INCOMING, NODE, 100, Burials(others=True))
+    ),
+    "owned": Batch("incoming", LATE_OWNED, "UPDATE", each(expiry.bury_incoming, within=timedelta(hours=1))),
+}
+
+
+@pytest.mark.parametrize("position", [0, 3])
+@pytest.mark.parametrize("name", BURIALS)
+async def test_late_message_is_a_dead_letter_when_its_id_refuses_the_deadline(
+    database: Database, tables: Tables, caplog: pytest.LogCaptureFixture, name: str, position: int
+) -> None:
+    side, state, operation, run, place = BURIALS[name]
+    owned = await given(database, side, place=place)
+    await tables.change(f"UPDATE durable.incoming_envelopes SET {state}")
+    late = datetime.now(UTC) - timedelta(hours=1)
+    poison = owned[position].envelope.id
+    plant(tables, poison, f"received_ids {operation}")
+
+    await run(
+        database,
+        [
+            msgspec.structs.replace(lease, envelope=msgspec.structs.replace(lease.envelope, deliver_by=late))
+            for lease in owned
+        ],
+    )
+
+    assert tables.count("incoming_envelopes") == 0
+    assert tables.rows("SELECT exception_type FROM durable.dead_letters") == ["expired"] * COUNT
+    assert tables.rows("SELECT id FROM durable.received_ids WHERE expired IS NULL") == [poison]
+    assert caplog.text.count("the database refuses to") == 1
+    assert str(poison) in caplog.text
+    assert "business data" not in caplog.text
 
 
 @pytest.mark.parametrize("refused", ["the change", "the change and the letter", "everything"])

@@ -409,4 +409,14 @@ ROWS = (
             "tests/integration/storage/test_refused_rows.py::test_many_refused_rows_are_put_aside_by_several_transactions_when_each_takes_long[at once asyncpg-claim incoming]",
         ),
     ),
+    Mutant(
+        "storage",
+        "an id that refuses its deadline keeps late messages from their end",
+        "durable/storage/inbox.py",
+        before="    isolated(conn, expired, note, leave)\n",
+        after="    note(expired)\n",
+        killed_by=(
+            "tests/integration/storage/test_refused_rows.py::test_late_message_is_a_dead_letter_when_its_id_refuses_the_deadline[at once asyncpg-unowned-0]",
+        ),
+    ),
 )
