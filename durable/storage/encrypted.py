@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Row
 
 from durable.envelope import TENANT, Envelope
 from durable.errors import DurableError
+from durable.storage.isolation import isolated
 from durable.storage.sql import encrypted as statements
 
 PLACES: Final = tuple(statements.ROTATIONS)
@@ -58,14 +59,24 @@ class Position(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Result of a batch: the rows that were encrypted anew, those that could not be opened, and where it ended.
+    """Result of a batch: the rows that were encrypted anew, those that could not be opened or that the database refuses
+    to change, each with the reason, and where it ended.
 
     The end is None when there were no more rows.
     """
 
     done: int
     unopened: Sequence[tuple[UUID, str]]
+    refused: Sequence[tuple[str, str]]
     end: Position | None
+
+
+class _Resealed(NamedTuple):
+    """A row with its body and its edited body encrypted anew."""
+
+    row: Row[Any]
+    body: bytes
+    edited: bytes | None
 
 
 Reseal = Callable[[Envelope], bytes]
@@ -98,28 +109,38 @@ def count_stale(conn: Connection, schema: str, place: str, wanted: Wanted) -> in
 def rotate(
     conn: Connection, schema: str, place: str, wanted: Wanted, reseal: Reseal, *, after: Position, batch_size: int
 ) -> Batch:
-    """Encrypt the next bodies of a place anew. Rows that somebody else has locked are passed over."""
+    """Encrypt the next bodies of a place anew. Rows that somebody else has locked are passed over, and rows that the
+    database refuses to change are left.
+    """
     rotation = statements.ROTATIONS[place]
     position = {"after_id": after.id, "after_address": after.address, "batch_size": batch_size}
     rows = conn.execute(rotation.read.within(schema), wanted.parameters() | position).all()
-    done: list[tuple[Row[Any], bytes, bytes | None]] = []
+    resealed: list[_Resealed] = []
     unopened: list[tuple[UUID, str]] = []
+    refused: list[tuple[str, str]] = []
     for row in rows:
         envelope = _envelope(row)
         try:
             edited = None if row.edited_body is None else reseal(_with(envelope, row.edited_body))
-            done.append((row, reseal(envelope), edited))
+            resealed.append(_Resealed(row, reseal(envelope), edited))
         except DurableError as error:
             unopened.append((row.id, str(error)))
-    if done:
+
+    def write(part: Sequence[_Resealed]) -> int:
         changed = {
-            "ids": [row.id for row, _, _ in done],
-            "addresses": [row.address for row, _, _ in done],
-            "bodies": [body for _, body, _ in done],
-            "edited": [edited for _, _, edited in done],
+            "ids": [each.row.id for each in part],
+            "addresses": [each.row.address for each in part],
+            "bodies": [each.body for each in part],
+            "edited": [each.edited for each in part],
         }
         conn.execute(rotation.write.within(schema), changed)
-    return Batch(len(done), unopened, Position(rows[-1].id, rows[-1].address) if rows else None)
+        return len(part)
+
+    def leave(each: _Resealed, reason: str) -> None:
+        refused.append((f"{rotation.table} {each.row.id}, {rotation.address} {each.row.address!r}", reason))
+
+    done = sum(isolated(conn, resealed, write, leave))
+    return Batch(done, unopened, refused, Position(rows[-1].id, rows[-1].address) if rows else None)
 
 
 def _envelope(row: Row[Any]) -> Envelope:

@@ -29,6 +29,7 @@ app = group("Show the encryption keys in use, and encrypt what waits anew.")
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="count the bodies, and change nothing")]
 _PLACES = ("outbox", "inbox", "dead letters", "history", "answers")
+_MOST_SHOWN = 20
 _FORGOTTEN = ("history", "answers")
 """Places whose bodies are not encrypted anew: they go after their retention."""
 
@@ -51,7 +52,7 @@ def rotate(target: Target, dry_run: DryRun = False) -> None:
 
     Readable bodies of classes that are encrypted by now are encrypted too, if APP:BUS is given. Nodes go on meanwhile:
     rows that a node is at work on are left, and a second run finds those that came back. History is not changed. Ends
-    with 1 when bodies are left that could not be opened.
+    with 1 when bodies are left that could not be opened, or that the database refuses to change.
     """
     ring, settings = ring_of(target), target.settings
     if not ring.is_configured or (encrypts := ring.keys.encrypting_id) is None:
@@ -65,7 +66,7 @@ def rotate(target: Target, dry_run: DryRun = False) -> None:
     emit({"key": encrypts, "dry_run": dry_run, "places": rows}, *_told(rotated, encrypts, dry_run))
     if any(each.stopped for each in rotated):
         raise typer.Exit(130)
-    if any(each.unopened for each in rotated):
+    if any(each.unopened or each.refused for each in rotated):
         raise typer.Exit(1)
 
 
@@ -125,6 +126,12 @@ def _told(rotated: Sequence[Rotated], key_id: str, dry_run: bool) -> list[Block]
             lines.append(f"  left: {each.left:,} (a node is at work on them, or they came meanwhile); run it once more")
         for reason in each.unopened:
             lines.append(f"  not opened: {reason}")
+        if each.refused:
+            lines.append(f"  left: {each.refused_count:,} (the database refuses to change them)")
+        for reason in each.refused[:_MOST_SHOWN]:
+            lines.append(f"  refused: {reason}")
+        if (more := each.refused_count - _MOST_SHOWN) > 0:
+            lines.append(f"  {more:,} more: --json names all")
     if any(each.stopped for each in rotated):
         lines.append("stopped: run the same command again for the rest")
     return lines

@@ -24,7 +24,9 @@ _MOST_SHOWN = 5
 
 @dataclass
 class Rotated:
-    """Result of a run over one place. `left`: rows that are still to be encrypted anew, besides the unopened ones."""
+    """Result of a run over one place. `left`: rows that are still to be encrypted anew, besides those that could not be
+    opened or changed.
+    """
 
     place: str
     total: int
@@ -33,6 +35,9 @@ class Rotated:
     unopened_count: int = 0
     unopened: Sequence[str] = ()
     """The first bodies that could not be opened, and why."""
+    refused_count: int = 0
+    refused: Sequence[str] = ()
+    """The rows that the database refuses to change, and why."""
     stopped: bool = False
 
 
@@ -79,10 +84,12 @@ class _Run:
             rotated.unopened_count += len(batch.unopened)
             told = [f"{envelope_id}: {reason}" for envelope_id, reason in batch.unopened]
             rotated.unopened = [*rotated.unopened, *told][:_MOST_SHOWN]
+            rotated.refused_count += len(batch.refused)
+            rotated.refused = [*rotated.refused, *(f"{row}: {reason}" for row, reason in batch.refused)]
             tell()
         rotated.stopped = self._stopping.is_set() and end is not None
         left = await self._database.transaction(encrypted.count_stale, rotated.place, self._wanted)
-        rotated.left = max(0, left - rotated.unopened_count)
+        rotated.left = max(0, left - rotated.unopened_count - rotated.refused_count)
 
     def _rotate_batch(self, conn: Connection, schema: str, place: str, after: Position) -> Batch:
         batch = encrypted.rotate(

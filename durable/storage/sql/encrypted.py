@@ -57,54 +57,62 @@ def _is_stale(body: str) -> str:
     return f"CASE WHEN {is_sealed(body)} THEN {key_id_of(body)} <> {_WANTED} ELSE {_OF_A_TYPE} END"
 
 
-def _work(table: WorkTable) -> dict[str, str]:
-    # A row that a node has in its memory is left to it: it comes to its end soon, or back.
-    rows = f"FROM {table.rows} AS row WHERE row.owner_id IN (0, {PARKED_OWNER}) AND {_is_stale('row.body')}"
-    place = f"(row.id, row.{table.address}) > (CAST(:after_id AS uuid), CAST(:after_address AS text))"
-    return {
-        "count": f"SELECT count(*) {rows}",
-        "read": f"""SELECT row.id, row.{table.address} AS address, row.{table.address} AS place, row.message_type,
-            row.headers->>'{TENANT}' AS tenant, row.body, CAST(NULL AS bytea) AS edited_body
-            {rows} AND {place} ORDER BY row.id, row.{table.address} LIMIT :batch_size FOR UPDATE SKIP LOCKED""",
-        "write": f"""UPDATE {table.rows} AS row SET body = new.body
-            FROM unnest(CAST(:ids AS uuid[]), CAST(:addresses AS text[]), CAST(:bodies AS bytea[]),
-                CAST(:edited AS bytea[])) AS new (id, address, body, edited)
-            WHERE row.id = new.id AND row.{table.address} = new.address""",
-    }
-
-
-def _letters() -> dict[str, str]:
-    edited = f"(row.edited_body IS NOT NULL AND {_is_stale('row.edited_body')})"
-    rows = f"""FROM {{schema}}.dead_letters AS row WHERE row.id IS NOT NULL AND row.message_type IS NOT NULL
-        AND row.erasure_id IS NULL AND (row.replayable OR {is_sealed("row.body")})
-        AND ({_is_stale("row.body")} OR {edited})"""
-    return {
-        "count": f"SELECT count(*) {rows}",
-        "read": f"""SELECT row.id, CAST(row.letter_id AS text) AS address, row.address AS place, row.message_type,
-            row.headers->>'{TENANT}' AS tenant, row.body, row.edited_body
-            {rows} AND row.letter_id > CAST(COALESCE(NULLIF(:after_address, ''), '0') AS bigint)
-            AND CAST(:after_id AS uuid) IS NOT NULL
-            ORDER BY row.letter_id LIMIT :batch_size FOR UPDATE SKIP LOCKED""",
-        # It is archived again, as after any other change.
-        "write": """UPDATE {schema}.dead_letters AS row
-            SET body = new.body, edited_body = new.edited, xid = DEFAULT
-            FROM unnest(CAST(:ids AS uuid[]), CAST(:addresses AS text[]), CAST(:bodies AS bytea[]),
-                CAST(:edited AS bytea[])) AS new (id, address, body, edited)
-            WHERE row.letter_id = CAST(new.address AS bigint) AND row.id = new.id""",
-    }
-
-
 class Rotation:
-    """The statements that encrypt the bodies of one place anew."""
+    """The statements that encrypt the bodies of one place anew; `address` is the column that tells rows of one id apart
+    in its table.
+    """
 
-    def __init__(self, count: str, read: str, write: str) -> None:
+    def __init__(self, table: str, address: str, *, count: str, read: str, write: str) -> None:
+        self.table = table
+        self.address = address
         self.count = Statement(count)
         self.read = Statement(read)
         self.write = Statement(write)
 
 
+def _work(table: WorkTable) -> Rotation:
+    # A row that a node has in its memory is left to it: it comes to its end soon, or back.
+    rows = f"FROM {table.rows} AS row WHERE row.owner_id IN (0, {PARKED_OWNER}) AND {_is_stale('row.body')}"
+    place = f"(row.id, row.{table.address}) > (CAST(:after_id AS uuid), CAST(:after_address AS text))"
+    return Rotation(
+        table.name,
+        table.address,
+        count=f"SELECT count(*) {rows}",
+        read=f"""SELECT row.id, row.{table.address} AS address, row.{table.address} AS place, row.message_type,
+            row.headers->>'{TENANT}' AS tenant, row.body, CAST(NULL AS bytea) AS edited_body
+            {rows} AND {place} ORDER BY row.id, row.{table.address} LIMIT :batch_size FOR UPDATE SKIP LOCKED""",
+        write=f"""UPDATE {table.rows} AS row SET body = new.body
+            FROM unnest(CAST(:ids AS uuid[]), CAST(:addresses AS text[]), CAST(:bodies AS bytea[]),
+                CAST(:edited AS bytea[])) AS new (id, address, body, edited)
+            WHERE row.id = new.id AND row.{table.address} = new.address""",
+    )
+
+
+def _letters() -> Rotation:
+    edited = f"(row.edited_body IS NOT NULL AND {_is_stale('row.edited_body')})"
+    rows = f"""FROM {{schema}}.dead_letters AS row WHERE row.id IS NOT NULL AND row.message_type IS NOT NULL
+        AND row.erasure_id IS NULL AND (row.replayable OR {is_sealed("row.body")})
+        AND ({_is_stale("row.body")} OR {edited})"""
+    return Rotation(
+        "dead_letters",
+        "letter_id",
+        count=f"SELECT count(*) {rows}",
+        read=f"""SELECT row.id, CAST(row.letter_id AS text) AS address, row.address AS place, row.message_type,
+            row.headers->>'{TENANT}' AS tenant, row.body, row.edited_body
+            {rows} AND row.letter_id > CAST(COALESCE(NULLIF(:after_address, ''), '0') AS bigint)
+            AND CAST(:after_id AS uuid) IS NOT NULL
+            ORDER BY row.letter_id LIMIT :batch_size FOR UPDATE SKIP LOCKED""",
+        # It is archived again, as after any other change.
+        write="""UPDATE {schema}.dead_letters AS row
+            SET body = new.body, edited_body = new.edited, xid = DEFAULT
+            FROM unnest(CAST(:ids AS uuid[]), CAST(:addresses AS text[]), CAST(:bodies AS bytea[]),
+                CAST(:edited AS bytea[])) AS new (id, address, body, edited)
+            WHERE row.letter_id = CAST(new.address AS bigint) AND row.id = new.id""",
+    )
+
+
 ROTATIONS: Final = {
-    "outbox": Rotation(**_work(OUTBOX)),
-    "inbox": Rotation(**_work(INBOX)),
-    "dead letters": Rotation(**_letters()),
+    "outbox": _work(OUTBOX),
+    "inbox": _work(INBOX),
+    "dead letters": _letters(),
 }

@@ -47,6 +47,7 @@ class WorkTable:
     """
 
     def __init__(self, name: str, side: str, *, address: str, lane: str, received_at: str) -> None:
+        self.name = name
         self.rows = f"{{schema}}.{name}"
         self.side = side
         self.address = address

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import psycopg
@@ -184,6 +186,51 @@ async def test_unopened_body_is_left(tables: Tables) -> None:
     assert keys_in(tables, "incoming_envelopes") == {"a", "b", "lost"}
 
 
+@contextmanager
+def refused(tables: Tables, table: str, *ids: UUID) -> Iterator[None]:
+    """Let the database refuse changes of these rows."""
+    tables.execute(
+        f"""CREATE FUNCTION refuse_in_{table}() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            IF OLD.id = ANY (TG_ARGV::uuid[]) THEN
+                RAISE EXCEPTION 'the application says no' USING DETAIL = 'business data';
+            END IF;
+            RETURN NEW;
+        END $$"""
+    )
+    arguments = ", ".join(f"'{each}'" for each in ids)
+    tables.execute(
+        f"CREATE TRIGGER refuse BEFORE UPDATE ON durable.{table} FOR EACH ROW "
+        f"EXECUTE FUNCTION refuse_in_{table}({arguments})"
+    )
+    yield
+    tables.execute(f"DROP FUNCTION refuse_in_{table} CASCADE")
+
+
+async def test_rows_refused_by_the_database_are_named_and_the_others_are_encrypted(tables: Tables) -> None:
+    await fill(tables, Keys({"a": A}))
+    shop = Shop(tables.url, Keys({"a": A}))
+    await shop.store(*map(Paid, range(10, 19)), delay=3_600)
+    waiting = tables.rows("SELECT id FROM durable.incoming_envelopes ORDER BY seq")[1::6]
+    letter_id, letter = tables.rows("SELECT letter_id, id FROM durable.dead_letters ORDER BY letter_id")[0]
+    newer = Keys({"b": B, "a": A})
+
+    with refused(tables, "incoming_envelopes", *waiting), refused(tables, "dead_letters", letter):
+        found, again = await run(tables, newer), await run(tables, newer)
+
+    assert {place: (each.total, each.done, each.left) for place, each in found.items()} == {
+        "outbox": (2, 2, 0),
+        "inbox": (11, 9, 0),
+        "dead letters": (2, 1, 0),
+    }
+    why = "the application says no"
+    assert found["outbox"].refused == []
+    assert found["inbox"].refused == [f"incoming_envelopes {each}, endpoint 'local': {why}" for each in sorted(waiting)]
+    assert found["dead letters"].refused == [f"dead_letters {letter}, letter_id '{letter_id}': {why}"]
+    assert keys_in(tables, "incoming_envelopes") == keys_in(tables, "dead_letters") == {"a", "b"}
+    assert [(each.total, each.done, each.refused_count) for each in again.values()] == [(0, 0, 0), (2, 0, 2), (1, 0, 1)]
+
+
 async def test_owned_rows_are_left_to_their_node(tables: Tables) -> None:
     shop = Shop(tables.url, Keys({"a": A}))
     await shop.store(Paid(1), Paid(2), delay=3_600)
@@ -290,6 +337,28 @@ def test_commands_count_and_rotate(tables: Tables, agent: Agent, monkeypatch: py
     assert [place["unopened_count"] for place in told["places"]] == [2, 2, 2]
     ended = agent("keys", "list")
     assert "missing" in ended.out
+
+
+def test_command_names_refused_rows_and_ends_with_1(
+    tables: Tables, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.run(fill(tables, Keys({"a": A})))
+    environment(monkeypatch, tables, b=B, a=A)
+    waiting = tables.one("SELECT id FROM durable.incoming_envelopes ORDER BY seq LIMIT 1")
+    named = f"incoming_envelopes {waiting}, endpoint 'local': the application says no"
+    with refused(tables, "incoming_envelopes", waiting):
+        ended = agent("keys", "rotate")
+        code, told = call(agent, "keys", "rotate")
+    assert (ended.code, ended.out) == (
+        1,
+        "outbox: 2 of 2 encrypted anew with key b\n"
+        "inbox: 1 of 2 encrypted anew with key b\n"
+        "  left: 1 (the database refuses to change them)\n"
+        f"  refused: {named}\n"
+        "dead letters: 2 of 2 encrypted anew with key b\n",
+    )
+    assert code == 1
+    assert [(place["refused_count"], place["refused"]) for place in told["places"]] == [(0, []), (1, [named]), (0, [])]
 
 
 def test_commands_without_keys(tables: Tables, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:

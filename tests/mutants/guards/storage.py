@@ -419,4 +419,14 @@ ROWS = (
             "tests/integration/storage/test_refused_rows.py::test_late_message_is_a_dead_letter_when_its_id_refuses_the_deadline[at once asyncpg-unowned-0]",
         ),
     ),
+    Mutant(
+        "storage",
+        "a refused row keeps the bodies of its batch under the old key",
+        "durable/storage/encrypted.py",
+        before="    done = sum(isolated(conn, resealed, write, leave))\n",
+        after="    done = write(resealed)\n",
+        killed_by=(
+            "tests/integration/encryption/test_rotation.py::test_rows_refused_by_the_database_are_named_and_the_others_are_encrypted",
+        ),
+    ),
 )
