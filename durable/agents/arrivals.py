@@ -116,7 +116,8 @@ class ArrivalStore:
 
     async def quarantine(self, unfit: Unfit) -> None:
         """Keep bytes that are no envelope as a dead letter."""
-        await self._database.transaction(self._quarantine, unfit)
+        await self._database.transaction(inbox.quarantine, self._node, unfit)
+        self._tell_quarantined(unfit)
 
     async def _store_fit(self, envelopes: Sequence[tuple[str, Envelope]]) -> _Found:
         """Store envelopes that seem sound; when the database refuses one of them, find it by halving."""
@@ -174,6 +175,8 @@ class ArrivalStore:
         for arrival in arrivals:
             if arrival.place.ordering_key is not None:
                 self._on_key_stored(arrival.place.ordering_key)
+            if arrival.key in found.changed:
+                self._tell_quarantined(_unfit(arrival))
         return found
 
     def _arrival(self, endpoint: str, envelope: Envelope, now: datetime) -> Arrival:
@@ -197,8 +200,8 @@ class ArrivalStore:
         fresh = inbox.store(conn, schema, arrivals)
         duplicates = [arrival for arrival in arrivals if arrival.key not in fresh]
         changed = self._compare(conn, schema, duplicates) if duplicates else []
-        for endpoint, envelope, *_ in changed:
-            self._quarantine(conn, schema, Unfit(endpoint, _raw(envelope), _OTHER_BODY, _known(envelope)))
+        for arrival in changed:
+            inbox.quarantine(conn, schema, self._node, _unfit(arrival))
         return _Found(fresh, {arrival.key for arrival in changed}, {})
 
     def _compare(self, conn: Connection, schema: str, duplicates: Sequence[Arrival]) -> Sequence[Arrival]:
@@ -231,15 +234,20 @@ class ArrivalStore:
             return Rejected(f"{reason}; as a dead letter: {error}"[:LONGEST_REASON])
         return STORED
 
-    def _quarantine(self, conn: Connection, schema: str, unfit: Unfit) -> None:
+    def _tell_quarantined(self, unfit: Unfit) -> None:
+        """Log and count it: after the COMMIT, because a transaction may run more than once."""
         envelope_id = unfit.envelope.id if unfit.envelope else "no id"
         log.error("quarantined at %s: %s: %s", unfit.endpoint, envelope_id, unfit.reason)
         self._counters.of(Subject.ENDPOINT, listener_of(unfit.endpoint)).add(Event.QUARANTINED)
-        inbox.quarantine(conn, schema, self._node, unfit)
 
     def _unacceptable(self, envelope: Envelope) -> str | None:
         reason = screening.find_error(envelope, **self._limits) or screening.find_misplaced(envelope)
         return reason or screening.find_misdating(envelope, self._clock.now(), **self._settings.window)
+
+
+def _unfit(arrival: Arrival) -> Unfit:
+    """A message whose id is that of another one."""
+    return Unfit(arrival.endpoint, _raw(arrival.envelope), _OTHER_BODY, _known(arrival.envelope))
 
 
 def _columns_are_sound(envelope: Envelope) -> bool:

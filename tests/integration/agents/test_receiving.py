@@ -36,6 +36,11 @@ CREATE TRIGGER refuse_poison BEFORE INSERT ON durable.incoming_envelopes FOR EAC
     WHEN (starts_with(convert_from(NEW.body, 'UTF8'), 'poison')) EXECUTE FUNCTION refuse_poison();
 CREATE TRIGGER refuse_poison BEFORE INSERT ON durable.dead_letters FOR EACH ROW
     WHEN (NEW.body = 'poison 22000 twice') EXECUTE FUNCTION refuse_poison();
+CREATE FUNCTION refuse_late_poison() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'poison' USING ERRCODE = split_part(convert_from(NEW.body, 'UTF8'), ' ', 3); END $$;
+CREATE CONSTRAINT TRIGGER refuse_late_poison AFTER INSERT ON durable.incoming_envelopes DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW WHEN (starts_with(convert_from(NEW.body, 'UTF8'), 'late poison'))
+    EXECUTE FUNCTION refuse_late_poison();
 """
 # Data, constraints, limits of an index, RAISE, a corrupt page, codes of an application, rights, no support.
 REFUSALS = ("22000", "23514", "54000", "P0001", "XX001", "45000", "AC001", "42501", "0A000")
@@ -258,6 +263,20 @@ class TestDuplicates:
                 other.body,
             )
         ]
+
+    @pytest.mark.parametrize("state", ["22000", "P0001"])
+    async def test_quarantine_is_logged_and_counted_once_when_a_neighbour_is_refused(
+        self, house: House, tables: Tables, caplog: pytest.LogCaptureFixture, state: str
+    ) -> None:
+        given = envelope(b'{"number":1}')
+        other = msgspec.structs.replace(given, body=b'{"number":2}')
+        assert await house.receive(given) == [STORED]
+        poison = envelope(b"late poison " + state.encode())
+        batch = [other, *envelopes(4), poison, *envelopes(6)]
+        assert await house.receive(*batch) == [OTHER_BODY, *[STORED] * 11]
+        assert tables.rows("SELECT body FROM durable.dead_letters ORDER BY letter_id") == [other.body, poison.body]
+        assert house.counters[Event.QUARANTINED] == 2
+        assert [caplog.text.count(f"{each.id}: ") for each in (other, poison)] == [1, 1]
 
     @pytest.mark.parametrize("body", [b'{"number":1}', b'{"number":2}'], ids=["a duplicate", "another body"])
     async def test_deadline_is_prolonged_by_a_duplicate_and_not_by_another_body(

@@ -188,4 +188,15 @@ def outlives""",
             "tests/integration/agents/test_receiving.py::TestDuplicates::test_refused_prolongation_keeps_no_other_from_being_stored",
         ),
     ),
+    Mutant(
+        "receiving",
+        "each try of a batch counts what it quarantines",
+        "durable/agents/arrivals.py",
+        before="            inbox.quarantine(conn, schema, self._node, _unfit(arrival))\n",
+        after="            inbox.quarantine(conn, schema, self._node, _unfit(arrival))\n"
+        "            self._tell_quarantined(_unfit(arrival))\n",
+        killed_by=(
+            "tests/integration/agents/test_receiving.py::TestDuplicates::test_quarantine_is_logged_and_counted_once_when_a_neighbour_is_refused[P0001]",
+        ),
+    ),
 )
