@@ -26,6 +26,7 @@ from durable.outbox.savepoints import Savepoints
 from durable.outbox.sql_text import About, control_of
 from durable.outbox.transactions import is_of_sqlalchemy, sql_of
 from durable.storage.engines import is_in_autocommit
+from durable.storage.outages import described
 
 _KEY: Final = "durable.agents.fence"
 _REFUSED: Final = (
@@ -75,11 +76,15 @@ class Fence:
         self._root = session.get_transaction() or session.begin()
         self._begun: dict[Connection, _Begun] = {}
         self._message = 0
-        self.has_lost_connection = False
-        """True if the database has ended a connection of the session, or the way to it is lost."""
+        self.loss: str | None = None
+        """Why a connection of the session is lost: the database has ended it, or the way to it is gone."""
         self.is_complete = False
         """True if the next COMMIT is that of the runner."""
         session.info[_KEY] = self
+
+    @property
+    def has_lost_connection(self) -> bool:
+        return self.loss is not None
 
     @property
     def is_disturbed(self) -> bool:
@@ -193,7 +198,7 @@ def _after_error(context: ExceptionContext) -> None:
     if fence is None or context.connection is None:
         return
     if context.is_disconnect and isinstance(context.original_exception, Exception):
-        fence.has_lost_connection = True
+        fence.loss = fence.loss or described(context.original_exception)
     control = control_of(sql_of(context.connection, context.statement))
     if not control.is_alone:
         fence.doubt_savepoints(context.connection, control.savepoints)

@@ -29,7 +29,7 @@ from durable.errors import NoUnitOfWork, StorageUnavailable, TransactionEnded, t
 from durable.outbox.outbox import Outbox
 from durable.outbox.sessions import Sessions
 from durable.outbox.unit_of_work import close
-from durable.storage.outages import is_outage, translated
+from durable.storage.outages import described, is_outage, outage_in, translated, unusable
 
 T = TypeVar("T")
 
@@ -153,7 +153,7 @@ class Run:
                     await self._call(place, outbox, fence)
                 except Exception as error:
                     if fence.has_lost_connection and (_is_consequence(error) or is_outage(error)):
-                        raise Outage(f"the database cannot be used: {type(error).__name__}") from error
+                        raise _outage(error, fence) from error
                     if isinstance(error, NoUnitOfWork) and fence.has_failed:  # no mistake: the next one has a session
                         raise TransactionEnded from error
                     raise
@@ -201,8 +201,19 @@ class Run:
                 raise NoRoom(text_of(error)) from error
             is_lost = fence.has_lost_connection and _is_consequence(error)
             if is_lost or isinstance(error, StorageUnavailable) or is_outage(error):
-                raise Outage(f"the database cannot be used: {type(error).__name__}") from error
+                raise _outage(error, fence) from error
             raise
+
+
+def _outage(error: Exception, fence: Fence) -> Outage:
+    """Make the error of an attempt that the database is the cause of. The handler may have told it in words of its own,
+    which may hold data, or have swallowed it.
+    """
+    cause = outage_in(error)
+    if isinstance(cause, StorageUnavailable):
+        return Outage(text_of(cause))
+    reason = described(cause) if cause is not None else fence.loss
+    return Outage(unusable(reason or type(error).__name__))
 
 
 def _has_changes(session: Session) -> bool:

@@ -40,15 +40,20 @@ def is_outage(error: BaseException | None) -> bool:
     The causes of the error count too. Deadlocks, lock waits and time limits are none: another attempt may meet them
     because of what the work does.
     """
+    return outage_in(error) is not None
+
+
+def outage_in(error: BaseException | None) -> BaseException | None:
+    """Return the failure of the infrastructure among an error and its causes."""
     for each in _causes(error):
         if isinstance(each, StorageUnavailable | PoolTimeout):
-            return True
+            return each
         if isinstance(each, DBAPIError):
             state = sqlstate(each)
-            return state.startswith(_OUTAGE) if state else _is_broken(each)
+            return each if (state.startswith(_OUTAGE) if state else _is_broken(each)) else None
         if _is_bare(each):
-            return True
-    return False
+            return each
+    return None
 
 
 def is_serialization_failure(error: BaseException) -> bool:
@@ -101,6 +106,11 @@ def described(error: BaseException) -> str:
     if said.startswith(_ASYNCPGS_STATES):
         return "the connection broke off in the middle of a statement"
     return said or type(cause).__name__
+
+
+def unusable(reason: str) -> str:
+    """The text of an outage."""
+    return f"the database cannot be used: {reason}"
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -161,7 +171,7 @@ def keeping_cancellation() -> Iterator[None]:
 
 
 def _unavailable(error: BaseException) -> StorageUnavailable:
-    return StorageUnavailable(f"the database cannot be used: {described(error)}")
+    return StorageUnavailable(unusable(described(error)))
 
 
 def _is_refused_data(error: DBAPIError) -> bool:

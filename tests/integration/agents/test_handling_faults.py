@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
@@ -77,6 +78,28 @@ async def kill_connections(tables: Tables) -> None:
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
         "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
     )
+
+
+@contextmanager
+def full_once(tables: Tables, table: str) -> Iterator[None]:
+    """Let the first transaction that inserts into this table fail at its COMMIT, as for want of room."""
+    tables.execute("CREATE SEQUENCE commits")
+    tables.execute(
+        """CREATE FUNCTION fail_once() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            IF nextval('public.commits') = 1 THEN
+                RAISE EXCEPTION 'the disk is full' USING ERRCODE = '53100', DETAIL = 'business data';
+            END IF;
+            RETURN NULL;
+        END $$"""
+    )
+    tables.execute(
+        f"CREATE CONSTRAINT TRIGGER fail_once AFTER INSERT ON {table} DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION fail_once()"
+    )
+    yield
+    tables.execute("DROP FUNCTION fail_once CASCADE")
+    tables.execute("DROP SEQUENCE commits")
 
 
 class TestBeingCancelled:
@@ -294,6 +317,50 @@ class TestNoAttempt:
             await shop.settled()
         assert (attempts, shop.effects(), shop.inbox()) == ([1, 1], [1], [])
         assert shop.tables.count("dead_letters") == 0
+
+    @pytest.mark.parametrize("where", ["effects", "durable.envelope_history"])
+    async def test_outage_at_the_end_of_an_attempt_is_logged_with_its_cause(
+        self, shop: Shop, caplog: pytest.LogCaptureFixture, where: str
+    ) -> None:
+        async def handle(order: Placed, session: AsyncSession) -> None:
+            await shop.write(session, order.number)
+
+        shop.handles(handle)
+        with full_once(shop.tables, where):
+            async with shop.open():
+                await shop.receive(1)
+                await shop.settled()
+        assert (shop.effects(), shop.inbox(), shop.tables.count("dead_letters")) == ([1], [], 0)
+        assert "again: the database cannot be used: the disk is full\n" in caplog.text
+        assert "business data" not in caplog.text
+
+    @pytest.mark.parametrize("ends", ["raises", "swallows it"])
+    async def test_lost_connection_is_logged_with_its_cause_and_without_the_words_of_the_handler(
+        self, shop: Shop, caplog: pytest.LogCaptureFixture, ends: str
+    ) -> None:
+        attempts = list[int]()
+
+        async def handle(order: Placed, session: AsyncSession, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+            await shop.write(session, order.number)
+            if len(attempts) > 1:
+                return
+            pid = (await session.execute(text("SELECT pg_backend_pid()"))).scalar_one()
+            await shop.tables.change("SELECT pg_terminate_backend(%s, 20000)", pid)
+            try:
+                await session.execute(text("SELECT 1"))
+            except DBAPIError as error:
+                if ends == "raises":
+                    raise RuntimeError("business data") from error
+
+        shop.handles(handle)
+        async with shop.open():
+            await shop.receive(1)
+            await shop.settled()
+        assert (attempts, shop.effects(), shop.inbox()) == ([1, 1], [1], [])
+        [told] = re.findall("again: the database cannot be used: (.*)", caplog.text)
+        assert re.search("connection (was|is) closed|terminating connection", told)
+        assert "business data" not in caplog.text
 
     async def test_handler_breaking_its_connection_each_time_ends_as_a_dead_letter(self, shop: Shop) -> None:
         attempts = list[int]()

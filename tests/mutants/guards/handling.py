@@ -524,4 +524,14 @@ ROWS = (
         after="        pass\n",
         killed_by=(f"{_GROUPS}::test_message_may_roll_back_to_its_savepoint_of_a_failed_text",),
     ),
+    Mutant(
+        "handling",
+        "an outage is told in the words of the handler",
+        "durable/agents/runner.py",
+        before="    reason = described(cause) if cause is not None else fence.loss\n",
+        after="    reason = described(error)\n",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_lost_connection_is_logged_with_its_cause_and_without_the_words_of_the_handler[raises]",
+        ),
+    ),
 )
