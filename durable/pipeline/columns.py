@@ -110,7 +110,7 @@ def _kind(of: Any) -> str:
 def _columns() -> dict[str, tuple[Column, ...]]:
     defined = tables.define(MetaData())
     return {
-        name: tuple(Column(each.name, _kind(each.type), bool(each.nullable)) for each in defined[name].columns)
+        name: tuple(Column(str(each.name), _kind(each.type), bool(each.nullable)) for each in defined[name].columns)
         for name in READABLE
     }
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 from sqlalchemy import make_url
@@ -146,6 +148,23 @@ def test_verify_finds_rows_twice_in_the_lake(agent: Agent, conn: psycopg.Connect
     twice = DataFile(f"{file.parent.name}/{copied.name}", day, 5, file.stat().st_size, '{"numRecords": 5}')
     lake.commit("history", [twice], app_id="somebody else", low=0, high=1)
     assert document(agent, "verify", code=1)["tables"][0]["twice"] == 5
+
+
+def test_verify_prints_differing_columns(agent: Agent, conn: psycopg.Connection[Any]) -> None:
+    """As do the steps of a plan."""
+    add_history(conn, 5)
+    archive(agent)
+    (file,) = Path(Lake(str(agent.folder / "lake")).table_url("history")).glob("day=*/*.parquet")
+    rows = pq.ParquetFile(file).read()
+    changed = pa.array([number + 1 for number in rows["attempts"].to_pylist()], rows["attempts"].type)
+    index = rows.schema.get_field_index("attempts")
+    pq.write_table(rows.set_column(index, rows.schema.field(index), changed), file)
+
+    (history, _) = document(agent, "verify", code=1)["tables"]
+    assert [(each["flaw"], each["columns"]) for each in history["examples"]] == [("differs", ["attempts"])] * 5
+    run = agent("pipeline", "run", "--steps", "verify", "--service", "shop", "--json")
+    (step,) = json.loads(run.out)["steps"]
+    assert [each["columns"] for each in step["document"]["tables"][0]["examples"]] == [["attempts"]] * 5
 
 
 # ---------------------------------------------------------------- purge

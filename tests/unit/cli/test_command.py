@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple
 
@@ -67,6 +68,19 @@ def test_emit_prints_json_only_when_the_option_is_given(capsys: pytest.CaptureFi
     assert capsys.readouterr().out == '{\n  "count": 1\n}\n'
     run(count)
     assert capsys.readouterr().out == "one\n"
+
+
+class Name(str):
+    """Text of a library's own class, as SQLAlchemy has for names."""
+
+    __slots__ = ()
+
+
+def test_texts_of_subclasses_are_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_json({Name("columns"): [Name("id")], "place": Place(Name("here"), 7)})
+    assert json.loads(capsys.readouterr().out) == {"columns": ["id"], "place": ["here", 7]}
+    with pytest.raises(NotImplementedError, match="type complex is unsupported"):
+        output.print_json(1j)
 
 
 def test_group_prints_its_help_and_ends_with_2_when_no_command_is_given(capsys: pytest.CaptureFixture[str]) -> None:
