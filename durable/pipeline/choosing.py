@@ -13,6 +13,7 @@ from uuid import UUID
 
 from durable.errors import InvalidSetting
 from durable.pipeline.session import spark_errors
+from durable.pipeline.texts import check_texts
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -50,7 +51,7 @@ _MOST_SHOWN: Final = 100  # characters of what somebody wrote
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Filters for messages; None and empty filters match every message."""
+    """Filters for messages; None and empty filters match every message. Raises InvalidSetting for a lone surrogate."""
 
     table: LakeTable = "history"
     service: str | None = None
@@ -62,6 +63,10 @@ class Choice:
     since: datetime | None = None
     until: datetime | None = None
     where: str | None = None
+
+    def __post_init__(self) -> None:
+        check_texts(service=self.service, side=self.side, outcomes=self.outcomes, where=self.where)
+        check_texts(types=self.types, addresses=self.addresses)
 
     @property
     def is_narrowed(self) -> bool:

@@ -26,6 +26,7 @@ from durable.errors import InvalidSetting
 from durable.pipeline.copying import connection
 from durable.pipeline.sealing import Sealing, sealed
 from durable.pipeline.session import needs_spark, spark_errors
+from durable.pipeline.texts import check_name, check_texts
 from durable.settings import Settings
 from durable.storage import staging
 from durable.storage.staging import Published
@@ -67,6 +68,8 @@ def envelopes(
     """
     from pyspark.sql import functions as F
 
+    check_texts(destination=destination, content_type=content_type, order_by=order_by)
+    check_texts(body=body, partition_key=partition_key, deliver_by=deliver_by, execution_time=execution_time)
     columns = {
         "id": message_id(key, message_type=message_type, source=source),
         "destination": F.lit(destination) if isinstance(destination, str) else destination,
@@ -94,9 +97,12 @@ def publish(
 
     Returns how many rows there were and how many of them are new; None when the batch was published before. A batch
     without a name is known by its rows. `once`: add nothing that was published before, also when it was sent since; it
-    takes longer. Raises InvalidSetting when a column does not fit, InvalidMessage when a row does not,
+    takes longer. Raises InvalidSetting when a column or the name does not fit, InvalidMessage when a row does not,
     StorageUnavailable; with the mode "atomic" nothing was published then.
     """
+    if batch is not None:
+        check_name("batch", batch)
+    check_texts(mode=mode)
     with needs_spark():
         from durable.pipeline.source import register
     if settings.database_url is None:
@@ -167,6 +173,7 @@ def message_id(key: str | Column, *, message_type: str, source: str) -> Column:
     """The id of the message of this key, as Spark computes it: 16 bytes, NULL for a key that is NULL."""
     from pyspark.sql import functions as F
 
+    check_texts(key=key, message_type=message_type, source=source)
     return uuid8(F.concat(F.lit(f"{source}/{message_type}/"), _column(key).cast("string")))
 
 

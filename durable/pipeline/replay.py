@@ -30,6 +30,7 @@ from durable.pipeline.progress import Show
 from durable.pipeline.publish import publish, uuid8, uuid8_of
 from durable.pipeline.sealing import OLD_ID, Sealing, missing_keys, sealed
 from durable.pipeline.session import spark_errors
+from durable.pipeline.texts import check_name, check_texts
 from durable.settings import Settings
 from durable.transports.addresses import check_destination
 
@@ -63,10 +64,13 @@ def messages(
     They keep their correlation and causation. With `same_ids` they also keep the time at which they were sent. They
     are published in the order of `order_by`. Encrypted bodies are sealed anew by `sealing`, where the id or the address
     is another; without it Spark fails at the first of them. Raises InvalidSetting when `order_by` names a column which
-    they do not have, for a destination that is no address, and for encrypted bodies whose key is missing.
+    they do not have, for a name that is not printable or too long, for a destination that is no address, and for
+    encrypted bodies whose key is missing.
     """
     from pyspark.sql import functions as F
 
+    check_name("name", name)
+    check_texts(destination=destination, order_by=order_by)
     if destination is not None and destination != LOCAL:
         check_destination(destination)
     came_in = F.when(F.col("side") == "incoming", F.col("address"))

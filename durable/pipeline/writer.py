@@ -36,6 +36,7 @@ from durable.pipeline.publishable import check_schema, dated, is_local, order_of
 from durable.pipeline.queueing import queueing
 from durable.pipeline.screens import Limits, flaw, misencoded
 from durable.pipeline.sealing import Sealing, seal_batch
+from durable.pipeline.texts import check_name
 from durable.settings import load_settings
 from durable.storage import migrator, placements, staging
 from durable.storage.placements import Placements
@@ -147,6 +148,8 @@ def target(options: Mapping[str, str], schema: StructType, overwrite: bool) -> T
     mode = options.get("mode", "atomic")
     if mode not in get_args(Mode):
         raise InvalidSetting(f"option mode: {mode!r}; must be atomic or fast")
+    if "batch" in options:
+        check_name("option batch", options["batch"])
     check_schema(schema)
     named = {"database_url": "url", "db_schema": "schema"}
     named |= {name: name for name in _SETTINGS}

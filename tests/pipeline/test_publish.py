@@ -20,6 +20,7 @@ from durable.errors import InvalidMessage, InvalidSetting, StorageUnavailable
 from durable.messages.digest import message_digest
 from durable.pipeline import publish
 from durable.pipeline.publish import message_id_of
+from durable.pipeline.session import spark_errors
 from durable.pipeline.source import register
 from durable.settings import Settings, load_settings
 from durable.storage import staging
@@ -61,6 +62,44 @@ def outbox(database_url: str) -> Outbox:
 @pytest.fixture
 def settings(database_url: str) -> Settings:
     return load_settings(database_url=database_url)
+
+
+# ---------------------------------------------------------------- texts that do not fit
+
+
+SURROGATE = "a\ud800b"
+
+
+@pytest.mark.parametrize("batch", ["", "a\0b", SURROGATE, "a" * 12_800])
+def test_unfit_name_of_a_batch_is_refused_before_spark_is_asked(
+    spark: SparkSession, outbox: Outbox, settings: Settings, batch: str
+) -> None:
+    with pytest.raises(InvalidSetting, match=r"^batch: "):
+        publish.publish(messages(orders(spark, 3)), settings, batch=batch)
+    assert outbox.batches == []
+    publish.publish(messages(orders(spark, 3)), settings, batch="a")
+    assert outbox.orders == [0, 1, 2], "the session goes on"
+
+
+def test_unfit_name_of_a_batch_is_refused_as_an_option(spark: SparkSession, outbox: Outbox) -> None:
+    with pytest.raises(InvalidSetting, match=r"^option batch: has 12,800 bytes"), spark_errors():
+        write(messages(orders(spark, 3)), outbox.url, batch="a" * 12_800)
+    assert outbox.orders == []
+
+
+@pytest.mark.parametrize(
+    "option", ["key", "message_type", "source", "destination", "body", "content_type", "partition_key", "order_by"]
+)
+def test_lone_surrogate_in_a_text_is_refused_before_spark_is_asked(spark: SparkSession, option: str) -> None:
+    named: dict[str, Any] = {"key": "order_id", "message_type": MESSAGE_TYPE, "source": SOURCE, "destination": PEER}
+    with pytest.raises(InvalidSetting, match=f"^{option}: .* has a lone surrogate"):
+        publish.envelopes(orders(spark, 1), **named | {option: SURROGATE})
+    assert spark.range(3).count() == 3
+
+
+def test_lone_surrogate_in_the_mode_is_refused(spark: SparkSession, settings: Settings) -> None:
+    with pytest.raises(InvalidSetting, match=r"^mode: .* has a lone surrogate"):
+        publish.publish(messages(orders(spark, 1)), settings, mode=SURROGATE)
 
 
 # ---------------------------------------------------------------- what is published

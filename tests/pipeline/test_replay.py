@@ -366,7 +366,8 @@ REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
     "a bad time": (("--since", "May"), "--since: 'May' is not a time"),
     "a bad condition": (("--where", "colour = 'red'"), "where: \"colour = 'red'\" is no condition over these columns"),
     "malformed SQL": (("--where", "id ="), "where: 'id =' is no condition over these columns"),
-    "no name": (("--all", "--name", " "), "--name: printable text"),
+    "no name": (("--all", "--name", " "), "--name: ' ' is no name; give printable text"),
+    "a long name": (("--all", "--name", "é" * 501), "--name: has 1,002 bytes in UTF-8; give a name of at most 1,000"),
 }
 
 
@@ -438,3 +439,12 @@ def test_spark_reads_the_time_of_an_id_as_python_does(spark: SparkSession) -> No
     )
     read = {row.place: row.ms for row in frame.select("place", replay.unix_ms("id").alias("ms")).collect()}
     assert [read[place] for place in range(len(ids))] == [unix_ms(each) for each in ids]
+
+
+@pytest.mark.parametrize("option", ["name", "destination", "order_by"])
+def test_lone_surrogate_in_a_text_of_a_replay_is_refused(spark: SparkSession, option: str) -> None:
+    rows = choosing.complete(history(spark))
+    named: dict[str, Any] = {"name": "x", option: ["a\ud800b"] if option == "order_by" else "a\ud800b"}
+    with pytest.raises(InvalidSetting, match=rf"^{option}: .*\\ud800"):
+        replay.messages(rows, **named)
+    assert spark.range(3).count() == 3

@@ -18,6 +18,7 @@ from durable.cli.pipeline.steps import Ended, Step
 from durable.cli.target import Target, connection, load_target, ring_of
 from durable.errors import InvalidSetting
 from durable.pipeline.session import needs_spark, spark_errors
+from durable.pipeline.texts import check_name
 from durable.storage import migrator, placements, replays
 
 if TYPE_CHECKING:
@@ -124,8 +125,7 @@ def replay(
     from durable.pipeline.choosing import Choice
     from durable.pipeline.plans import chosen_by, plan_of
 
-    if not name.strip() or not name.isprintable():
-        raise InvalidSetting("--name: printable text, such as 'prices were wrong in May'")
+    check_name("--name", name)
     now = datetime.now(UTC)
     choice = Choice(
         table="dead_letters" if origin is Origin.DEAD_LETTERS else "history",
