@@ -10,11 +10,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine, create_engine, pool
+from sqlalchemy.exc import DBAPIError
 
 from durable import database_url
-from durable.errors import InvalidSetting, StorageUnavailable
+from durable.errors import InvalidMessage, InvalidSetting, StorageUnavailable
+from durable.storage.isolation import refusal
 from durable.storage.migrator import refuse_encoding
-from durable.storage.outages import translated
+from durable.storage.outages import described, translated
 from durable.storage.slices import Share, join_sql
 
 if TYPE_CHECKING:
@@ -105,6 +107,25 @@ def connection(url: str) -> Iterator[Connection]:
     """A transaction of our own, committed at the end. Raises StorageUnavailable."""
     with opened(url) as engine, translated(), engine.begin() as conn:
         yield conn
+
+
+@contextmanager
+def publishing(url: str, done: str) -> Iterator[Connection]:
+    """A transaction that publishes, committed at the end. `done`: what is published where it is refused.
+
+    Raises InvalidMessage where the database refuses a row, by a trigger or a constraint, also at the COMMIT; and
+    StorageUnavailable.
+    """
+    try:
+        with connection(url) as conn:
+            yield conn
+    except DBAPIError as error:
+        if (found := refusal(error)) is None or found.may_be_of_the_wiring:
+            raise
+        raise InvalidMessage(
+            f"the database refuses a row: {described(error)}; {done}; put that right and run the same again, which "
+            "goes on from there"
+        ) from error
 
 
 @contextmanager

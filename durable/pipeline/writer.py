@@ -30,7 +30,7 @@ from durable.failpoints import failpoint
 from durable.grammar import suggestion
 from durable.pipeline import contents
 from durable.pipeline.contents import Contents
-from durable.pipeline.copying import arrow_connection, connection
+from durable.pipeline.copying import arrow_connection, connection, publishing
 from durable.pipeline.positions import positions
 from durable.pipeline.publishable import check_schema, dated, is_local, order_of, staged, whole
 from durable.pipeline.queueing import queueing
@@ -48,6 +48,8 @@ Mode = Literal["atomic", "fast"]
 _SETTINGS: Final = ("max_message_bytes", "dedupe_window", "encryption_key_file", "encrypt_all")
 OPTIONS: Final = ("url", "schema", "mode", "batch", "job", "once", *_SETTINGS)
 _SPARKS_OWN: Final = ("checkpointlocation", "path", "queryname")
+_NOTHING: Final = "nothing of this batch (of a replay, of this chunk) was published"
+_ALL_PARTS: Final = "all parts are published, and the batch is not remembered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class EnvelopeWriter(DataSourceArrowWriter):
         written = _sound(self._target, messages)
         found = contents.merged(each.contents for each in written)
         name = self._target.batch or contents.name_of(found)
-        with connection(self._target.url) as conn:
+        with publishing(self._target.url, _NOTHING if self._target.mode == "atomic" else _ALL_PARTS) as conn:
             if self._target.mode == "atomic":
                 parts = [each.staged for each in written]
                 staging.publish(
@@ -127,7 +129,7 @@ class EnvelopeStreamWriter(DataSourceStreamArrowWriter):
         if not any(each.staged.rows for each in written):
             return
         batch = Batch(self._target.batch or f"query {written[0].query}", batchId)
-        with connection(self._target.url) as conn:
+        with publishing(self._target.url, _NOTHING) as conn:
             parts = [each.staged for each in written]
             staging.publish(conn, self._target.schema, written[0].job, batch, parts, once=self._target.once)
         failpoint("P2")
@@ -248,7 +250,7 @@ def stage(to: Target, batches: Iterator[pa.RecordBatch]) -> Written:
     written.query = context.getLocalProperty("sql.streaming.queryId")
     if to.mode == "fast" and found.rows:
         try:
-            with connection(to.url) as conn:
+            with publishing(to.url, "nothing of this part was published") as conn:
                 written.added = staging.publish_part(conn, to.schema, found, once=to.once)
         except InvalidMessage as error:
             written.flaw = f"of one part, {error}"
