@@ -26,6 +26,7 @@ from durable.errors import DurableError, InvalidSetting, needs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.connect.client.retries import RetryPolicy
 
 __all__ = ["spark_session"]
 
@@ -84,7 +85,9 @@ def spark_session(
     builder = SparkSession.builder.appName(app_name)
     if remote is not None:
         _must_answer(remote)
-        return _configured(builder.remote(remote).getOrCreate())
+        session = builder.remote(remote).getOrCreate()
+        session.client.set_retry_policies([_patience(remote)])
+        return _configured(session)
     if not _is_submitted():
         os.environ["JAVA_HOME"] = str(find_java())
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -119,6 +122,14 @@ def _must_answer(remote: str) -> None:
         raise InvalidSetting(
             f"--remote {remote}: no Spark Connect server answers there ({error}); give sc://host:port"
         ) from error
+
+
+def _patience(remote: str) -> RetryPolicy:
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    from durable.pipeline.remote import Patience
+
+    return Patience(DefaultChannelBuilder(remote).endpoint)  # the URL may hold a token
 
 
 def needs_spark() -> AbstractContextManager[None]:

@@ -96,6 +96,48 @@ def test_job_submitted_to_a_cluster_brings_durable_along(database_url: str, tmp_
 REFUSED = {"bad condition": 2, "hostile condition": 2, "failing condition": 1}
 
 
+ORPHANED = """
+import json, os, signal, sys, time
+
+from durable.errors import DurableError
+from durable.pipeline import remote
+from durable.pipeline.session import spark_session
+
+server, process = sys.argv[1:]
+remote.PATIENCE_SECONDS = 5
+session = spark_session(remote=server)
+session.range(3).count()
+os.kill(int(process), signal.SIGKILL)
+began = time.monotonic()
+try:
+    session.range(3).count()
+except DurableError as error:
+    print(json.dumps([str(error), time.monotonic() - began]))
+"""
+
+
+def test_killed_connect_server_is_named_soon(tmp_path: Path) -> None:
+    """Also where the process that began the server lives on."""
+    with cluster.connect_server(tmp_path) as remote:
+        (jvm,) = [
+            each.name
+            for each in Path("/proc").glob("[0-9]*")
+            if remote.rpartition(":")[2].encode() in (each / "cmdline").read_bytes()
+            and (each / "comm").read_text() == "java\n"
+        ]
+        done = subprocess.run(
+            [sys.executable, "-c", ORPHANED, remote, jvm],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "JAVA_HOME": "/nowhere"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode == 0, done.stderr
+    said, seconds = json.loads(done.stdout)
+    assert said.startswith(f"the Spark Connect server at {remote.removeprefix('sc://')} has not answered")
+    assert seconds < 30
+
+
 def test_every_command_and_publishing_run_over_spark_connect(
     server: Embedded, database_url: str, tmp_path: Path
 ) -> None:
