@@ -42,7 +42,7 @@ test: setup ## Run every test, after the quick checks (JOBS=n workers, each with
 	scripts/test.sh "$(JOBS)" "$(PART)"
 
 quick: setup ## Run the unit tests, and the contract in memory, with few generated examples and no server
-	.venv/bin/pytest -q -n $(or $(JOBS),$(shell getconf _NPROCESSORS_ONLN)) --dist worksteal --hypothesis-profile quick \
+	.venv/bin/pytest -q -n $(or $(JOBS),$(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal --hypothesis-profile quick \
 		-k "not rabbitmq and not (contract and postgres)" tests/unit tests/contract
 
 fuzz: setup ## Fuzz everything that reads what others write; failing inputs are kept in .fuzz (MINUTES=n, TARGETS="wire ...")

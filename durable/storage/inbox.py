@@ -95,9 +95,14 @@ def live_longer(conn: Connection, schema: str, duplicates: Sequence[Arrival]) ->
     """
 
     def live(deadlines: Sequence[_Deadline]) -> None:
-        columns = zip(*deadlines, strict=True) if deadlines else ((), (), ())
-        params = dict(zip(("id", "endpoint", "deliver_by"), map(list, columns), strict=True))
-        conn.execute(statements.LIVE_LONGER.within(schema), params)
+        conn.execute(
+            statements.LIVE_LONGER.within(schema),
+            {
+                "id": [envelope_id for envelope_id, _, _ in deadlines],
+                "endpoint": [endpoint for _, endpoint, _ in deadlines],
+                "deliver_by": [deliver_by for _, _, deliver_by in deadlines],
+            },
+        )
 
     deadlines = [(each.envelope.id, each.endpoint, each.envelope.deliver_by) for each in duplicates]
     isolated(conn, deadlines, live, left_alone("lengthen the life of", lambda each: f"{each[0]} at {each[1]}"))

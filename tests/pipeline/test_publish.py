@@ -93,7 +93,7 @@ def test_unfit_name_of_a_batch_is_refused_as_an_option(spark: SparkSession, outb
 def test_lone_surrogate_in_a_text_is_refused_before_spark_is_asked(spark: SparkSession, option: str) -> None:
     named: dict[str, Any] = {"key": "order_id", "message_type": MESSAGE_TYPE, "source": SOURCE, "destination": PEER}
     with pytest.raises(InvalidSetting, match=f"^{option}: .* has a lone surrogate"):
-        publish.envelopes(orders(spark, 1), **named | {option: SURROGATE})
+        publish.envelopes(orders(spark, 1), **{**named, option: SURROGATE})
     assert spark.range(3).count() == 3
 
 
