@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 
@@ -36,7 +36,7 @@ class Rotated:
     unopened: Sequence[str] = ()
     """The first bodies that could not be opened, and why."""
     refused_count: int = 0
-    refused: Sequence[str] = ()
+    refused: list[str] = field(default_factory=list)
     """The rows that the database refuses to change, and why."""
     stopped: bool = False
 
@@ -85,7 +85,7 @@ class _Run:
             told = [f"{envelope_id}: {reason}" for envelope_id, reason in batch.unopened]
             rotated.unopened = [*rotated.unopened, *told][:_MOST_SHOWN]
             rotated.refused_count += len(batch.refused)
-            rotated.refused = [*rotated.refused, *(f"{row}: {reason}" for row, reason in batch.refused)]
+            rotated.refused += [f"{row}: {reason}" for row, reason in batch.refused]
             tell()
         rotated.stopped = self._stopping.is_set() and end is not None
         left = await self._database.transaction(encrypted.count_stale, rotated.place, self._wanted)
