@@ -54,6 +54,7 @@ from durable.outbox.envelope_factory import SendOptions, due_time
 from durable.outbox.outbox import Outbox
 from durable.outbox.scope import Scope
 from durable.outbox.unit_of_work import Enlisting, UnitOfWork
+from durable.plain import plain_text
 from durable.process import serving
 from durable.process.forking import in_each_child
 from durable.requests.receipts import Receipt
@@ -129,12 +130,12 @@ class Bus:
             raise InvalidSetting("settings: give settings=..., or database and single settings, not both")
         if database is not None:
             overrides["database_url"] = database
-        self.service = service
+        self.service = plain_text(service)
         self.mode = mode
         self.settings = settings or load_settings(**overrides)
         self._scope = Scope()
         offers = CallProvider(lambda: self.settings)
-        self._application = Application(service, transports=list(transports), offers=offers)
+        self._application = Application(self.service, transports=list(transports), offers=offers)
         self._application.retry = _retry_of(self.settings)
         self._application.ring = KeyRing.of(self.settings)
         self._key_source: Callable[[], Keys] | None = None

@@ -24,6 +24,7 @@ from durable.messages.routing import LOCAL
 from durable.messages.scope import listener_of
 from durable.messages.sealed import is_sealed
 from durable.outcomes import LONGEST_REASON
+from durable.plain import plain_text
 from durable.storage import circuits, inbox, leases, parked
 from durable.storage.circuits import CircuitKind
 from durable.storage.expiry import bury_incoming
@@ -84,7 +85,7 @@ class Settling:
 
     async def _put_back(self, lease: LeasedEnvelope, changes: Mapping[str, str | None], tried: Tried) -> None:
         merged = {**lease.envelope.headers, **changes}
-        headers = {name: value for name, value in merged.items() if value is not None}
+        headers = {plain_text(name): plain_text(value) for name, value in merged.items() if value is not None}
         envelope = msgspec.structs.replace(lease.envelope, headers=headers)
         if reason := screening.find_error(envelope, **self._limits):
             letter = Letter.because(f"it cannot be put back with other headers: {reason}", "headers that are refused")

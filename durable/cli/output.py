@@ -18,6 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from durable.plain import plain
+
 Cell = str | int | date | UUID | None
 Columns = Mapping[str, str | Callable[[Any], Cell]]
 """Titles of columns, each with a field of the rows or a function of them."""
@@ -107,15 +109,8 @@ def print_error(message: str, exit_code: int) -> None:
 def print_json(document: object) -> None:
     """Print one document: datetimes as ISO 8601 in UTC, durations as given."""
     _has_printed.set(True)
-    plain = _in_utc(msgspec.to_builtins(document, builtin_types=(datetime,), enc_hook=_as_text))
-    print(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode())
-
-
-def _as_text(value: object) -> str:
-    """Return a text of a subclass, such as the names of SQLAlchemy's tables and columns, as a plain one."""
-    if isinstance(value, str):
-        return str.__str__(value)
-    raise NotImplementedError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    found = _in_utc(msgspec.to_builtins(document, builtin_types=(datetime,), enc_hook=plain))
+    print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
 
 
 def _in_utc(document: Any) -> Any:

@@ -28,6 +28,7 @@ from durable.messages.ordering import QueueKeys
 from durable.messages.registry import class_name, content_type_of, name_of, registered
 from durable.messages.reply_to import Answers
 from durable.messages.routing import LOCAL, Routes
+from durable.plain import plain_text, plain_time
 from durable.settings import Settings
 from durable.telemetry import log
 
@@ -282,7 +283,7 @@ class EnvelopeFactory:
         options: SendOptions,
     ) -> list[Envelope]:
         """An envelope for each destination, all with one id; raises InvalidMessage, and InvalidSetting: no key."""
-        now = self._clock.now()
+        now = plain_time(self._clock.now())
         envelope_id = self._id(message_type, cause, options)
         caused_by = cause.envelope if cause else None
         execution_time = _execution_time(options, now)
@@ -293,7 +294,7 @@ class EnvelopeFactory:
             source=self._service,
             correlation_id=caused_by.correlation_id if caused_by else envelope_id,
             causation_id=caused_by.id if caused_by else None,
-            partition_key=options.get("key"),
+            partition_key=None if (key := options.get("key")) is None else plain_text(key),
             headers=_headers(message_type, options, execution_time) if options else {},
             content_type=content_type_of(type(message)),
             body=b"",
@@ -304,7 +305,7 @@ class EnvelopeFactory:
         body = codec.encode(message, draft)
         if self._validates:
             codec.refuse_unfaithful(message, body, draft.content_type)
-        envelopes = [msgspec.structs.replace(draft, destination=each, body=body) for each in destinations]
+        envelopes = [msgspec.structs.replace(draft, destination=plain_text(each), body=body) for each in destinations]
         self._refuse_unfit(envelopes, type(message).__qualname__, options)
         return self._ring.sealed(envelopes) if self._ring.must_seal(message_type) else envelopes
 
@@ -373,7 +374,7 @@ def _headers(message_type: str, options: SendOptions, execution_time: datetime |
         headers[TENANT] = tenant
     if execution_time is not None:
         headers[DUE] = execution_time.isoformat()
-    return headers
+    return {plain_text(name): plain_text(value) for name, value in headers.items()}
 
 
 def _refuse_lost_answer(message_type: str, destinations: Sequence[str]) -> None:
@@ -399,7 +400,7 @@ def _execution_time(options: SendOptions, now: datetime) -> datetime | None:
     at, delay = options.get("at"), options.get("delay")
     if at is not None and delay is not None:
         raise InvalidMessage("at= and delay= exclude each other; give one of them")
-    return at or _moment(delay, now)
+    return _moment(at or delay, now)
 
 
 def due_time(at: datetime | None, delay: Duration | None, now: datetime) -> datetime:
@@ -414,8 +415,10 @@ def due_time(at: datetime | None, delay: Duration | None, now: datetime) -> date
 
 def _moment(value: datetime | Duration | None, now: datetime) -> datetime | None:
     """A time, or a time from now; raises InvalidMessage for a time beyond the calendar."""
-    if value is None or isinstance(value, datetime):
-        return value
+    if value is None:
+        return None
+    if isinstance(value, datetime):
+        return plain_time(value)
     try:
         return now + duration(value)
     except ValueError as error:

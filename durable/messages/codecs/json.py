@@ -18,8 +18,9 @@ from durable.envelope import JSON, Envelope
 from durable.errors import InvalidMessage
 from durable.messages.codecs.classes import Decode, decoder_for, field_names
 from durable.messages.unique_keys import refuse_repeated_keys
+from durable.plain import plain
 
-_encoder = msgspec.json.Encoder(decimal_format="string")
+_encoder = msgspec.json.Encoder(decimal_format="string", enc_hook=plain)
 _parse = msgspec.json.Decoder(msgspec.Raw).decode
 
 # NaN and infinity become null, unless a pydantic model is configured to write them out.

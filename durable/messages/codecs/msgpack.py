@@ -17,10 +17,11 @@ from pydantic_core import to_jsonable_python
 from durable.arguments import checked
 from durable.envelope import Envelope
 from durable.messages.codecs.classes import Decode, decoder_for
+from durable.plain import plain
 
 MSGPACK: Final = "application/msgpack"
 
-_encode = msgspec.msgpack.Encoder(decimal_format="string").encode
+_encode = msgspec.msgpack.Encoder(decimal_format="string", enc_hook=plain).encode
 _encode_dumped = msgspec.msgpack.Encoder(decimal_format="string", enc_hook=to_jsonable_python).encode
 _decode_dumped = msgspec.msgpack.Decoder().decode
 

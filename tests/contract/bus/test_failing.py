@@ -31,6 +31,7 @@ from durable import (
 from durable.testing import eventually
 from tests.contract.bus.orders import BILLING, NEVER, SECOND, OrderBilled, OrderPlaced, OrderShipped, collect
 from tests.contract.bus.worlds import World
+from tests.support.subclasses import Text
 
 
 class Panic(BaseException):
@@ -276,6 +277,21 @@ class TestFailing:
             (1, 2, {"by": "me", "lane": "slow 1"}),
             (1, 3, {"by": "me", "lane": "slow 2"}),
         ]
+
+    async def test_headers_of_subclasses_of_text_are_put_back_as_plain_ones(self, world: World) -> None:
+        seen: list[dict[str, str]] = []
+
+        @world.bus.handles(OrderPlaced, retry=NEVER)
+        async def handle(order: OrderPlaced, ctx: Context) -> None:
+            seen.append(dict(ctx.headers))
+            if len(seen) < 2:
+                raise PutBack(headers={Text("lane"): Text("slow")})
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+        assert seen == [{}, {"lane": "slow"}]
 
     @pytest.mark.parametrize("headers", [{"a": "x" * 10_000}, {"a": "line\nbreak"}], ids=["long", "control character"])
     async def test_message_put_back_with_unstorable_headers_is_a_dead_letter(

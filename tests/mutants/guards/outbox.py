@@ -573,4 +573,26 @@ ROWS = (
             "tests/failure/test_black_holes.py::test_waking_thread_ends_within_seconds_when_the_database_is_silent[no answers]",
         ),
     ),
+    Mutant(
+        "outbox",
+        "times of pandas travel as such",
+        "durable/outbox/envelope_factory.py",
+        before="        return plain_time(value)\n",
+        after="        return value\n",
+        killed_by=(
+            "tests/unit/outbox/test_envelope_factory.py::"
+            "test_options_of_subclasses_make_the_envelope_of_plain_ones[deliver_by pandas]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "headers of subclasses of text travel as such",
+        "durable/outbox/envelope_factory.py",
+        before="    return {plain_text(name): plain_text(value) for name, value in headers.items()}\n",
+        after="    return headers\n",
+        killed_by=(
+            "tests/unit/outbox/test_envelope_factory.py::"
+            "test_options_of_subclasses_make_the_envelope_of_plain_ones[value of a header SQLAlchemy]",
+        ),
+    ),
 )

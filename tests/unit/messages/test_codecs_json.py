@@ -15,10 +15,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
+from durable.envelope import JSON
 from durable.errors import InvalidMessage
 from durable.messages import codec
 from durable.messages.codec import decode
 from tests.support.kinds import KINDS, Colour, draft, fields, some_fields
+from tests.support.subclasses import VALUES
 
 
 class Loose(msgspec.Struct):
@@ -179,3 +181,12 @@ class TestDecoding:
         with pytest.raises(InvalidMessage, match="no such value") as invalid:
             decode(b'{"value": 1}', Picky)
         assert isinstance(invalid.value.__cause__, LookupError)
+
+
+@pytest.mark.parametrize(("cls", "value"), VALUES.values(), ids=list(VALUES))
+def test_value_of_a_subclass_is_sent_as_its_class(cls: type, value: Any) -> None:
+    carrier = msgspec.defstruct("Carrier", [("value", cls)])
+    body = encode(carrier(value))
+
+    codec.refuse_unfaithful(carrier(value), body, JSON)
+    assert decode(body, carrier).value == value

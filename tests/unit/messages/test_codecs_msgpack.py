@@ -18,6 +18,7 @@ from durable.errors import InvalidMessage
 from durable.messages import codec
 from durable.messages.codecs.msgpack import MSGPACK
 from tests.support.kinds import KINDS, draft, fields, some_fields
+from tests.support.subclasses import VALUES
 
 
 class Loose(msgspec.Struct):
@@ -158,3 +159,12 @@ def test_money_keeps_its_digits_and_moments_their_microseconds() -> None:
     at = datetime(2026, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
     message = KINDS[0](**some_fields(total=Decimal("10.10"), at=at))
     assert (str(decode(encode(message), KINDS[0]).total), decode(encode(message), KINDS[0]).at) == ("10.10", at)
+
+
+@pytest.mark.parametrize(("cls", "value"), VALUES.values(), ids=list(VALUES))
+def test_value_of_a_subclass_is_sent_as_its_class(cls: type, value: Any) -> None:
+    carrier = msgspec.defstruct("Carrier", [("value", cls)])
+    body = encode(carrier(value))
+
+    codec.refuse_unfaithful(carrier(value), body, MSGPACK)
+    assert decode(body, carrier).value == value

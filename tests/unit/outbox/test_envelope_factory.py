@@ -7,6 +7,7 @@ from typing import Any, Unpack
 from uuid import UUID
 
 import msgspec
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from durable.messages.routing import LOCAL, Routes
 from durable.outbox.envelope_factory import Cause, EnvelopeFactory, Kind, Outgoing, Sending, SendOptions
 from durable.settings import load_settings
 from durable.testing import ManualClock
+from tests.support.subclasses import TEXTS, Text, moments
 
 NOW = datetime(2024, 2, 29, 12, tzinfo=UTC)
 BILLING = "tcp://billing:1"
@@ -308,3 +310,37 @@ def test_outgoing_constructed_by_a_middleware_is_refused(envelope_factory: Envel
     """It belongs to no outbox, and would be lost."""
     with pytest.raises(TypeError, match=r"replace\(\)"):
         envelope_factory.send(Outgoing(Placed()))
+
+
+LATER = NOW + timedelta(minutes=1)
+OF_SUBCLASSES: dict[str, Any] = {
+    **{f"{option} {name}": {option: text} for option in ("key", "tenant", "id_from") for name, text in TEXTS.items()},
+    **{f"value of a header {name}": {"headers": {"a": text}} for name, text in TEXTS.items()},
+    **{f"name of a header {name}": {"headers": {text: "a"}} for name, text in TEXTS.items()},
+    **{f"at {name}": {"at": moment} for name, moment in moments(LATER).items()},
+    **{f"deliver_by {name}": {"deliver_by": moment} for name, moment in moments(LATER).items()},
+    "reply_to": {"reply_to": Text(MAIL)},
+}
+
+
+@pytest.mark.parametrize("options", OF_SUBCLASSES.values(), ids=list(OF_SUBCLASSES))
+def test_options_of_subclasses_make_the_envelope_of_plain_ones(envelope_factory: EnvelopeFactory, options: Any) -> None:
+    [envelope] = send(envelope_factory, Placed(1), "command", **options)[1]
+    fields = [value for value in msgspec.structs.astuple(envelope) if isinstance(value, str | datetime)]
+
+    assert {type(each) for each in (*fields, *envelope.headers, *envelope.headers.values())} <= {str, datetime}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(envelope), type=Envelope) == envelope
+
+
+def test_time_of_another_library_is_kept_in_the_header(envelope_factory: EnvelopeFactory) -> None:
+    at = moments(LATER)["pandas"] + pd.Timedelta(nanoseconds=1)
+    [envelope] = send(envelope_factory, Placed(1), "command", at=at)[1]
+
+    assert envelope.due_at == LATER
+
+
+def test_clock_of_another_library_dates_the_envelope(routes: Routes) -> None:
+    clock = ManualClock(moments(NOW)["datetime"])
+    [envelope] = send(EnvelopeFactory("orders", routes, load_settings(), clock), Placed(1), "command")[1]
+
+    assert type(envelope.sent_at) is datetime

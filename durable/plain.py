@@ -1,0 +1,58 @@
+"""Values of subclasses as those of the classes themselves: pandas' and pendulum's times, NumPy's floats, SQLAlchemy's
+names.
+
+Databases' drivers take either, msgspec takes only the latter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final
+
+# The classes are bound here: libraries that stop the clock for a test put subclasses under their names in all modules.
+
+
+def _moment(value: datetime, made: type[datetime] = datetime) -> datetime:
+    time = value.hour, value.minute, value.second, value.microsecond
+    return made(value.year, value.month, value.day, *time, tzinfo=value.tzinfo, fold=value.fold)
+
+
+def _day(value: date, made: type[date] = date) -> date:
+    return made(value.year, value.month, value.day)
+
+
+def _time_span(value: timedelta, made: type[timedelta] = timedelta) -> timedelta:
+    return made(value.days, value.seconds, value.microseconds)
+
+
+_AS_ITS_OWN: Final[Mapping[type, Callable[[Any], object]]] = {
+    str: str.__str__,
+    int: int.__int__,
+    float: float.__float__,
+    bytes: bytes.__bytes__,
+    datetime: _moment,
+    date: _day,
+    timedelta: _time_span,
+    Decimal: Decimal,
+}
+_TIME: Final = (datetime,)
+
+
+def plain(value: object) -> object:
+    """The same value without its subclass, for `enc_hook` of msgspec; raises TypeError for one of another kind."""
+    for cls in type(value).__mro__:
+        if cls in _AS_ITS_OWN:
+            return _AS_ITS_OWN[cls](value)
+    raise TypeError(f"Encoding objects of type {type(value).__qualname__} is unsupported")
+
+
+def plain_text(text: str) -> str:
+    """The same text; what is none, and is refused where it is read, is left as it is."""
+    return str.__str__(text) if type(text) is not str and isinstance(text, str) else text
+
+
+def plain_time(moment: datetime) -> datetime:
+    """The same time to the microsecond."""
+    return moment if type(moment) is _TIME[0] else _moment(moment)
