@@ -41,11 +41,11 @@ _TIME: Final = (datetime,)
 
 
 def plain(value: object) -> object:
-    """The same value without its subclass, for `enc_hook` of msgspec; raises TypeError for one of another kind."""
+    """The same value without its subclass, for `enc_hook` of msgspec; raises NotImplementedError for one of another kind."""
     for cls in type(value).__mro__:
         if cls in _AS_ITS_OWN:
             return _AS_ITS_OWN[cls](value)
-    raise TypeError(f"Encoding objects of type {type(value).__qualname__} is unsupported")
+    raise NotImplementedError(f"Encoding objects of type {type(value).__qualname__} is unsupported")
 
 
 def plain_text(text: str) -> str:

@@ -312,4 +312,5 @@ class Runtime:
     @property
     def _context(self) -> AgentContext:
         """Return the context of agents without a node."""
-        return AgentContext(self.database, ANY_NODE, self.settings, self.clock, self.counters, self.application.ring)
+        own, ring = self.application.owns, self.application.ring
+        return AgentContext(self.database, ANY_NODE, self.settings, self.clock, self.counters, ring, own)

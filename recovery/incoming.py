@@ -10,10 +10,13 @@ from sqlalchemy import Connection
 from durable.agents.context import AgentContext
 from durable.agents.handling import HandlingAgent
 from durable.envelope import LeasedEnvelope, NodeId
+from durable.grammar import several
+from durable.messages.routing import LOCAL
 from durable.recovery.floors import Floors
 from durable.recovery.outgoing import rounds
-from durable.storage import inbox, nodes, trials
+from durable.storage import inbox, leases, nodes, trials
 from durable.storage.rows import UNCOUNTED, Letter
+from durable.storage.sql.recovery import INCOMING
 from durable.telemetry import Event, log
 
 ClaimOfType = Callable[[Connection, str, str, NodeId], list[LeasedEnvelope]]
@@ -86,12 +89,23 @@ async def claim_trials(
 
 
 async def bury_unknown(context: AgentContext, message_type: str, claim: ClaimOfType) -> None:
-    """Make dead letters of these claimed messages, unless another node has a handler for their type."""
-    database, keep_body = context.database, context.settings.history_bodies
-    if await database.transaction(_nobody_handles, message_type):
-        dead = await database.transaction(_dead_letter_unknown, message_type, context.node, claim, keep_body=keep_body)
+    """Make dead letters of these claimed messages, unless another node has a handler for their type. Those of another
+    service wait for its nodes, of which none may run now.
+    """
+    if not await context.database.transaction(_nobody_handles, message_type):
+        return
+    dead, others = await context.database.transaction(_dead_letter_unknown, context, message_type, claim)
+    if dead:
         context.counters.add(Event.DEAD_LETTERED, dead)
-        log.error("no node has a handler for %s: %d messages became dead letters", message_type, dead)
+        log.error("no node has a handler for %s: %s became dead letters", message_type, several(dead, "messages"))
+    if others and message_type not in context.told_of:
+        context.told_of.add(message_type)
+        log.error(
+            "messages of %s wait here for another service, %s: this node leaves them alone; give every service a "
+            "schema or database of its own (db_schema, database_url)",
+            message_type,
+            others,
+        )
 
 
 def _nobody_handles(conn: Connection, schema: str, message_type: str) -> bool:
@@ -104,10 +118,17 @@ def _claim_any(conn: Connection, schema: str, message_type: str, node: NodeId) -
 
 
 def _dead_letter_unknown(
-    conn: Connection, schema: str, message_type: str, node: NodeId, claim: ClaimOfType, *, keep_body: bool
-) -> int:
+    conn: Connection, schema: str, context: AgentContext, message_type: str, claim: ClaimOfType
+) -> tuple[int, str]:
+    """Return how many became dead letters, and the service or endpoint of one that is another's."""
     letter = Letter.because(f"no node has a handler for {message_type}", "unknown message type")
+    node, keep_body = context.node, context.settings.history_bodies
     claimed = claim(conn, schema, message_type, node)
-    return sum(
-        inbox.dead_letter(conn, schema, node, lease, letter, UNCOUNTED, keep_body=keep_body) for lease in claimed
+    others = [lease for lease in claimed if not context.is_own(lease)]
+    leases.release(conn, schema, INCOMING, node, [lease.key for lease in others])
+    dead = sum(
+        inbox.dead_letter(conn, schema, node, lease, letter, UNCOUNTED, keep_body=keep_body)
+        for lease in claimed
+        if context.is_own(lease)
     )
+    return dead, next((each.envelope.source if each.endpoint == LOCAL else each.endpoint for each in others), "")

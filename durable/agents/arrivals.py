@@ -17,7 +17,7 @@ from durable.agents.context import AgentContext
 from durable.agents.intake import Intake
 from durable.encryption.repeats import arrival_digest, is_another, known_arrival
 from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope
-from durable.errors import InvalidMessage
+from durable.errors import InvalidMessage, StorageUnavailable
 from durable.messages import validation as screening
 from durable.messages.ordering import OrderingRules
 from durable.messages.repeats import outlives
@@ -213,8 +213,8 @@ class ArrivalStore:
         changed = [each for each, first, now in compared if is_another(self._ring, first, each.envelope, now)]
         others = {arrival.key for arrival in changed}
         longer = [each for each, first, _ in compared if each.key not in others and outlives(first, each.envelope)]
-        if longer:
-            inbox.live_longer(conn, schema, longer)
+        if longer and not inbox.live_longer(conn, schema, longer):
+            raise StorageUnavailable("duplicate of a message that ends at this moment; send it again")
         return changed
 
     async def _quarantine_alone(

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -35,14 +36,14 @@ from durable.application.handlers import Handler
 from durable.application.incoming import Context, Incoming
 from durable.application.middleware import MiddlewareStack
 from durable.envelope import LeasedEnvelope, request_of
-from durable.errors import LeaseLost
+from durable.errors import LeaseLost, StorageUnavailable
 from durable.failpoints import failpoint
 from durable.grammar import several
 from durable.outbox.outbox import Outbox
 from durable.outbox.sessions import Sessions
 from durable.storage import answers, inbox
 from durable.storage.answers import Arrived
-from durable.storage.outages import translated
+from durable.storage.outages import mismatch, translated
 from durable.telemetry import log
 
 
@@ -329,7 +330,12 @@ class Attempts:
         if self.handler.keeps_answers:
             kept = answers.keep(session.connection(), self._schema, arrived(owned))
             tell_left_out(owned, kept)
-        met = inbox.finish_handled(session.connection(), self._schema, self._node, owned, keep_body=self._keep_body)
+        try:
+            met = inbox.finish_handled(session.connection(), self._schema, self._node, owned, keep_body=self._keep_body)
+        except DBAPIError as error:
+            if missing := mismatch(error, self._schema):  # whatever the handler does, and as soon as it is back no more
+                raise StorageUnavailable(str(missing)) from error
+            raise
         if met != len(owned):
             raise LeaseLost
         outbox.allow_last_commit()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from durable.clock import Clock, SystemClock
 from durable.encryption.ring import KeyRing
-from durable.envelope import NodeId
+from durable.envelope import LeasedEnvelope, NodeId
 from durable.settings import Settings
 from durable.storage.database import Database
 from durable.telemetry import Counters, Subject
@@ -23,6 +24,10 @@ class AgentContext:
     clock: Clock = field(default_factory=SystemClock)
     counters: Counters = field(default_factory=Counters)
     ring: KeyRing = field(default_factory=KeyRing)
+    is_own: Callable[[LeasedEnvelope], bool] = lambda _lease: True
+    """Tell whether a message is of this service, rather than of another one with the same tables."""
+    told_of: set[str] = field(default_factory=set)
+    """The message types of other services that wait here, of which the log tells."""
     failures: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     """Held while the database learns that a destination fails: those that fail together wait for each other, and the
     others for none of them."""

@@ -18,6 +18,7 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Final
@@ -114,8 +115,11 @@ class Waker:
         try:
             # Not in the thread: a fork amid its imports would leave the child half a driver, and no way to load it.
             self._engine = self._engine or self._make_engine()
-            self._thread = threading.Thread(target=self._work_alone, args=(self._engine,), name="durable wakes nodes")
-            self._thread.start()
+            if self._endings or threading.main_thread().is_alive():
+                self._thread = _thread(self._work_alone, self._engine)
+                self._thread.start()
+            else:  # in atexit(), where no thread is begun or waited for any more
+                self._work_alone(self._engine)
         except InvalidSetting:  # sessions of the application's engines, and no database of ours: only polling is left
             self._give_up()
         except Exception as error:  # at the end of the interpreter, or of the system's threads; the COMMIT goes on
@@ -167,7 +171,6 @@ class Waker:
         return make_engine(sync_url(self._settings), self._settings, limits.for_own_statements(), **options)
 
     def _work_alone(self, engine: Engine) -> None:
-        """No daemon: a process that commits and ends has told it before."""
         try:
             connection: Connection | None = None
             while self._is_asked_alone():
@@ -234,3 +237,8 @@ class Waker:
         left = [ending for ending in self._endings if not ending.is_over and waited < _LONGEST_COMMIT]
         self._asked += len(self._endings) - len(left)
         self._endings = left
+
+
+def _thread(work: Callable[[Engine], None], engine: Engine) -> threading.Thread:
+    """A thread that its process waits for, also when a daemon has committed."""
+    return threading.Thread(target=work, args=(engine,), name="durable wakes nodes", daemon=False)

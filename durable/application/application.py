@@ -15,7 +15,7 @@ from durable.application.schedules import Schedule
 from durable.calls.contract import Contract
 from durable.calls.provider import CallProvider
 from durable.encryption.ring import KeyRing
-from durable.envelope import Envelope
+from durable.envelope import Envelope, LeasedEnvelope
 from durable.errors import InvalidMessage, InvalidSetting, RoutingError, UnknownMessageType
 from durable.grammar import suggestion
 from durable.messages import codec, upcasting
@@ -65,6 +65,13 @@ class Application:
     def policy(self, handler: Handler) -> Policy:
         """Return the policy for failures of this handler: its own rules come before those of the service."""
         return Policy(handler.retry or self.retry, {**self.by_error, **handler.by_error})
+
+    def owns(self, lease: LeasedEnvelope) -> bool:
+        """Tell whether a message of the inbox was sent to this service, rather than to another with the same tables."""
+        if lease.endpoint == LOCAL:
+            return lease.envelope.source == self.service
+        names = {listening.endpoint for listening in self.listeners}
+        return lease.endpoint in {self.service, *names, *(mounted.removeprefix("asgi:") for mounted in self.mounted)}
 
     def burials(self, by_default: str) -> Burials:
         """Return the messages that become dead letters when too late; `by_default` is the setting on_expiry."""

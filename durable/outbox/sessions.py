@@ -59,6 +59,7 @@ class Sessions:
         self._pool: dict[str, Any] = {
             "pool_size": settings.pool_size,
             "max_overflow": 0,
+            "pool_use_lifo": True,
             "pool_timeout": settings.pool_timeout.total_seconds(),
         }
         self._made: AsyncEngine | None = None

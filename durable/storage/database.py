@@ -54,6 +54,7 @@ class Database:
             isolation_level="READ COMMITTED",  # whatever the role has by default: a claim must see what is free now
             pool_size=settings.agent_pool_size,
             max_overflow=2,
+            pool_use_lifo=True,  # one that was used a moment ago has its plans, and is not asked whether it answers
             pool_timeout=settings.statement_timeout.total_seconds(),
         )
 

@@ -8,7 +8,7 @@ bury_outgoing()   those that a sending agent was about to send
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from sqlalchemy import Connection
 
@@ -18,7 +18,7 @@ from durable.storage.isolation import batch, quarantining, readable
 from durable.storage.leases import Burials
 from durable.storage.outbox import Expiry
 from durable.storage.rows import UNCOUNTED, Letter
-from durable.storage.sql.recovery import INCOMING, READ_CLOCK, Recovery
+from durable.storage.sql.recovery import INCOMING, Recovery
 from durable.storage.sql.work import INBOX, OUTBOX
 
 _KIND = "expired"
@@ -60,12 +60,13 @@ def bury_incoming(
     keep_body: bool = False,
 ) -> bool:
     """Make a dead letter of it, if its deliver_by has passed by the database's clock, or passes within this time."""
-    if not lease.envelope.is_late(_now(conn) + within):
+    late = inbox.late(conn, schema, node, lease, within=within)
+    if late is None:
         return False
     letter = Letter.because(reason, _KIND)
-    buried = inbox.dead_letter(conn, schema, node, lease, letter, UNCOUNTED, keep_body=keep_body)
+    buried = inbox.dead_letter(conn, schema, node, late, letter, UNCOUNTED, keep_body=keep_body)
     if buried:
-        inbox.note_expired(conn, schema, [lease])
+        inbox.note_expired(conn, schema, [late])
     return buried
 
 
@@ -73,14 +74,9 @@ def bury_outgoing(
     conn: Connection, schema: str, node: NodeId, leases: Sequence[LeasedEnvelope], *, keep_body: bool = False
 ) -> Expiry:
     """Expire as outbox.expire(), into dead letters."""
-    now, letter = _now(conn), Letter.because(OUTBOX.late, _KIND)
-    own = outbox.owned(conn, schema, node, leases)
-    late = [lease for lease in leases if lease.envelope.id in own and lease.envelope.is_late(now)]
+    letter = Letter.because(OUTBOX.late, _KIND)
+    own = outbox.late(conn, schema, node, leases)
+    late = [lease for lease in leases if own.get(lease.envelope.id)]
     outbox.dead_letter(conn, schema, node, [(lease, letter) for lease in late], keep_body=keep_body)
     expired = {lease.envelope.id for lease in late}
-    return Expiry(expired, own - expired)
-
-
-def _now(conn: Connection) -> datetime:
-    now: datetime = conn.execute(READ_CLOCK.within("")).scalar_one()
-    return now
+    return Expiry(expired, own.keys() - expired)

@@ -89,13 +89,13 @@ def find_known(conn: Connection, schema: str, duplicates: Sequence[Arrival]) -> 
     return {(row.id, row.endpoint): (_known(row), row.now) for row in rows}
 
 
-def live_longer(conn: Connection, schema: str, duplicates: Sequence[Arrival]) -> None:
+def live_longer(conn: Connection, schema: str, duplicates: Sequence[Arrival]) -> bool:
     """Let the messages that wait under these ids live as long as their duplicates would; one whose row the database
-    refuses to change lives as long as it would have.
+    refuses to change lives as long as it would have. False when another one does not wait any more.
     """
 
-    def live(deadlines: Sequence[_Deadline]) -> None:
-        conn.execute(
+    def live(deadlines: Sequence[_Deadline]) -> bool:
+        changed = conn.execute(
             statements.LIVE_LONGER.within(schema),
             {
                 "id": [envelope_id for envelope_id, _, _ in deadlines],
@@ -103,9 +103,12 @@ def live_longer(conn: Connection, schema: str, duplicates: Sequence[Arrival]) ->
                 "deliver_by": [deliver_by for _, _, deliver_by in deadlines],
             },
         )
+        return changed.rowcount == len(deadlines)
 
     deadlines = [(each.envelope.id, each.endpoint, each.envelope.deliver_by) for each in duplicates]
-    isolated(conn, deadlines, live, left_alone("lengthen the life of", lambda each: f"{each[0]} at {each[1]}"))
+    return all(
+        isolated(conn, deadlines, live, left_alone("lengthen the life of", lambda each: f"{each[0]} at {each[1]}"))
+    )
 
 
 def note_expired(conn: Connection, schema: str, expired: Sequence[LeasedEnvelope]) -> None:
@@ -269,6 +272,18 @@ def expire(
     params = {"within": within, "reason": reason, "keep_body": keep_body}
     row = _settle(conn, schema, node, lease, statements.EXPIRE_OWNED_INCOMING, params, "expire")
     return row is not None and int(row[0]) == 1
+
+
+def late(
+    conn: Connection, schema: str, node: NodeId, lease: LeasedEnvelope, *, within: timedelta
+) -> LeasedEnvelope | None:
+    """The message with the deadline of its row, if that has passed by the database's clock, or passes within this
+    time.
+    """
+    row = _settle(conn, schema, node, lease, statements.LATE_INCOMING, {"within": within}, "expire")
+    if row is None:
+        return None
+    return msgspec.structs.replace(lease, envelope=msgspec.structs.replace(lease.envelope, deliver_by=row.deliver_by))
 
 
 class Unfit(NamedTuple):

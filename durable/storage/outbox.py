@@ -140,9 +140,10 @@ def expire(
     return Expiry({row.id for row in rows if row.expired}, {row.id for row in rows if not row.expired})
 
 
-def owned(conn: Connection, schema: str, node: NodeId, leases: Sequence[LeasedEnvelope]) -> set[UUID]:
-    """Return the ids of those that are still this node's."""
-    return set(conn.execute(statements.OWNED_OUTGOING.within(schema), fence(node, _keys(leases))).scalars())
+def late(conn: Connection, schema: str, node: NodeId, leases: Sequence[LeasedEnvelope]) -> Mapping[UUID, bool]:
+    """Tell, of those that are still this node's, whether their deliver_by has passed by the database's clock."""
+    rows = conn.execute(statements.OWNED_OUTGOING.within(schema), fence(node, _keys(leases)))
+    return {row.id: bool(row.is_late) for row in rows}
 
 
 def count_failed_attempt(conn: Connection, schema: str, node: NodeId, leases: Sequence[LeasedEnvelope]) -> None:

@@ -32,7 +32,7 @@ def test_plain_text_keeps_values_of_other_kinds(value: Any) -> None:
 
 
 def test_value_of_another_class_is_refused_by_name() -> None:
-    with pytest.raises(TypeError, match="objects of type object is unsupported"):
+    with pytest.raises(NotImplementedError, match="objects of type object is unsupported"):
         plain(object())
 
 

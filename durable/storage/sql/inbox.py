@@ -70,7 +70,7 @@ WITH expired AS (
 SELECT count(*) FROM expired
 """)
 
-# A row that is locked ends at this moment, or is claimed and handled.
+# It waits for a row that is locked: its transaction may be rolled back, and leave it as it was.
 LIVE_LONGER = Statement("""
 WITH later AS MATERIALIZED (
     SELECT row.id, row.endpoint,
@@ -78,7 +78,7 @@ WITH later AS MATERIALIZED (
     FROM unnest(CAST(:id AS uuid[]), CAST(:endpoint AS text[]), CAST(:deliver_by AS timestamptz[]))
         AS t (id, endpoint, deliver_by)
     JOIN {schema}.incoming_envelopes AS row USING (id, endpoint)
-    WHERE row.deliver_by IS NOT NULL FOR UPDATE OF row SKIP LOCKED
+    WHERE row.deliver_by IS NOT NULL ORDER BY row.id, row.endpoint FOR UPDATE OF row
 )
 UPDATE {schema}.incoming_envelopes AS row SET deliver_by = later.deliver_by
 FROM later WHERE row.id = later.id AND row.endpoint = later.endpoint
@@ -189,6 +189,13 @@ SELECT count(*) FROM moved
 """)
 
 # By the database's clock: a node whose clock is fast may ask too early, and then no row comes back.
+# What an agent has in memory may be older than the row: a duplicate has made that live longer.
+LATE_INCOMING = Statement(f"""
+SELECT deliver_by FROM {{schema}}.incoming_envelopes
+WHERE {_THIS} AND deliver_by < clock_timestamp() + CAST(:within AS interval)
+FOR UPDATE
+""")
+
 EXPIRE_OWNED_INCOMING = Statement(f"""
 WITH expired AS (
     DELETE FROM {{schema}}.incoming_envelopes

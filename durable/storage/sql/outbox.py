@@ -113,7 +113,9 @@ SELECT count(*) FROM moved
 
 # Late is what the database's clock says. What comes back neither expired nor not is this node's no more: perhaps it
 # expired by an earlier run of this statement, whose reply was lost, and it must not be sent then.
-OWNED_OUTGOING = Statement(f"SELECT row.id FROM {OUTBOX.rows} AS row, {OUTBOX.mine}")
+OWNED_OUTGOING = Statement(
+    f"SELECT row.id, row.deliver_by < clock_timestamp() AS is_late FROM {OUTBOX.rows} AS row, {OUTBOX.mine}"
+)
 
 EXPIRE_OWNED_OUTGOING = Statement(f"""
 WITH expired AS (

@@ -11,7 +11,6 @@ from durable.storage.sql.work import INBOX, OUTBOX, WorkTable
 REFUSED_OWNER = -1
 """Owner of a row that the database lets become neither anything nor a dead letter: no node claims or releases it."""
 
-READ_CLOCK = Statement("SELECT clock_timestamp()")
 # Expired messages of which types become dead letters: all but these, or these alone.
 _BURIED: Final = "CAST(:buries_others AS boolean) <> (message_type = ANY (CAST(:excepted AS text[])))"
 _LATE: Final = "deliver_by < now() AND owner_id = 0 AND %s{only} ORDER BY deliver_by LIMIT :batch_size"

@@ -334,6 +334,24 @@ class TestNoAttempt:
         assert "again: the database cannot be used: the disk is full\n" in caplog.text
         assert "business data" not in caplog.text
 
+    @pytest.mark.parametrize("group", [1, 3])
+    async def test_missing_table_of_durable_counts_as_no_attempt(self, shop: Shop, group: int) -> None:
+        attempts: list[int] = []
+
+        async def handle(order: Placed, session: AsyncSession) -> None:
+            attempts.append(order.number)
+            if len(attempts) == 3:
+                await shop.tables.change("ALTER TABLE durable.renamed RENAME TO envelope_history")
+            await shop.write(session, order.number)
+
+        shop.handles(handle, retry=Retry(immediate=0, delays=[]), max_batch=group)
+        async with shop.open():
+            await shop.tables.change("ALTER TABLE durable.envelope_history RENAME TO renamed")
+            await shop.receive(1)
+            await shop.settled()
+        assert (shop.effects(), shop.inbox(), shop.tables.count("dead_letters")) == ([1], [], 0)
+        assert attempts == [1, 1, 1]
+
     @pytest.mark.parametrize("ends", ["raises", "swallows it"])
     async def test_lost_connection_is_logged_with_its_cause_and_without_the_words_of_the_handler(
         self, shop: Shop, caplog: pytest.LogCaptureFixture, ends: str
@@ -359,7 +377,7 @@ class TestNoAttempt:
             await shop.settled()
         assert (attempts, shop.effects(), shop.inbox()) == ([1, 1], [1], [])
         [told] = re.findall("again: the database cannot be used: (.*)", caplog.text)
-        assert re.search("connection (was|is) closed|terminating connection", told)
+        assert re.search("connection (was|is) closed|terminating connection|connection broke off", told)
         assert "business data" not in caplog.text
 
     async def test_handler_breaking_its_connection_each_time_ends_as_a_dead_letter(self, shop: Shop) -> None:

@@ -534,4 +534,26 @@ ROWS = (
             "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_lost_connection_is_logged_with_its_cause_and_without_the_words_of_the_handler[raises]",
         ),
     ),
+    Mutant(
+        "handling",
+        "a table of durable that is missing counts as a failed attempt",
+        "durable/agents/attempts.py",
+        before="            if missing := mismatch(error, self._schema):",
+        after="            if missing := None:",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py::"
+            "TestNoAttempt::test_missing_table_of_durable_counts_as_no_attempt[1]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a message that lives longer expires by the deadline in memory",
+        "durable/storage/expiry.py",
+        before="    if late is None:\n        return False\n",
+        after="    late = late or lease\n",
+        killed_by=(
+            "tests/integration/storage/functions/test_ends.py::"
+            "test_owned_message_expires_by_the_deadline_of_its_row[now-dead letter]",
+        ),
+    ),
 )

@@ -595,4 +595,15 @@ ROWS = (
             "test_options_of_subclasses_make_the_envelope_of_plain_ones[value of a header SQLAlchemy]",
         ),
     ),
+    Mutant(
+        "outbox",
+        "a daemon's commit wakes nobody when the process ends",
+        "durable/agents/waking.py",
+        before='name="durable wakes nodes", daemon=False)',
+        after='name="durable wakes nodes")',
+        killed_by=(
+            "tests/integration/outbox/unit_of_work/test_waking.py::TestWaking::"
+            "test_process_wakes_the_nodes_before_its_end_when_a_daemon_or_its_exit_commits[daemon]",
+        ),
+    ),
 )

@@ -33,11 +33,11 @@ ROWS = (
         "a waiting message expires before its duplicate",
         "durable/agents/arrivals.py",
         before="""\
-        if longer:
-            inbox.live_longer""",
+        if longer and not inbox.live_longer(conn, schema, longer):
+""",
         after="""\
         if False:
-            inbox.live_longer""",
+""",
         killed_by=(
             "tests/contract/bus/test_taken_ids.py::test_waiting_message_lives_as_long_as_its_duplicate[postgres]",
         ),
@@ -197,6 +197,17 @@ def outlives""",
         "            self._tell_quarantined(_unfit(arrival))\n",
         killed_by=(
             "tests/integration/agents/test_receiving.py::TestDuplicates::test_quarantine_is_logged_and_counted_once_when_a_neighbour_is_refused[P0001]",
+        ),
+    ),
+    Mutant(
+        "receiving",
+        "a locked message does not live longer",
+        "durable/storage/sql/inbox.py",
+        before="ORDER BY row.id, row.endpoint FOR UPDATE OF row\n",
+        after="ORDER BY row.id, row.endpoint FOR UPDATE OF row SKIP LOCKED\n",
+        killed_by=(
+            "tests/integration/storage/functions/test_ends.py::"
+            "test_waiting_message_lives_longer_after_its_lock_is_rolled_back",
         ),
     ),
 )

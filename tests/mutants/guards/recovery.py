@@ -554,4 +554,15 @@ ROWS = (
             "tests/integration/application/test_schedules.py::TestTrouble::test_schedule_refused_like_an_outage_prevents_no_other[53100]",
         ),
     ),
+    Mutant(
+        "recovery",
+        "messages of another service become dead letters",
+        "durable/application/application.py",
+        before="            return lease.envelope.source == self.service\n",
+        after="            return True\n",
+        killed_by=(
+            "tests/integration/recovery/test_other_services.py::"
+            "test_waiting_messages_are_handled_later_when_another_service_has_run_on_their_tables[plain]",
+        ),
+    ),
 )

@@ -81,7 +81,7 @@ def note_expired(tx: Transaction, p: Params) -> Rows:
 @does(sql.LIVE_LONGER)
 def live_longer(tx: Transaction, p: Params) -> int:
     later = dict(zip(zip(p["id"], p["endpoint"], strict=True), p["deliver_by"], strict=True))
-    rows = unlocked(tx, IN, lambda row: row.key in later and row.deliver_by is not None)
+    rows = [row for row in tx.all(IN.table) if row.key in later and row.deliver_by is not None]
     for row in rows:
         until = later[row.key]
         change(tx, IN, row, deliver_by=None if until is None else max(row.deliver_by, until))
@@ -218,6 +218,13 @@ def dead_letter_incoming(tx: Transaction, p: Params) -> Rows:
     _failures(tx, row, p, number)
     finish(tx, IN, row, "dead-lettered", p, p["reason"])
     return [(1,)]
+
+
+@does(sql.LATE_INCOMING, "deliver_by")
+def late_incoming(tx: Transaction, p: Params) -> Rows:
+    row = this(tx, p)
+    is_late = row is not None and row.deliver_by is not None and row.deliver_by < tx.clock + p["within"]
+    return [(row.deliver_by,)] if row is not None and is_late else []
 
 
 @does(sql.EXPIRE_OWNED_INCOMING, "count")

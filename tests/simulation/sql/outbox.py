@@ -130,9 +130,9 @@ def dead_letter_outgoing(tx: Transaction, p: Params) -> Rows:
     return [(len(rows),)]
 
 
-@does(sql.OWNED_OUTGOING, "id")
+@does(sql.OWNED_OUTGOING, "id is_late")
 def owned_outgoing(tx: Transaction, p: Params) -> Rows:
-    return [(row.id,) for row in mine(tx, OUT, p)]
+    return [(row.id, None if row.deliver_by is None else row.deliver_by < tx.clock) for row in mine(tx, OUT, p)]
 
 
 @does(sql.EXPIRE_OWNED_OUTGOING, "id expired")

@@ -20,13 +20,8 @@ from tests.simulation.sql.parts import (
     remember_expired,
     unlocked,
 )
-from tests.simulation.sql.registry import Params, Rows, does, does_sql
+from tests.simulation.sql.registry import Params, Rows, does
 from tests.simulation.tables import Transaction
-
-
-@does_sql(str(sql.READ_CLOCK.within("")), "clock_timestamp")
-def read_clock(tx: Transaction, p: Params) -> Rows:
-    return [(tx.clock,)]
 
 
 def _released(name: str, side: Side, *, is_death: bool = False) -> Callable[[Transaction, Params], Rows]:

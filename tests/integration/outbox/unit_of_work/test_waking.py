@@ -47,6 +47,20 @@ with bus.runtime.sessions.open_sync() as session, bus.enlist(session):
 """
 
 
+_SENDS_IN_A_DAEMON = f"""{_SENDS_AND_ENDS.partition("with bus")[0]}
+import atexit, threading
+def send():
+    with bus.runtime.sessions.open_sync() as session, bus.enlist(session):
+        bus.send(Placed(1))
+        session.commit()
+if sys.argv[2] == "daemon":
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    sender.join()
+else:
+    atexit.register(send)
+"""
+
 _FORKS_AND_SENDS = """
 import os, sys, threading, time
 from durable import Bus
@@ -200,6 +214,13 @@ class TestWaking:
         self, tables: Tables, listening: Callable[[], int]
     ) -> None:
         subprocess.run([sys.executable, "-c", _SENDS_AND_ENDS, tables.url], check=True, timeout=60)
+        assert listening() == 1
+
+    @pytest.mark.parametrize("sender", ["daemon", "atexit"])
+    def test_process_wakes_the_nodes_before_its_end_when_a_daemon_or_its_exit_commits(
+        self, tables: Tables, listening: Callable[[], int], sender: str
+    ) -> None:
+        subprocess.run([sys.executable, "-c", _SENDS_IN_A_DAEMON, tables.url, sender], check=True, timeout=60)
         assert listening() == 1
 
     def test_fork_of_a_sender_wakes_the_nodes(self, tables: Tables, listening: Callable[[], int]) -> None:

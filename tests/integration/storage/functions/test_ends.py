@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
+from sqlalchemy import text
 
 from durable.envelope import ANY_NODE
-from durable.storage import inbox, leases, outbox
+from durable.storage import expiry, inbox, leases, outbox
+from durable.storage.inbox import Arrival
 from durable.storage.rows import Letter, Tried
 from durable.storage.sql.recovery import INCOMING
 from tests.failure.leftovers import MESSAGE_TYPE, envelope
@@ -107,6 +111,62 @@ async def test_owned_message_expires_by_the_clock_of_the_database(store: Store) 
     assert await store.run(inbox.expire, A, lease)
 
     assert (await store.one(HISTORY))[:2] == ("incoming", "expired")
+
+
+@pytest.mark.parametrize("end", [inbox.expire, expiry.bury_incoming], ids=["forgotten", "dead letter"])
+@pytest.mark.parametrize("within", [timedelta(0), timedelta(minutes=1)], ids=["now", "soon"])
+async def test_owned_message_expires_by_the_deadline_of_its_row(
+    store: Store, end: Callable[..., bool], within: timedelta
+) -> None:
+    await store.receive(msgspec.structs.replace(envelope(1), deliver_by=datetime.now(UTC) - timedelta(seconds=1)))
+    await store.set("incoming", "deliver_by = now() + interval '1 hour'")
+    (lease,) = await store.claim_incoming()
+    old = msgspec.structs.replace(lease.envelope, deliver_by=datetime.now(UTC) - timedelta(seconds=1))
+    held = msgspec.structs.replace(lease, envelope=old)
+
+    assert not await store.run(end, A, held, within=within)
+    await store.set("incoming", "deliver_by = '2024-02-29Z'")
+    assert await store.run(end, A, held, within=within)
+    known = "SELECT expired = '2024-02-29Z' FROM durable.%s"
+    noted = f"{known % 'received_ids'} UNION ALL {known % 'undated_ids'}"
+    assert await store.one(noted) is True
+
+
+async def test_message_to_be_sent_expires_by_the_deadline_of_its_row(store: Store) -> None:
+    await store.send(outgoing(1, deliver_by=datetime.now(UTC) + timedelta(hours=1)))
+    (lease,) = await store.claim_outgoing()
+    held = msgspec.structs.replace(
+        lease, envelope=msgspec.structs.replace(lease.envelope, deliver_by=datetime.now(UTC) - timedelta(seconds=1))
+    )
+
+    for end in (outbox.expire, expiry.bury_outgoing):
+        assert await store.run(end, A, [held]) == (set(), {lease.envelope.id})
+
+
+async def test_waiting_message_lives_longer_after_its_lock_is_rolled_back(store: Store) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1)
+    await store.receive(msgspec.structs.replace(envelope(1), deliver_by=datetime.now(UTC) + timedelta(minutes=1)))
+    (lease,) = await store.claim_incoming()
+    duplicate = Arrival(lease.endpoint, msgspec.structs.replace(lease.envelope, deliver_by=later), ANY_NODE)
+    async with store.database.engine.connect() as other:
+        await other.execute(text("SELECT FROM durable.incoming_envelopes FOR UPDATE"))
+        lengthening = asyncio.create_task(store.run(inbox.live_longer, [duplicate]))
+        await asyncio.sleep(0.2)
+        assert not lengthening.done()
+        await other.rollback()
+
+    assert await lengthening
+    assert await store.one("SELECT deliver_by = :later FROM durable.incoming_envelopes", later=later) is True
+
+
+async def test_message_lives_no_longer_after_its_end(store: Store) -> None:
+    await store.receive(msgspec.structs.replace(envelope(1), deliver_by=datetime.now(UTC) + timedelta(minutes=1)))
+    (lease,) = await store.claim_incoming()
+    duplicate = Arrival(lease.endpoint, lease.envelope, ANY_NODE)
+
+    assert await store.run(inbox.live_longer, [duplicate])
+    await store.run(inbox.finish_handled, A, [lease])
+    assert not await store.run(inbox.live_longer, [duplicate])
 
 
 async def test_suspect_attempt_is_counted_before_its_run(store: Store) -> None:
