@@ -41,7 +41,7 @@ _TIME: Final = (datetime,)
 
 
 def plain(value: object) -> object:
-    """The same value without its subclass, for `enc_hook` of msgspec; raises NotImplementedError for one of another kind."""
+    """The same value without its subclass, as `enc_hook` of msgspec; raises NotImplementedError for any other."""
     for cls in type(value).__mro__:
         if cls in _AS_ITS_OWN:
             return _AS_ITS_OWN[cls](value)
