@@ -43,6 +43,10 @@ Without a message, an error uses the first line of its docstring. No message sho
 
 from __future__ import annotations
 
+import os
+import re
+import sysconfig
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
@@ -94,6 +98,12 @@ __all__ = [
 ]
 
 _NO_TEXT: Final = ", whose text cannot be made"
+
+_NOT_OF_THE_APPLICATION: Final = (
+    "<",  # frozen modules, and the code of dataclasses
+    *(os.path.join(os.path.dirname(__file__), ""), os.path.join(sysconfig.get_path("stdlib"), "")),
+)
+_INSTALLED: Final = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 
 E = TypeVar("E", bound=BaseException)
 
@@ -325,6 +335,26 @@ def said(error: BaseException) -> str:
         return f"{kind}: {error}".partition("\n")[0]
     except BaseException:
         return f"{kind}{_NO_TEXT}"
+
+
+def place_of(error: BaseException) -> str | None:
+    """The last line of the application's own code that this error passed, such as `orders.py:16`; None without one.
+
+    Code of durable, of installed packages and of Python itself is not the application's.
+    """
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if not file.startswith(_NOT_OF_THE_APPLICATION) and not _INSTALLED.search(file):
+            found = f"{_from_here(file)}:{line}"
+    return found
+
+
+def _from_here(file: str) -> str:
+    try:
+        return file.removeprefix(os.path.join(os.getcwd(), ""))
+    except OSError:  # the folder was removed
+        return file
 
 
 @contextmanager

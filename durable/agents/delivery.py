@@ -41,7 +41,7 @@ from durable.application.handlers import Handler
 from durable.application.retry import DeadLetter, Pause, Policy, RunAgain, RunLater
 from durable.encryption.decoding import decode
 from durable.envelope import LeasedEnvelope
-from durable.errors import LeaseLost, MissingKey, said
+from durable.errors import LeaseLost, MissingKey, place_of, said
 from durable.storage.database import answer
 from durable.storage.outages import is_serialization_failure, sqlstate
 from durable.storage.rows import UNCOUNTED, Failure, Letter, Tried
@@ -373,11 +373,12 @@ class Delivery:
         decision = self._policy.decide(error, attempt, now - lease.envelope.due_at)
         self._counters.add(Event.ATTEMPT_FAILED)
         log.warning(
-            "handler %s failed on message %s, attempt %d: %s",
+            "handler %s failed on message %s, attempt %d: %s; %s",
             self._handler.name,
             lease.envelope.id,
             attempt,
-            said(error),
+            said(error) if (place := place_of(error)) is None else f"{said(error)} ({place})",
+            self._policy.outlook(decision, error, attempt),
         )
         if isinstance(decision, RunAgain):
             if not (self._is_stopped(lease) or lease.envelope.is_late(now)):

@@ -155,7 +155,7 @@ class Settling:
             self._counters.add(Event.DEAD_LETTERED)
             envelope = lease.envelope
             log.error(
-                "dead letter %s (%s): %s; see: durable-agent dead-letters show %s",
+                "dead letter %s (%s): %s; see: durable-agent dead-letters show APP:BUS %s",
                 envelope.id,
                 envelope.message_type,
                 letter.reason,

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
 from durable.arguments import checked_class
 from durable.duration import Duration, duration, time_from_now
@@ -30,6 +30,7 @@ from durable.errors import (
     Reject,
     Release,
     RetryLater,
+    Verdict,
     WiringError,
     said,
     text_of,
@@ -145,6 +146,10 @@ class Retry:
         return sum(map(duration, self.delays), timedelta(0)) * (1 + self.jitter)
 
 
+RetryPolicy = Annotated[Retry, "a Retry, such as Retry(delays=[1, '10s'])"]
+"""A Retry, with an example for those who give something else."""
+
+
 @checked_class
 @dataclass(frozen=True, slots=True)
 class RetryAfter:
@@ -181,6 +186,11 @@ def _wait(of: str, value: Duration) -> timedelta:
         return time_from_now(value)
     except ValueError as error:
         raise InvalidSetting(f"{of}: {error}") from None
+
+
+def _seconds(time: timedelta) -> str:
+    seconds = time.total_seconds()
+    return f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def _asked_for(error: BaseException) -> timedelta | None:
@@ -244,6 +254,24 @@ class Policy:
     def _of(self, error: BaseException) -> Retry | RetryAfter:
         nearest = next((cls for cls in type(error).__mro__ if cls in self.by_error), None)
         return self.retry if nearest is None else self.by_error[nearest]
+
+    def outlook(self, decision: Decision, error: BaseException, attempt: int) -> str:
+        """Tell in words what follows a failed attempt, for the log."""
+        rule = None if isinstance(error, Verdict) else self._of(error)
+        number = f", attempt {attempt + 1} of {rule.max_attempts}" if isinstance(rule, Retry) else ""
+        match decision:
+            case RunAgain():
+                return f"again at once{number}"
+            case RunLater(delay=delay):
+                return f"again in {_seconds(delay)}{number}"
+            case HandBack():
+                return "handed back to any node, uncounted"
+            case ToTheEnd():
+                return "put behind all waiting messages"
+            case Pause(time=time):
+                return f"handler paused for {_seconds(time)}"
+            case DeadLetter():
+                return "no further attempt"
 
     @property
     def max_attempts(self) -> int:

@@ -188,7 +188,7 @@ class TestOneTransaction:
         async with shop.open():
             (lease,) = await shop.receive(1)
             await shop.settled()
-        assert f"no such customer; see: durable-agent dead-letters show {lease.envelope.id}" in caplog.text
+        assert f"no such customer; see: durable-agent dead-letters show APP:BUS {lease.envelope.id}" in caplog.text
 
     async def test_a_failure_leaves_no_effect_and_no_message(self, shop: Shop) -> None:
         async def handle(order: Placed, session: AsyncSession, ctx: Context) -> None:
@@ -425,6 +425,21 @@ class TestRetrying:
         (wait,) = shop.tables.rows("SELECT execution_time - now() FROM durable.incoming_envelopes")
         assert timedelta(seconds=50) < wait <= timedelta(seconds=60)
         assert shop.counters[Event.RETRIED] == 1
+
+    async def test_failed_attempt_is_logged_with_its_line_and_the_next_attempt(
+        self, shop: Shop, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def handle(order: Placed) -> None:
+            raise LookupError("no such customer")
+
+        line = handle.__code__.co_firstlineno + 1
+        shop.handles(handle, retry=Retry(immediate=1, delays=[60], jitter=0))
+        async with shop.open():
+            await shop.receive(1)
+            await shop.settled()
+        for number, outlook in ((1, "again at once, attempt 2 of 3"), (2, "again in 60 s, attempt 3 of 3")):
+            assert f"attempt {number}: LookupError: no such customer (" in caplog.text
+            assert f"test_handling.py:{line}); {outlook}" in caplog.text
 
     async def test_a_released_message_is_for_any_node_and_not_counted(self, shop: Shop) -> None:
         async def handle(order: Placed) -> None:

@@ -303,3 +303,26 @@ def test_wait_is_bounded_by_the_end_of_the_calendar(span: timedelta) -> None:
     bounded = within_calendar(span, now)
     assert bounded <= span
     assert bounded == span or now + bounded == LATEST
+
+
+@pytest.mark.parametrize(
+    ("error", "attempt", "words"),
+    [
+        (ValueError(), 1, "again at once, attempt 2 of 4"),
+        (ValueError(), 2, "again in 1.5 s, attempt 3 of 4"),
+        (ValueError(), 3, "again in 3,600 s, attempt 4 of 4"),
+        (ValueError(), 4, "no further attempt"),
+        (LookupError(), 1, "no further attempt"),
+        (Reject("no"), 1, "no further attempt"),
+        (RetryLater(60), 1, "again in 60 s"),
+        (Release(), 1, "handed back to any node, uncounted"),
+        (PutBack(), 1, "put behind all waiting messages"),
+        (PauseListener(5), 1, "handler paused for 5 s"),
+        (TimeoutError(), 1, "handler paused for 30 s"),
+    ],
+)
+def test_outlook_tells_the_next_attempt_or_the_end(error: Exception, attempt: int, words: str) -> None:
+    policy = Policy(
+        Retry(immediate=1, delays=[1.5, 3600], jitter=0), {LookupError: Retry.never(), TimeoutError: RetryAfter()}
+    )
+    assert policy.outlook(policy.decide(error, attempt), error, attempt) == words
