@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, Unpack, get_args,
 from durable import kinds
 from durable.duration import Duration, duration, within_calendar
 from durable.errors import DurableError, InvalidSetting
-from durable.grammar import suggestion
+from durable.grammar import several, suggestion
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -169,6 +169,7 @@ def _arguments(
     options = _options(hints.get(rest)) if rest is not None else {}
     if options is not None:
         refuse_unknown(of, given, [name for name in (*parameters, *options) if name not in ("self", rest)])
+    _refuse_too_many(of, parameters.values(), len(args))
     try:
         bound = signature.bind(*args, **given).arguments
     except TypeError as error:
@@ -180,6 +181,23 @@ def _arguments(
             yield from (Argument(name, item, hints.get(name, Any)) for item in value)
         else:
             yield Argument(name, value, hints.get(name, Any))
+
+
+def _refuse_too_many(of: str, parameters: Iterable[inspect.Parameter], count: int) -> None:
+    """Raise InvalidSetting for more arguments without a name than the function takes."""
+    kinds_given = {each.name: each.kind for each in parameters}
+    if inspect.Parameter.VAR_POSITIONAL in kinds_given.values():
+        return
+    by_place = [
+        name
+        for name, kind in kinds_given.items()
+        if kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if count > len(by_place):
+        names = [name for name in by_place if name != "self"]
+        taken = f"{several(len(names), 'arguments')} without a name ({', '.join(names)})"
+        given = count - (len(by_place) - len(names))
+        raise InvalidSetting(f"{of}: takes {taken if names else 'no argument without a name'}, and got {given}")
 
 
 def _options(hint: Any) -> Mapping[str, Any] | None:

@@ -31,7 +31,7 @@ from durable.application.circuit_breaker import CircuitBreaker
 from durable.application.cron import Misfire
 from durable.application.handlers import Handler, MaxBatch, OnDeadLetter, OnExpiry, refuse_verdicts
 from durable.application.middleware import Middleware, Stage
-from durable.application.retry import ByError, Retry, RetryAfter
+from durable.application.retry import ByError, Retry, RetryAfter, RetryPolicy
 from durable.application.schedules import Factory, declare
 from durable.application.signatures import dotted_name
 from durable.arguments import checked, checked_names, length_of_time, refuse_unknown
@@ -359,7 +359,7 @@ class Bus:
         return self.runtime.calls.open_links
 
     @checked
-    def on_error(self, *errors: type[Exception], retry: Retry | RetryAfter) -> None:
+    def on_error(self, *errors: type[Exception], retry: RetryPolicy | RetryAfter) -> None:
         """Set the retry policy of these exceptions in every handler that has no policy of its own for them.
 
         `bus.on_error(TimeoutError, retry=Retry(immediate=0, delays=[5, 60]))`, or

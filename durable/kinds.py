@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,8 @@ _WORDS: Mapping[Any, str] = {
     type(None): "None",
 }
 _MOST_SHOWN = 80
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+(?=>)")
+"""The place of an object in memory, as in `<function reserve at 0x7f5d1c0a4d60>`."""
 
 
 def fits(value: object, hint: Any) -> bool:
@@ -79,7 +82,7 @@ def told(hint: Any) -> str:
 def shown(value: object) -> str:
     """The value in an error; bytes and long texts are cut."""
     try:
-        text = repr(value)
+        text = _ADDRESS.sub("", repr(value))
     except BaseException:  # the application's own
         text = with_article(type(value).__qualname__)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."

@@ -21,7 +21,7 @@ from durable.application import signatures
 from durable.application.circuit_breaker import CircuitBreaker
 from durable.application.incoming import Incoming
 from durable.application.injection import CONTEXT, SESSION, Injected, resolve, takes_list
-from durable.application.retry import ByError, Retry
+from durable.application.retry import ByError, RetryPolicy
 from durable.arguments import Argument, annotations_of, refuse_misfits
 from durable.envelope import Envelope
 from durable.errors import InvalidSetting, Verdict
@@ -43,7 +43,7 @@ class Handler:
     message_type: str
     cls: type[Any]
     function: Callable[..., Any]
-    retry: Retry | None
+    retry: RetryPolicy | None
     """None: as the settings say."""
     concurrency: int | None
     """The number of messages that run at once on each node; None: as the settings say."""

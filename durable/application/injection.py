@@ -30,6 +30,8 @@ from durable.application import signatures
 from durable.application.incoming import Context, Incoming
 from durable.arguments import checked_class
 from durable.errors import InvalidSetting
+from durable.grammar import with_article
+from durable.messages import registry
 
 
 @checked_class
@@ -120,6 +122,11 @@ def resolve(
         elif hint in (AsyncSession, Session):
             right = "AsyncSession in an async" if is_async else "Session in a sync"
             raise InvalidSetting(f"handler {of}: {name} must be annotated {right} handler")
+        elif parameter.default is inspect.Parameter.empty and registry.is_message(hint):
+            raise InvalidSetting(
+                f"handler {of}: parameter {name!r} is {with_article(hint.__name__)}, but this handler handles "
+                f"{cls.__name__}: annotate it with {cls.__name__}, or declare @bus.handles({hint.__name__})"
+            )
         elif parameter.default is inspect.Parameter.empty:
             raise InvalidSetting(
                 f"handler {of}: parameter {name!r} has no known type; annotate it with "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from durable.arguments import Argument, checked_names, refuse_misfits
 from durable.envelope import JSON, is_media_type
@@ -98,6 +98,11 @@ def name_of(cls: type) -> str:
                 f"{cls.__name__} is not a message: give an instance of a class that is declared by @message(name)"
             ) from None
         raise UnknownMessageType(f"{cls.__qualname__} is not a message: decorate it with @message(name)") from None
+
+
+def is_message(hint: Any) -> TypeGuard[type]:
+    """True for a class that was declared with @message; false for other classes, and for whatever else annotates."""
+    return isinstance(hint, type) and hint in _by_class
 
 
 def class_name(name: str) -> str:

@@ -125,7 +125,7 @@ WRONG: dict[str, list[Any]] = {
     "UUID | str": [17, None, ODD],
     "Callable[..., Any]": [*FUNCTIONS, None],
     "Retry | None": [3, "often", Retry, ODD],
-    "Retry | RetryAfter": [3, None, ODD],
+    "RetryPolicy | RetryAfter": [3, None, ODD],
     "ByError | None": [17, [ValueError], {ValueError: 3}, {"ValueError": Retry()}, {int: Retry()}, ODD],
     "CircuitBreaker | None": [3, CircuitBreaker, ODD],
     "OnDeadLetter | None": ["stop", 17, ODD],
@@ -651,3 +651,27 @@ def test_misspelt_argument_of_an_entry_point_is_refused_with_its_fault(
 ) -> None:
     with pytest.raises(InvalidSetting, match=re.escape(said)):
         make(**given)
+
+
+def test_argument_too_many_is_refused_with_the_names_of_those_taken() -> None:
+    bus: Any = Bus("arguments", database="postgresql://localhost/none")
+    with pytest.raises(InvalidSetting, match=r"^route: takes 1 argument without a name \(cls\), and got 2$"):
+        bus.route(Placed, Placed, to="tcp://127.0.0.1:1")
+    retry: Any = Retry
+    with pytest.raises(InvalidSetting, match=r"^Retry: takes 4 arguments without a name \(immediate, .*got 5$"):
+        retry(1, [1], 0.1, None, 5)
+
+
+def test_value_is_shown_without_its_place_in_memory() -> None:
+    bus: Any = Bus("arguments", database="postgresql://localhost/none")
+    with pytest.raises(InvalidSetting, match=r"cls=<function clock>: give the message class"):
+        bus.handles(clock)
+
+
+def test_number_of_retries_is_refused_with_an_example() -> None:
+    bus: Any = Bus("arguments", database="postgresql://localhost/none")
+    example = r"retry=3: give a Retry, such as Retry\(delays=\[1, '10s'\]\)"
+    with pytest.raises(InvalidSetting, match=example):
+        bus.handles(Placed, retry=3)(lambda placed: None)
+    with pytest.raises(InvalidSetting, match=example):
+        bus.on_error(LookupError, retry=3)

@@ -18,6 +18,7 @@ from durable.application.injection import Depends
 from durable.application.retry import Retry
 from durable.envelope import IN_REPLY_TO, REPLY_TO, Envelope, LeasedEnvelope, new_id
 from durable.errors import InvalidSetting, RoutingError
+from durable.messages.registry import message
 
 
 class Placed(msgspec.Struct):
@@ -296,6 +297,21 @@ class TestDeclaring:
             handle.__annotations__["mystery"] = hint
         with pytest.raises(
             InvalidSetting, match=r"parameter 'mystery' has no known type; annotate it with Placed, AsyncSession"
+        ):
+            declared(handle)
+
+    def test_parameter_of_another_message_class_is_refused_with_both_ways_out(self) -> None:
+        @message("handlers.returned")
+        class Returned(msgspec.Struct):
+            item: str
+
+        async def handle(order: Placed) -> None: ...
+
+        handle.__annotations__["order"] = Returned
+        with pytest.raises(
+            InvalidSetting,
+            match=r"parameter 'order' is a Returned, but this handler handles Placed: annotate it with Placed, "
+            r"or declare @bus\.handles\(Returned\)",
         ):
             declared(handle)
 
