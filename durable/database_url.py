@@ -191,6 +191,6 @@ def _written(host: str, port: int | None) -> str:
 
 def _wrong(setting: str) -> InvalidSetting:
     return InvalidSetting(
-        f"{setting}: not a Postgres URL; it should look like postgresql+asyncpg://user:***@host:5432/name, with"
+        f"{setting}: not a Postgres URL; it should look like postgresql://user:***@host:5432/name, with"
         " / ? # and % in the password percent-encoded"
     )

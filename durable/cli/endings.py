@@ -5,16 +5,22 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from typing import Final, NamedTuple
 
 import typer
 from sqlalchemy.exc import DBAPIError
 
-from durable.errors import DurableError, StorageUnavailable, UndecodableMessages, WiringError
+from durable.errors import DurableError, StorageUnavailable, UndecodableMessages, WiringError, place_of
 
 NAME: Final = "durable-agent"
 FAILED, BAD_USAGE, INTERRUPTED = 1, 2, 130
 _NO_PERMISSION = "42501"
+_NO_DATABASE: Final = re.compile(r'database "(.+)" does not exist')
+_NO_ENTRY: Final = re.compile(
+    r'authentication failed for user|role ".+" does not exist|no password supplied|no pg_hba.conf entry'
+)
 
 
 class Ending(NamedTuple):
@@ -41,9 +47,9 @@ def ending_of(error: BaseException) -> Ending:
         case UndecodableMessages():
             return Ending(BAD_USAGE, str(error), has_lines=True)
         case WiringError():
-            return Ending(BAD_USAGE, str(error))
+            return Ending(BAD_USAGE, f"{error}{_at(error)}")
         case StorageUnavailable():
-            return Ending(FAILED, f"{error}; check that Postgres runs, and the setting database_url")
+            return Ending(FAILED, f"{error}; {_way_in(error)}")
         case DBAPIError():
             return Ending(FAILED, _refusal(error))
         case DurableError():
@@ -62,6 +68,23 @@ def usage(error: typer.TyperException) -> str:
     elif context is not None and "; did you" not in text:
         text += f"; see {context.command_path} --help"
     return text[:1].lower() + text[1:]
+
+
+def _at(error: WiringError) -> str:
+    """Name the line of the application that made the mistake, if one did."""
+    place = place_of(error)
+    return "" if place is None else f" ({place})"
+
+
+def _way_in(error: StorageUnavailable) -> str:
+    """Advise by the SQLSTATE, or by the server's words: libpq has no SQLSTATE for a connection that was refused."""
+    cause, text = error.__cause__, str(error)
+    state = str(getattr(cause, "sqlstate", None) or "")
+    if (missing := _NO_DATABASE.search(text)) or state == "3D000":
+        return f"create it: createdb {shlex.quote(missing[1]) if missing else 'NAME'}"
+    if state.startswith("28") or _NO_ENTRY.search(text):
+        return "check user and password in the setting database_url"
+    return "check that Postgres runs, and the setting database_url"
 
 
 def _refusal(error: DBAPIError) -> str:

@@ -76,7 +76,8 @@ def pause(
     with schema_connection(settings) as conn:
         keys = _keys(bus, kind, name)
         if not anyway and set(declared).isdisjoint([name, *keys]):
-            _refuse_unknown(kind, name, [*declared, *known_names.read(conn, settings.db_schema, kind)])
+            known = known_names.read(conn, settings.db_schema, kind)
+            _refuse_unknown(kind, name, list(dict.fromkeys([*declared, *known])))
         named = [(kind, each) for each in keys]
         actions.pause(conn, settings.db_schema, named, reason=reason, actor=actor, duration=duration)
     until = "until it is resumed" if duration is None else f"for {age(duration)}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,7 +18,7 @@ from durable.bus import Bus
 from durable.cli import output
 from durable.cli.command import taking
 from durable.encryption.ring import KeyRing
-from durable.errors import InvalidSetting, WiringError
+from durable.errors import InvalidSetting, WiringError, place_of
 from durable.grammar import suggestion
 from durable.settings import Settings, load_settings
 from durable.storage import migrator
@@ -53,8 +52,9 @@ def load_bus(app: BusName) -> Bus:
     """Import the bus of this name; its module may lie in the current folder. Raises WiringError."""
     module_name, _, attribute = app.partition(":")
     if not all(part.isidentifier() for part in module_name.split(".")) or not attribute.isidentifier():
-        raise WiringError(f"APP:BUS: {app!r} is not a module and an attribute; write it like app:bus")
-    module = _imported(module_name)
+        advice = _without_suffix(app) or "it like app:bus"
+        raise WiringError(f"APP:BUS: {app!r} is not a module and an attribute; write {advice}")
+    module = _imported(module_name, app)
     try:
         bus = getattr(module, attribute)
     except AttributeError:
@@ -118,7 +118,16 @@ def connection(
         yield conn
 
 
-def _imported(name: str) -> ModuleType:
+def _without_suffix(app: str) -> str | None:
+    """Write the file of `base.py:bus` as its module; None for what names no file."""
+    file, _, attribute = app.partition(":")
+    parts = file.removesuffix(".py").split("/")
+    if not file.endswith(".py") or not all(part.isidentifier() for part in parts):
+        return None
+    return f"{'.'.join(parts)}:{attribute or 'bus'}"
+
+
+def _imported(name: str, app: str) -> ModuleType:
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -128,6 +137,8 @@ def _imported(name: str) -> ModuleType:
         raise
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            if written := _without_suffix(app):
+                raise WiringError(f"APP:BUS: {app!r} names a file; write {written}") from error
             raise WiringError(
                 f"APP:BUS: no module {error.name!r} in {folder} or installed; "
                 "run this in the application's folder, or correct the name"
@@ -138,9 +149,7 @@ def _imported(name: str) -> ModuleType:
 
 
 def _import_failed(name: str, error: BaseException) -> WiringError:
-    """Name the last frame of the application's own code, not of the import machinery."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 2 else ""
-    if isinstance(error, SyntaxError):
-        place = f" ({error.filename}:{error.lineno})"
-    return WiringError(f"APP:BUS: import of {name} failed: {type(error).__name__}: {error}{place}")
+    """Name the last line of the application's own code."""
+    place = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else place_of(error)
+    at = "" if place is None else f" ({place})"
+    return WiringError(f"APP:BUS: import of {name} failed: {type(error).__name__}: {error}{at}")

@@ -157,6 +157,8 @@ def find_letter(chosen: Chosen, *, resolved: bool | None = False) -> DeadLetter:
     """
     settings, selection = chosen.settings, chosen.selection
     named = [*(selection.letters or ()), *(selection.ids or ())]
+    if not named:
+        raise InvalidSetting("LETTER: name a letter, such as 1: `durable-agent dead-letters list APP:BUS` shows them")
     if len(named) != 1:
         raise InvalidSetting(f"LETTER: {len(named)} letters are named; name one, by its number or its message's UUID")
     with schema_connection(settings) as conn:

@@ -1,0 +1,84 @@
+"""Mistakes in an application's module, and in the names of commands: each error says where it is, or what to write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from durable.cli.endings import ending_of
+from durable.errors import InvalidSetting, StorageUnavailable
+from tests.support.command import Agent
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Agent:
+    return Agent(tmp_path, monkeypatch, capsys)
+
+
+MISTAKES = {
+    "bus.route(OrderPlaced)": "route: missing a required argument: 'to'",
+    "bus.route(OrderPlaced, to='nowhere')": "nowhere: no transport has this scheme",
+    "bus.route(OrderPlaced, ot='tcp://127.0.0.1:2302')": "unknown parameter 'ot'",
+    "bus.listen('tpc://127.0.0.1:2302')": "no transport has this scheme",
+    "bus.handles(OrderPlaced)(17)": "give a function",
+    "bus.send(OrderPlaced(1))": "send() needs a transaction",
+    "raise LookupError('no such customer')": "LookupError: no such customer",
+    "def broken(:": "SyntaxError",
+}
+
+
+@pytest.mark.parametrize(("mistake", "told"), MISTAKES.items(), ids=list(MISTAKES))
+def test_mistake_in_a_module_is_told_with_its_file_and_line(agent: Agent, mistake: str, told: str) -> None:
+    name = agent.application(f"\n\n{mistake}\n")
+    line = (agent.folder / f"{name}.py").read_text().splitlines().index(mistake) + 1
+    code, _, err = agent("describe", f"{name}:bus")
+    assert code == 2
+    assert told in err
+    assert f"{name}.py:{line})" in err
+
+
+def test_mistake_in_an_option_names_no_line() -> None:
+    with pytest.raises(InvalidSetting) as mistake:
+        raise InvalidSetting("--limit: give 1 or more")
+    plain = mistake.value.with_traceback(None)
+    assert ending_of(plain).message == "--limit: give 1 or more"
+
+
+@pytest.mark.parametrize(
+    ("given", "written"), [("base.py:bus", "base:bus"), ("shop/base.py:bus", "shop.base:bus"), ("base.py", "base:bus")]
+)
+def test_file_instead_of_a_module_is_told_with_the_module(agent: Agent, given: str, written: str) -> None:
+    code, _, err = agent("describe", given)
+    assert (code, err.endswith(f"write {written}\n")) == (2, True)
+
+
+class Refused(Exception):
+    def __init__(self, sqlstate: str | None) -> None:
+        self.sqlstate = sqlstate
+
+
+@pytest.mark.parametrize(
+    ("text", "sqlstate", "advice"),
+    [
+        ('FATAL:  database "shop" does not exist', None, "create it: createdb shop"),
+        ('FATAL:  database "the shop" does not exist', "3D000", "create it: createdb 'the shop'"),
+        ("la base de données n'existe pas", "3D000", "create it: createdb NAME"),
+        ("x", "28P01", "check user and password in the setting database_url"),
+        ('FATAL:  password authentication failed for user "ada"', None, "check user and password in the setting"),
+        ('FATAL:  role "ada" does not exist', None, "check user and password in the setting"),
+        ("connection refused", None, "check that Postgres runs, and the setting database_url"),
+        ("the system is starting up", "57P03", "check that Postgres runs, and the setting database_url"),
+    ],
+)
+def test_advice_for_a_refused_connection_follows_its_cause(text: str, sqlstate: str | None, advice: str) -> None:
+    error = StorageUnavailable(f"the database cannot be used: {text}")
+    error.__cause__ = Refused(sqlstate)
+    assert f"; {advice}" in ending_of(error).message
+
+
+def test_command_without_a_letter_asks_for_one_with_an_example(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DURABLE_DATABASE_URL", "postgresql://127.0.0.1:1/shop")
+    code, _, err = agent("dead-letters", "show", f"{agent.application()}:bus")
+    assert code == 2
+    assert "LETTER: name a letter, such as 1: `durable-agent dead-letters list app" in err
