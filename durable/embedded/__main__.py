@@ -1,6 +1,7 @@
 """`python -m durable.embedded FOLDER DATABASE...`: a private Postgres for a first try, until Ctrl-C.
 
-Prints the URL of each database, which is made when it is missing. The data stays in the folder. The server ends with
+Prints the URL of each database, which is made when it is missing: for one database as an `export` line for a shell, for
+several as a line `DATABASE: URL` for each. The data stays in the folder. The server ends with
 the process that started it; a second one on the same folder joins it, and leaves it running.
 """
 
@@ -40,8 +41,11 @@ def _serve(folder: str, databases: list[str]) -> int | None:
             if server.owned or server.is_running:
                 raise
             return None
-        for url in urls:
-            print(f"export DURABLE_DATABASE_URL='{url}'", flush=True)
+        if len(urls) == 1:
+            print(f"export DURABLE_DATABASE_URL='{urls[0]}'", flush=True)
+        else:  # exports would overwrite each other
+            for database, url in zip(databases, urls, strict=True):
+                print(f"{database}: {url}", flush=True)
         if not server.owned:
             _tell(f"joined the server of {folder}, which another process has started")
         ended = not _runs_until_asked(server)

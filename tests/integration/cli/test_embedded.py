@@ -88,14 +88,16 @@ def embedded(folder: str, *databases: str) -> subprocess.Popen[str]:
 
 def urls_of(started: subprocess.Popen[str], count: int) -> list[str]:
     assert started.stdout is not None
-    return [started.stdout.readline().strip().removeprefix("export DURABLE_DATABASE_URL=") for _ in range(count)]
+    lines = [started.stdout.readline().strip() for _ in range(count)]
+    return [line.removeprefix("export DURABLE_DATABASE_URL=").strip("'") for line in lines]
 
 
 def test_second_command_joins_the_server_of_the_first() -> None:
     with tempfile.TemporaryDirectory(prefix="durable-pg-") as folder, contextlib.ExitStack() as started:
         first = started.enter_context(embedded(folder, "orders", "billing"))
         started.callback(first.kill)
-        orders, billing = urls_of(first, 2)
+        (orders_name, orders), (billing_name, billing) = (line.split(": ", 1) for line in urls_of(first, 2))
+        assert (orders_name, billing_name) == ("orders", "billing")
         assert "/orders?" in orders
         assert "/billing?" in billing
         second, third = (started.enter_context(embedded(folder, "billing")) for _ in range(2))
