@@ -8,7 +8,7 @@ export NO_MKDOCS_2_WARNING := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pipeline test quick fuzz simulate differential mutants mutate chaos soak check docs screenshots lowest pythons bench bench-gate load clean
+.PHONY: help setup demo pipeline test quick fuzz simulate differential mutants mutate chaos soak check docs wheel screenshots lowest pythons bench bench-gate load clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ check: setup docs ## Check style, types, the floors, the pages, the requirements
 # Without --quiet, which hides warnings from strict too: a dead link would pass.
 docs: setup ## Build the documentation in build/site, with the reference from the code
 	.venv/bin/mkdocs build
+
+wheel: setup ## Build the wheel in dist
+	.venv/bin/python -m build --wheel --no-isolation
 
 screenshots: setup ## Make the pictures of the console in docs/images anew
 	@scripts/chromium.sh
