@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from durable.cli import pauses
 from durable.cli.endings import ending_of
 from durable.errors import InvalidSetting, StorageUnavailable
+from durable.storage import known_names
 from tests.support.command import Agent
 
 
@@ -82,3 +85,12 @@ def test_command_without_a_letter_asks_for_one_with_an_example(agent: Agent, mon
     code, _, err = agent("dead-letters", "show", f"{agent.application()}:bus")
     assert code == 2
     assert "LETTER: name a letter, such as 1: `durable-agent dead-letters list app" in err
+
+
+def test_known_handlers_are_listed_once(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = agent.application("\n@bus.handles(OrderPlaced)\nasync def place(order: OrderPlaced) -> None: ...\n")
+    monkeypatch.setenv("DURABLE_DATABASE_URL", "postgresql://127.0.0.1:1/shop")
+    monkeypatch.setattr(pauses, "schema_connection", lambda settings: nullcontext())
+    monkeypatch.setattr(known_names, "read", lambda *_: [f"{name}.order-placed", "z"])
+    code, _, err = agent("pause", f"{name}:bus", "--handler", "x")
+    assert (code, f"known: {name}.order-placed, z; or give --anyway" in err) == (2, True)
