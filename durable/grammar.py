@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Final
 
 _NEAR: Final = 0.65
@@ -27,6 +28,15 @@ def several(count: int, nouns: str, verb: str = "", *, written: str | None = Non
         noun = f"{nouns[:-3]}y" if nouns.endswith("ies") else nouns.removesuffix("s")
         nouns, verb = noun, _SINGULAR.get(verb, f"{verb}s")
     return f"{number} {nouns} {verb}".rstrip()
+
+
+def lasting(duration: timedelta) -> str:
+    """A length of time in its largest unit: 45 s, 12 min, 3 h, 9 days."""
+    seconds = max(0.0, duration.total_seconds())
+    for unit, length in (("days", 172_800), ("h", 7_200), ("min", 120)):
+        if seconds >= length:
+            return f"{seconds / {'days': 86_400, 'h': 3_600, 'min': 60}[unit]:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
 def suggestion(name: str, known: Iterable[str], written: str = "{}") -> str:

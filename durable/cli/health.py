@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from durable.envelope import NodeId
 from durable.observability import health
-from durable.observability.health import NodeState
+from durable.observability.health import Need, NodeState
 from durable.recovery.policy import DormancyPolicy
 from durable.settings import Settings
 from durable.storage.gauges import Side
@@ -29,6 +29,11 @@ def read_twice(read: Callable[[], StatusSnapshot], settings: Settings) -> tuple[
         snapshot = read()
         dormant = health.dormant(policy, snapshot.gauges, time.monotonic())
     return snapshot, dormant
+
+
+def needs(snapshot: StatusSnapshot, problems: list[str], settings: Settings) -> list[Need]:
+    """List the work for operators beside these problems: the same that the console shows."""
+    return health.needs(snapshot.gauges, problems, settings)
 
 
 def problems(snapshot: StatusSnapshot, dormant: list[NodeId], settings: Settings) -> list[str]:

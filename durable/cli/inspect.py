@@ -14,6 +14,7 @@ from durable.cli import health, views
 from durable.cli.output import emit, is_json, rich
 from durable.cli.target import Target, connection, on_target, schema_connection
 from durable.errors import SchemaMismatch, WiringError
+from durable.observability.health import in_short
 from durable.settings import Settings
 from durable.storage import migrator
 from durable.storage import status as storage
@@ -77,7 +78,14 @@ def _report(settings: Settings) -> dict[str, Any]:
         return report | {"healthy": False, "problems": [mismatch]}
     snapshot, dormant = health.read_twice(lambda: _read(settings), settings)
     found = health.problems(snapshot, dormant, settings)
-    return report | {"healthy": not found, "problems": found} | views.status_rows(snapshot, settings.heartbeat_stale)
+    needs = health.needs(snapshot, found, settings)
+    judged = {
+        "healthy": not found,
+        "problems": found,
+        "needs": [need.text for need in needs],
+        "needs_in_short": in_short([need for need in needs if not need.is_problem]),
+    }
+    return report | judged | views.status_rows(snapshot, settings.heartbeat_stale)
 
 
 def _mismatch(conn: Connection, schema: str) -> str | None:

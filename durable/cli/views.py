@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
@@ -56,15 +56,25 @@ def node_rows(snapshot: StatusSnapshot, stale: timedelta) -> list[Row]:
 
 def circuit_rows(snapshot: StatusSnapshot) -> list[Row]:
     now = snapshot.gauges.now
+    waiting: Mapping[str, Mapping[str, int]] = {
+        CircuitKind.DESTINATION: _due(snapshot.outgoing),
+        CircuitKind.HANDLER: _due(snapshot.incoming),
+        CircuitKind.KEY: snapshot.parked,
+    }
     return [
         circuit._asdict()
         | {
             "state": _state(circuit, now),
             "open_seconds": (now - circuit.since).total_seconds(),
-            "waiting": snapshot.parked.get(circuit.key, 0) if circuit.kind == CircuitKind.KEY else None,
+            "waiting": waiting[circuit.kind].get(circuit.key, 0) if circuit.kind in waiting else None,
         }
         for circuit in snapshot.gauges.circuits
     ]
+
+
+def _due(groups: Sequence[Backlog]) -> dict[str, int]:
+    """Count the messages of each group that do not wait for a time of their own."""
+    return {group.name: group.total - group.scheduled for group in groups}
 
 
 def _state(circuit: OpenCircuit, now: datetime) -> str:
@@ -94,7 +104,18 @@ def status(report: Row) -> list[Block]:
             *circuits(report["circuits"]),
             "",
         ]
-    return [*blocks, *(f"unhealthy: {problem}" for problem in report["problems"])] + ["healthy"] * report["healthy"]
+    return [*blocks, *(f"unhealthy: {problem}" for problem in report["problems"]), *_verdict(report)]
+
+
+def _verdict(report: Row) -> list[Block]:
+    """Tell the work that the limits of health leave out: `healthy` alone stands for no work at all."""
+    needs = report.get("needs_in_short", "")
+    more = len(report.get("needs", ())) - len(report["problems"])
+    if not needs:
+        return ["healthy"] if report["healthy"] else []
+    if report["healthy"]:
+        return [f"healthy by its limits; {more} {'thing needs' if more == 1 else 'things need'} you: {needs}"]
+    return [f"{more} more {'thing needs' if more == 1 else 'things need'} you: {needs}"]
 
 
 def nodes(rows: Sequence[Row]) -> list[Block]:

@@ -15,9 +15,7 @@ from durable.application.handlers import Handler, MaxBatch
 from durable.bus import Bus
 from durable.console import viewers
 from durable.console.access import Person, Role
-from durable.console.shown import age, count
 from durable.envelope import NodeId
-from durable.grammar import several
 from durable.observability import health
 from durable.observability.health import NodeState
 from durable.recovery.policy import DormancyPolicy
@@ -77,7 +75,8 @@ class Overview(NamedTuple):
     """The state of the service."""
 
     now: datetime
-    problems: Sequence[str]
+    needs: Sequence[str]
+    """Work for somebody, by the rule of `durable-agent status`."""
     destinations: Sequence[Lane]
     handlers: Sequence[Lane]
     circuits: Sequence[OpenCircuit]
@@ -88,33 +87,6 @@ class Overview(NamedTuple):
     dead_letters: int
     scheduled: int
     flow: Flow | None
-
-    @property
-    def needs(self) -> list[str]:
-        """Work for somebody, the problems of /health first."""
-        latched = [circuit for circuit in self.circuits if circuit.probing]
-        counted = count(self.dead_letters, MOST_COUNTED)
-        letters = several(self.dead_letters, "dead letters", "wait", written=counted) + " to be replayed or discarded"
-        return [
-            *self._unattended,
-            *self.problems,
-            *(
-                f"{circuit.kind} {circuit.key} has been stopped by failures for {age(self.now - circuit.since)}: "
-                f"{circuit.reason}"
-                for circuit in latched
-            ),
-            *([letters] if self.dead_letters else []),
-        ]
-
-    @property
-    def _unattended(self) -> list[str]:
-        """Messages that nobody works on: at once, where /health waits for a while."""
-        if any(node.state is NodeState.ALIVE for node in self.nodes) or not (
-            self.to_send.number or self.to_handle.number
-        ):
-            return []
-        waiting = several(self.to_send.number + self.to_handle.number, "messages", "wait")
-        return [f"no node is alive, and {waiting}: start one with durable-agent run APP:BUS"]
 
 
 class HandlerRow(NamedTuple):
@@ -225,7 +197,7 @@ class Reading:
         nodes = {node.node_id: node for node in read.nodes}
         return Overview(
             now=read.now,
-            problems=problems,
+            needs=[need.text for need in health.needs(read, problems, self._bus.settings)],
             destinations=_lanes(read, Side.OUTGOING, CircuitKind.DESTINATION, ()),
             handlers=_lanes(read, Side.INCOMING, CircuitKind.HANDLER, list(self._bus.application.by_type())),
             circuits=read.circuits,

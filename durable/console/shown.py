@@ -14,19 +14,14 @@ from durable.console.plots import plot
 from durable.dead_letters.bodies import row
 from durable.duration import duration
 from durable.envelope import JSON
+from durable.grammar import lasting
 from durable.storage.dead_letters import DeadLetter
 from durable.storage.flow import SLICES, Flow
 
 
 def age(duration: timedelta | None) -> str:
     """A length of time in its largest unit: 45 s, 12 min, 3 h, 9 days."""
-    if duration is None:
-        return ""
-    seconds = max(0.0, duration.total_seconds())
-    for unit, length in (("days", 172_800), ("h", 7_200), ("min", 120)):
-        if seconds >= length:
-            return f"{seconds / {'days': 86_400, 'h': 3_600, 'min': 60}[unit]:.0f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return "" if duration is None else lasting(duration)
 
 
 def moment(at: datetime | None) -> Markup | str:

@@ -14,17 +14,21 @@
 
 What is latched or paused may wait as long as it likes. `durable-agent status` and the monitor of each process judge by
 these rules.
+
+Work for an operator is more: a latched destination, an open handler, dead letters, and messages that wait while no node
+is alive need somebody at once, with no limit. `durable-agent status` and the console tell it by needs().
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
+from typing import NamedTuple
 
 from durable.envelope import NodeId
-from durable.grammar import several
+from durable.grammar import lasting, several
 from durable.recovery.policy import DormancyPolicy, NodeFacts
 from durable.settings import Settings
 from durable.storage.circuits import CircuitKind
@@ -84,6 +88,70 @@ def problems(gauges: Gauges, dormant: list[NodeId], waits: Waits, settings: Sett
         *_dead_letters(gauges, settings.health_dead_letters),
         *_unpartitioned(gauges),
     ]
+
+
+class Need(NamedTuple):
+    """Work for an operator: the whole text, and the same in a few words, as a number of things or without one."""
+
+    text: str
+    things: str
+    number: int | None = None
+    state: str = ""
+    is_problem: bool = False
+
+
+def needs(gauges: Gauges, problems: Sequence[str], settings: Settings) -> list[Need]:
+    """Return the work for operators: messages without a node, the problems, and what failures stopped, at once."""
+    return [
+        *_without_node(gauges, settings),
+        *(Need(problem, "problems", 1, is_problem=True) for problem in problems),
+        *_stopped(gauges, settings.health_latched),
+        *_to_resolve(gauges, settings.health_dead_letters),
+    ]
+
+
+def in_short(needs: Sequence[Need]) -> str:
+    """Tell needs in a few words each, those of a kind together: "2 destinations latched, 10 dead letters"."""
+    numbers: dict[tuple[str, str], int | None] = {}
+    for need in needs:
+        kind = need.things, need.state
+        numbers[kind] = None if need.number is None else (numbers.get(kind) or 0) + need.number
+    told = (
+        things if number is None else f"{several(number, things, written=_counted(number))} {state}".rstrip()
+        for (things, state), number in numbers.items()
+    )
+    return ", ".join(told)
+
+
+def _without_node(gauges: Gauges, settings: Settings) -> Iterator[Need]:
+    """Tell of messages while no node is alive, unless that is a problem already."""
+    unowned = sum(group.waiting for groups in gauges.unowned.values() for group in groups)
+    waiting = unowned + sum(count for owned in gauges.owned.values() for count in owned.values())
+    is_attended = NodeState.ALIVE in node_states(gauges, settings.heartbeat_stale).values()
+    if waiting and not is_attended and not any(_unattended(gauges, settings)):
+        text = f"no node is alive, and {several(waiting, 'messages', 'wait')}: start one with durable-agent run APP:BUS"
+        yield Need(text, "no node runs")
+
+
+def _stopped(gauges: Gauges, limit: timedelta | None) -> Iterator[Need]:
+    """Tell of circuits that failures have opened; a latch that is a problem already is left out."""
+    for circuit in gauges.circuits:
+        if circuit.probing and not any(_latched(gauges._replace(circuits=[circuit]), limit)):
+            age = lasting(gauges.now - circuit.since)
+            text = f"{circuit.kind} {circuit.key} has been stopped by failures for {age}: {circuit.reason}"
+            state = "latched" if circuit.kind == CircuitKind.DESTINATION else "stopped"
+            yield Need(text, f"{circuit.kind}s", 1, state)
+
+
+def _to_resolve(gauges: Gauges, limit: int | None) -> Iterator[Need]:
+    if gauges.dead_letters and not any(_dead_letters(gauges, limit)):
+        number = gauges.dead_letters
+        letters = several(number, "dead letters", "wait", written=_counted(number))
+        yield Need(f"{letters} to be replayed or discarded", "dead letters", number)
+
+
+def _counted(number: int) -> str:
+    return f"{number:,}{'+' if number >= MOST_COUNTED else ''}"
 
 
 def _abandoned(gauges: Gauges, dormant: list[NodeId]) -> Iterator[str]:

@@ -239,7 +239,93 @@ def test_status_counts_waiting_messages_and_dead_letters(
     text = agent("status").out.splitlines()
     assert "  destination        waiting  unowned  scheduled  oldest  oldest unowned" in text
     assert "  tcp://127.0.0.1:1        2        2          0  60 min  60 min" in text
-    assert text[-1] == "healthy"
+    assert text[-1] == "healthy by its limits; 2 things need you: no node runs, 1 dead letter"
+    assert [need.partition(":")[0] for need in report["needs"]] == [
+        "no node is alive, and 2 messages wait",
+        "1 dead letter waits to be replayed or discarded",
+    ]
+
+
+def latch(conn: psycopg.Connection[Any], key: str) -> None:
+    conn.execute(
+        "INSERT INTO durable.circuits (kind, key, reason, since, actor, probing)"
+        " VALUES ('destination', %s, 'refused', now() - interval '10 min', 'node 1', true)",
+        [key],
+    )
+
+
+def pause_handler(conn: psycopg.Connection[Any], message_type: str) -> None:
+    conn.execute(
+        "INSERT INTO durable.circuits (kind, key, reason, actor) VALUES ('handler', %s, 'stocktaking', 'olga')",
+        [message_type],
+    )
+    conn.execute(
+        "INSERT INTO durable.incoming_envelopes (endpoint, id, message_type, source, correlation_id, content_type,"
+        " body, sent_at, owner_id) VALUES ('orders', gen_random_uuid(), %s, 'tcp://127.0.0.1:9',"
+        " gen_random_uuid(), 'application/json', '{}', now(), 0)",
+        [message_type],
+    )
+
+
+def test_status_tells_a_latched_destination_and_its_messages_within_the_limits(
+    agent: Agent, database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DURABLE_HEALTH_UNATTENDED", "P1D")
+    latch(conn, "tcp://127.0.0.1:1")
+    latch(conn, "tcp://127.0.0.1:2")
+    store_owned_by(conn, 0)
+
+    report = document(agent, "status")
+
+    assert (report["healthy"], report["problems"]) == (True, [])
+    assert len(report["needs"]) == 3
+    assert "destination tcp://127.0.0.1:1 has been stopped by failures for 10 min: refused" in report["needs"]
+    told = agent("status").out.splitlines()[-1]
+    assert told == "healthy by its limits; 3 things need you: no node runs, 2 destinations latched"
+
+
+def test_status_tells_dead_letters_beside_its_problems(
+    agent: Agent, database: str, conn: psycopg.Connection[Any]
+) -> None:
+    for _ in range(10):
+        conn.execute(
+            "INSERT INTO durable.dead_letters (side, address, body, exception_type, reason, fingerprint, node_id)"
+            " VALUES ('incoming', 'orders', '', 'ValueError', 'no', 'f', 1)"
+        )
+    told = agent("status").out.splitlines()[-1]
+    assert told == "healthy by its limits; 1 thing needs you: 10 dead letters"
+    store_owned_by(conn, 0)
+
+    assert len(document(agent, "status", code=1)["needs"]) == 2
+
+    unhealthy, more = agent("status").out.splitlines()[-2:]
+    assert unhealthy.startswith("unhealthy: work has waited for ")
+    assert more == "1 more thing needs you: 10 dead letters"
+
+
+def test_status_tells_of_nothing_when_no_operator_is_needed(agent: Agent, database: str) -> None:
+    assert document(agent, "status")["needs"] == []
+    assert agent("status").out.splitlines()[-1] == "healthy"
+
+
+def test_circuits_counts_the_messages_of_destinations_and_handlers(
+    agent: Agent, database: str, conn: psycopg.Connection[Any]
+) -> None:
+    latch(conn, "tcp://127.0.0.1:1")
+    latch(conn, "tcp://127.0.0.1:2")
+    store_owned_by(conn, 0)
+    store_owned_by(conn, 0)
+    conn.execute(
+        "UPDATE durable.outgoing_envelopes SET execution_time = now() + interval '1 day'"
+        " WHERE id = (SELECT max(id::text)::uuid FROM durable.outgoing_envelopes)"
+    )
+    pause_handler(conn, "orders.order-placed")
+
+    rows = document(agent, "circuits")
+
+    assert {row["key"]: row["waiting"] for row in rows} == {
+        "tcp://127.0.0.1:1": 1, "tcp://127.0.0.1:2": 0, "orders.order-placed": 1
+    }  # fmt: skip
 
 
 def test_status_is_unhealthy_when_messages_wait_longer_than_health_unattended_without_nodes(

@@ -183,3 +183,31 @@ def test_node_is_dormant_when_found_dead_by_two_looks_a_grace_apart() -> None:
 def test_unregistered_owner_is_dead() -> None:
     gauges = found(owned={Side.OUTGOING: {NodeId(9): 1}, Side.INCOMING: {}})
     assert health.node_states(gauges, 20 * MINUTE) == {NODE: NodeState.ALIVE, NodeId(9): NodeState.DEAD}
+
+
+def needs(gauges: Gauges, **settings: Any) -> list[health.Need]:
+    return health.needs(gauges, problems(gauges, **settings), Settings(**settings))
+
+
+def test_needs_are_told_at_once_where_the_limits_of_health_wait() -> None:
+    waits = found(nodes=[], locked=set(), unowned=unowned(0), circuits=[latched(0)], dead_letters=MOST_COUNTED)
+
+    assert problems(waits) == []
+    assert health.in_short(needs(waits)) == "no node runs, 1 destination latched, 1,000+ dead letters"
+
+
+def test_needs_tell_a_problem_once() -> None:
+    limits: dict[str, Any] = {"health_latched": MINUTE, "health_dead_letters": 1}
+    waits = found(nodes=[], locked=set(), unowned=unowned(2), circuits=[latched(2)], dead_letters=2)
+
+    assert [need.text for need in needs(waits, **limits)] == problems(waits, **limits)
+    assert len(needs(waits, **limits)) == 3
+    assert len(needs(waits)) == 3
+
+
+def test_needs_of_messages_in_the_hands_of_a_node_are_none_while_it_is_alive() -> None:
+    owned = {Side.OUTGOING: {NODE: 4}, Side.INCOMING: {}}
+    assert needs(found(owned=owned)) == []
+    assert health.in_short(needs(found(owned=owned, nodes=[node(2 * MINUTE)]))) == "no node runs"
+    handler = latched(1, "handler", "orders.order-placed")
+    assert health.in_short(needs(found(circuits=[handler]))) == "1 handler stopped"
