@@ -189,7 +189,7 @@ def needs(gauges: Gauges, **settings: Any) -> list[health.Need]:
     return health.needs(gauges, problems(gauges, **settings), Settings(**settings))
 
 
-def test_needs_are_told_at_once_where_the_limits_of_health_wait() -> None:
+def test_needs_follow_no_limit_of_health() -> None:
     waits = found(nodes=[], locked=set(), unowned=unowned(0), circuits=[latched(0)], dead_letters=MOST_COUNTED)
 
     assert problems(waits) == []
@@ -205,7 +205,7 @@ def test_needs_tell_a_problem_once() -> None:
     assert len(needs(waits)) == 3
 
 
-def test_needs_of_messages_in_the_hands_of_a_node_are_none_while_it_is_alive() -> None:
+def test_owned_messages_need_an_operator_when_no_node_is_alive() -> None:
     owned = {Side.OUTGOING: {NODE: 4}, Side.INCOMING: {}}
     assert needs(found(owned=owned)) == []
     assert health.in_short(needs(found(owned=owned, nodes=[node(2 * MINUTE)]))) == "no node runs"
