@@ -27,7 +27,7 @@ from tests.support.roles import runtime_role
 from tests.support.servers import EMBEDDED, TEMPLATE, older_servers, own_postgres
 
 MARKUP = "<script>alert(1)</script>"
-HELD = "Held up: vacuum"
+HELD = "Vacuum"
 RUNNING, SLOWEST = "Statements that run now", "Statements by the time that they took"
 HOLDER = VacuumHolder("session", None, 17, "shop", "web", "active", timedelta(seconds=1), 5, False)
 

@@ -204,7 +204,7 @@ class TestTruth:
         async with logged_in(app, VIEWER) as client:
             text = (await client.get("/")).text
         assert ("All is well" in text, "no node is alive, and 30 messages wait" in text) == (False, True)
-        assert re.search(r"To be handled</dt><dd>30<", text)
+        assert re.search(r"Incoming</dt><dd>30<", text)
 
     async def test_outdated_tables_are_named(self, app: Starlette, tables: Tables) -> None:
         tables.execute("UPDATE durable.alembic_version SET version_num = '0000'")
