@@ -88,7 +88,7 @@ WHERE letter_id = :letter ORDER BY attempt_id
 # The letters of the same conversation, and where the message itself and its cause wait, if they do.
 READ_RELATIVES = Statement("""
 (SELECT letter_id, 'dead letter' AS place, id, causation_id, message_type, address, sent_at,
-    COALESCE(resolution, exception_type) AS state
+    COALESCE(resolution, 'unresolved') || ' (' || exception_type || ')' AS state
 FROM {schema}.dead_letters
 WHERE letter_id <> :letter AND (correlation_id = CAST(:correlation_id AS uuid) OR id = CAST(:id AS uuid))
 ORDER BY letter_id DESC LIMIT 20)
