@@ -72,6 +72,7 @@ class Pages:
         )
         self._templates.filters |= {
             "age": shown.age,
+            "address": shown.address,
             "moment": shown.moment,
             "count": shown.count,
             "body": shown.body,
@@ -312,7 +313,7 @@ class Pages:
 
     def _text(self, request: Request, template: str, person: Person | None, **values: Any) -> str:
         given = {"form_field": FORM_FIELD, "form_secret": form_secret(request), "here": request.url.path, **values}
-        return self._templates.get_template(template).render(request=request, person=person, **given)
+        return shown.labelled(self._templates.get_template(template).render(request=request, person=person, **given))
 
 
 def _uuid(name: str, text: str) -> UUID:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.exceptions import HTTPException
 
 from durable.console.plots import plot
@@ -16,7 +19,7 @@ from durable.duration import duration
 from durable.envelope import JSON
 from durable.grammar import lasting
 from durable.storage.dead_letters import DeadLetter
-from durable.storage.flow import SLICES, Flow
+from durable.storage.flow import Flow
 
 
 def age(duration: timedelta | None) -> str:
@@ -43,15 +46,14 @@ def seconds(value: float | None) -> str:
 
 def flow_plots(found: Flow) -> Markup:
     """Draw the flow: messages and failures a minute, and how long messages took."""
-    per_minute, ago = SLICES / found.minutes, f"{age(found.length)} ago"
-    slices = found.slices
+    slices, ago = found.slices, f"{age(found.length)} ago"
     return Markup("").join(
         [
             plot(
                 "Messages a minute",
                 {
-                    "handled": [each.handled * per_minute for each in slices],
-                    "sent": [each.sent * per_minute for each in slices],
+                    "handled": a_minute([each.handled for each in slices], found.minutes),
+                    "sent": a_minute([each.sent for each in slices], found.minutes),
                 },
                 ago,
             ),
@@ -60,9 +62,62 @@ def flow_plots(found: Flow) -> Markup:
                 {"p50": [each.p50 for each in slices], "p99": [each.p99 for each in slices]},
                 ago,
             ),
-            plot("Dead letters a minute", {"failed": [each.failed * per_minute for each in slices]}, ago),
+            plot("Dead letters a minute", {"failed": a_minute([each.failed for each in slices], found.minutes)}, ago),
         ]
     )
+
+
+def a_minute(counts: Sequence[int], minutes: float) -> list[float]:
+    """Return the rates of counts in slices of so many minutes in all, each taken over a minute or more.
+
+    A rate of a shorter time would be larger than any minute has seen: two dead letters within three seconds are two.
+    """
+    together = math.ceil(len(counts) / minutes - 1e-6)  # slices to a minute
+    parts = max(1, len(counts) // max(1, together))
+    ends = [len(counts) - (parts - 1 - part) * together for part in range(parts)]
+    rates: list[float] = []
+    for begin, end in itertools.pairwise([0, *ends]):
+        length = max(1.0, (end - begin) * minutes / len(counts))
+        rates += [sum(counts[begin:end]) / length] * (end - begin)
+    return rates
+
+
+_CELL: Final = re.compile(r"<(?:th|td)\b([^>]*)>(.*?)(?=</(?:th|td)>)", re.DOTALL)
+_TABLE: Final = re.compile(r"<thead>(.*?)</thead>(.*?)</table>", re.DOTALL)
+_OPENING: Final = re.compile(r'<tr\b|<td\b(?: colspan="(\d+)")?')
+_PORT: Final = re.compile(r":[0-9]+$")
+
+
+def labelled(page: str) -> str:
+    """Name each cell of a page's tables after its column: a phone shows rows as cards."""
+    return _TABLE.sub(_labelled_table, page)
+
+
+def _labelled_table(table: re.Match[str]) -> str:
+    titles = [title for _, title in _CELL.findall(table[1])]
+    column = 0
+
+    def opening(found: re.Match[str]) -> str:
+        nonlocal column
+        if found[0] == "<tr":
+            column = 0
+            return found[0]
+        title = titles[column] if column < len(titles) else ""
+        column += int(found[1] or 1)
+        return f'{found[0]} data-label="{title}"'
+
+    return f"<thead>{table[1]}</thead>{_OPENING.sub(opening, table[2])}</table>"
+
+
+def address(text: str) -> Markup:
+    """An address that may be broken anywhere but within its port."""
+    scheme, separator, rest = text.partition("://")
+    host, slash, path = rest.partition("/")
+    found = _PORT.search(host) if separator else None
+    if found is None:
+        return escape(text)
+    port = Markup('<span class="port">{}</span>').format(host[found.start() :])
+    return escape(scheme + separator + host[: found.start()]) + port + escape(slash + path)
 
 
 def as_json(value: object) -> str:

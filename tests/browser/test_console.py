@@ -54,6 +54,46 @@ def test_service_and_logout_share_the_first_line(open_page: Open, width: int) ->
     assert button["y"] < service["y"] < button["y"] + button["height"]
 
 
+def test_navigation_fits_one_line_beside_a_link_to_services(open_page: Open) -> None:
+    page = open_page(viewport={"width": 1280, "height": 600})
+    page.evaluate("""() => {
+        const link = document.querySelector("nav a");
+        const services = link.cloneNode(); services.textContent = "Services"; link.before(services);
+        document.querySelector("header strong").textContent = "warehouse";
+    }""")
+    tops = page.evaluate("[...document.querySelectorAll('nav a')].map((each) => each.getBoundingClientRect().top)")
+    assert len(tops) == 11
+    assert len(set(tops)) == 1
+
+
+def test_phone_shows_rows_as_cards_with_the_names_of_columns(open_page: Open, shop: Shop) -> None:
+    page = open_page(viewport=PHONE)
+    for path in paths(page):
+        page.goto(shop.address + path)
+        hidden = page.evaluate(
+            "[...document.querySelectorAll('.wide')].filter((each) => each.scrollWidth > each.clientWidth).length"
+        )
+        assert hidden == 0, path
+    page.goto(f"{shop.address}/console/circuits")
+    cell = page.locator("tbody tr").first.locator("td").nth(1)
+    assert cell.evaluate("(each) => getComputedStyle(each, '::before').content") == '"State"'
+    assert cell.evaluate("(each) => getComputedStyle(each).display") == "block"
+    port = page.locator(".port").first
+    assert port.inner_text() == ":1"
+    assert port.evaluate("(each) => getComputedStyle(each).whiteSpace") == "nowrap"
+
+
+def test_buttons_of_a_circuit_stand_apart_on_one_line_each(open_page: Open, shop: Shop) -> None:
+    page = open_page(viewport=DESKTOP)
+    page.goto(f"{shop.address}/console/circuits")
+    row = page.locator("tbody tr").filter(has_text="latched")
+    resume, ping = (row.get_by_role("button", name=name).bounding_box() for name in ("Resume", "Ping now"))
+    assert resume is not None
+    assert ping is not None
+    assert ping["height"] == pytest.approx(resume["height"], abs=2)
+    assert ping["y"] >= resume["y"] + resume["height"] + 3 or ping["x"] >= resume["x"] + resume["width"] + 3
+
+
 def test_data_runs_no_script_and_pages_obey_their_policy(open_page: Open, shop: Shop, complaints: Complaints) -> None:
     page = open_page()
     for path in paths(page):

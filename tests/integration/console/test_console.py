@@ -421,6 +421,31 @@ class TestActions:
         resolved = "SELECT resolution, resolved_by, count(*)::int FROM durable.dead_letters GROUP BY 1, 2 ORDER BY 3"
         assert tables.rows(resolved) == [(None, None, 1), ("replayed", "console: olga", 250)]
 
+    async def test_conversation_names_the_resolution_beside_the_error(self, app: Starlette, tables: Tables) -> None:
+        first, second = add_letters(tables, 2)
+        tables.execute(
+            "UPDATE durable.dead_letters SET correlation_id = '01a21cab-bba7-736d-9019-22513fafa7ae'::uuid,"
+            " resolution = CASE letter_id WHEN %s THEN 'replayed' END,"
+            " resolved_at = CASE letter_id WHEN %s THEN now() END,"
+            " resolved_by = CASE letter_id WHEN %s THEN 'olga' END",
+            first, first, first,
+        )  # fmt: skip
+        error = tables.one("SELECT exception_type FROM durable.dead_letters LIMIT 1")
+        async with bearer(app, VIEWER) as client:
+            assert f">replayed ({error})</td>" in (await client.get(f"/dead-letters/{second}")).text
+            assert f">unresolved ({error})</td>" in (await client.get(f"/dead-letters/{first}")).text
+
+    async def test_ping_is_offered_for_latched_destinations_alone(self, app: Starlette, tables: Tables) -> None:
+        insert = (
+            "INSERT INTO durable.circuits (kind, key, reason, actor, probing)"
+            " VALUES ('destination', %s, 'refused', 'node 1', %s)"
+        )
+        tables.execute(insert, "tcp://b.example:1", False)
+        async with bearer(app, OPERATOR) as client:
+            assert "Ping now" not in (await client.get("/circuits")).text
+            tables.execute(insert, "tcp://b.example:2", True)
+            assert (await client.get("/circuits")).text.count("Ping now") == 1
+
     async def test_discarded_letter_keeps_the_reason(self, app: Starlette, tables: Tables) -> None:
         letter, _ = add_letters(tables, 2)
         page = f"/dead-letters/{letter}"

@@ -84,9 +84,10 @@ async def ordered(pair: Pair) -> str:
 def rows(page: str) -> list[tuple[str, str, str]]:
     """Service and place, depth, and state of each step."""
     found = re.findall(
-        r'<td class="name depth-(\d)">.*?<span class="why">(.*?)</span>.*?<span class="tag[^>]*>(.*?)<', page, re.S
+        r'class="name depth-(\d)">.*?<span class="why">(.*?)</td>.*?<span class="tag[^>]*>(.*?)<', page, re.S
     )
-    return [(re.sub(r"127.0.0.1:\d+", "stock", place), depth, state) for depth, place, state in found]
+    places = [re.sub(r"127.0.0.1:\d+", "stock", re.sub(r"<[^>]*>", "", place)) for _, place, _ in found]
+    return [(place, depth, state) for place, (depth, _, state) in zip(places, found, strict=True)]
 
 
 WHOLE = [
