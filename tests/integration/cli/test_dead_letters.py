@@ -464,7 +464,7 @@ async def place(order: OrderPlacedV2) -> None: ...
         (["show", "0190-7"], "neither the number of a dead letter nor the UUID"),
         (["show", "4711"], "no dead letter 4711"),
         (["show", "0190c0de-0000-7000-8000-000000000000"], "no dead letter"),
-        (["show"], "name one"),
+        (["show"], "name a letter, such as 1"),
         (["show", "1", "2"], "name one"),
         (["replay", "4711"], "no dead letter 4711"),
         (["replay", "99999999999999999999"], "neither"),
