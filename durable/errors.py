@@ -28,7 +28,7 @@
     ├── StorageUnavailable         the database cannot be used now: try again later
     ├── UnknownMessage             no message of this id is known here
     ├── StillWaiting               a message was not at its end in time: wait again
-    ├── ArchiveConflict            two archived the same rows into a lake at once: one of them did
+    ├── ArchiveConflict            two were at work on the same rows of a lake at once: one of them did it
     ├── LeaseLost                  another node owns the work now: roll back and forget it
     ├── TransactionEnded           a handler has ended the transaction that its message is finished in
     └── Verdict                    raised by a handler to decide what becomes of its message
@@ -251,7 +251,9 @@ class StillWaiting(DurableError, TimeoutError):
 
 
 class ArchiveConflict(DurableError):
-    """Another archiver has archived these rows meanwhile, and none is in the lake twice. Run the command again."""
+    """Another archiver, erasure or replay is at work, or has changed these rows of the lake meanwhile; none is in it
+    twice. Run the command again.
+    """
 
 
 class LeaseLost(DurableError):

@@ -37,7 +37,7 @@ from durable.pipeline.lake import Lake
 from durable.pipeline.lake_erasure import LakeErasure
 from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
 from durable.pipeline.leftovers import Scrubbed
-from durable.pipeline.origin import Origin, locked
+from durable.pipeline.origin import Origin, alone, locked
 from durable.pipeline.recovering import refuse_unnamed
 from durable.storage import archives, erasures
 from durable.storage.erasures import Chosen, Erasure, Here
@@ -100,10 +100,10 @@ def erase(
     """Empty them, in the database and in the lake, and return the record.
 
     They go from the lake that is named, and from the one that the database is archived into. `lost`: as in survey().
-    Raises ArchiveConflict while an archiver is at work, or others keep replacing the same files; InvalidSetting where
-    the lake is missing, or was written by a newer version.
+    Raises ArchiveConflict while an archiver or a replay is at work, or others keep replacing the same files;
+    InvalidSetting where the lake is missing, or was written by a newer version.
     """
-    with opened(origin.url) as engine, locked(engine, origin.schema) as conn:
+    with opened(origin.url) as engine, locked(engine, origin.schema) as conn, alone(conn, origin.schema):
         lakes = _lakes(conn, origin, lake)
         for place in lakes:
             for table in place.tables():

@@ -67,6 +67,11 @@ def recorded(lake: Lake) -> list[Recorded]:
     return sorted(found, key=lambda each: (each.erased_at, each.erasure_id))
 
 
+def written(lake: Lake) -> dict[str, datetime]:
+    """The records, by their names, and when each was written last: another answer later tells of an erasure."""
+    return {file.path: file.modified for file in places.files(f"{lake.url}/{_FOLDER}")}
+
+
 def mark(erasure_id: UUID) -> str:
     """The name under which a table's log keeps that this erasure has come to it, and up to which transaction."""
     return f"durable:erased:{erasure_id}"

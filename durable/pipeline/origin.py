@@ -1,4 +1,4 @@
-"""The database whose tables are archived, and the one archiver that may be at work on it."""
+"""The database whose tables are archived, and the one archiver or erasure that may be at work on it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 from durable.errors import ArchiveConflict, InvalidSetting
 from durable.pipeline.copying import connection
 from durable.settings import Settings
-from durable.storage import archives, migrator
+from durable.storage import archives, migrator, replays
 from durable.storage.database import lock_url
 from durable.storage.outages import translated
 
@@ -64,7 +64,7 @@ def locked(engine: Engine, schema: str) -> Iterator[Connection]:
     """
     with translated(), engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
         migrator.check_version(conn, schema)
-        if not _patiently(archives.try_lock, conn, schema):
+        if not patiently(archives.try_lock, conn, schema):
             raise ArchiveConflict("another archiver is at work on this database; wait for it to end")
         try:
             yield conn
@@ -73,9 +73,25 @@ def locked(engine: Engine, schema: str) -> Iterator[Connection]:
                 archives.unlock(conn, schema)
 
 
-_patiently = Retrying(
+@contextmanager
+def alone(conn: Connection, schema: str) -> Iterator[None]:
+    """Keep replays away from this database. Raises ArchiveConflict while one is at work."""
+    if not patiently(replays.try_lock, conn, schema, is_shared=False):
+        raise ArchiveConflict(
+            "a replay is at work on this database, and would bring the erased content back: wait for it, or stop "
+            "it, and continue it after the erasure by the same command"
+        )
+    try:
+        yield
+    finally:
+        with suppress(SQLAlchemyError):
+            replays.unlock(conn, schema, is_shared=False)
+
+
+patiently = Retrying(
     retry=retry_if_result(operator.not_),
     wait=wait_fixed(0.1),
     stop=stop_after_delay(2),
     retry_error_callback=lambda _: False,
 )
+"""Ask until the answer is true, for two seconds: a lock of one who has just died is free in a moment."""

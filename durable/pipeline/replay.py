@@ -107,23 +107,25 @@ def replay(
     chunk_size: int = CHUNK,
     rate: float | None = None,
     show: Show = lambda done, total: None,
-    sleep: Callable[[float], None] = time.sleep,
+    check: Callable[[], None] = lambda: None,
 ) -> Replayed:
     """Publish messages(), `chunk_size` at a time and no more than `rate` a second. `total`: how many they are.
 
-    Each chunk is one transaction; who is interrupted begins again under the same name, with the same messages. Raises
-    as publish() does.
+    Each chunk is one transaction; who is interrupted begins again under the same name, with the same messages. `check`
+    is called before each chunk and after the last, and what it raises ends the replay. Raises as publish() does.
     """
     if rate is not None:
         chunk_size = max(1, min(chunk_size, int(rate * _SECONDS_OF_A_CHUNK)))
     began, rows, added = time.monotonic(), 0, 0
     for chunk in chunks(chosen, "order_by", total=total, size=chunk_size):
         if rate is not None:
-            sleep(max(0.0, began + rows / rate - time.monotonic()))
+            time.sleep(max(0.0, began + rows / rate - time.monotonic()))
+        check()
         published = publish(chunk, settings, batch=f"replay {new_id()}", once=True)
         if published is not None:
             rows, added = rows + published.rows, added + published.added
         show(rows, total)
+    check()
     return Replayed(rows, added)
 
 

@@ -1,8 +1,9 @@
 """Advisory locks, in the two-int form: a class that durable derives from its schema, and a key within it.
 
 nodes_class(schema), node id    held by a node's own connection for as long as the node lives
-jobs_class(schema), Job         held by one transaction, so that one node at a time does that job; that of ARCHIVE by
-                                a session, because an archiver's work is many transactions
+jobs_class(schema), Job         held by one transaction, so that one node at a time does that job; those of ARCHIVE and
+                                REPLAY by a session, because that work is many transactions. Replays share theirs, and
+                                an erasure has it for itself
 singletons_class(schema), number
                                 of a service of which there is one: held by the own connection of its node, for as long
                                 as that is the provider
@@ -25,6 +26,7 @@ class Job(enum.IntEnum):
     PARTITIONS = 2
     MIGRATE = 3
     ARCHIVE = 4
+    REPLAY = 5
 
 
 def nodes_class(schema: str) -> int:

@@ -1,4 +1,7 @@
-"""Replays that were begun: under each name what it chose, in which order and for where."""
+"""Replays that were begun: under each name what it chose, in which order and for where; and the lock that they share.
+
+An erasure holds the same lock alone: what a replay has yet to publish, it would bring back.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
+from durable.storage.locks import Job, jobs_class
 from durable.storage.sql import replays as statements
 
 
@@ -17,6 +21,23 @@ class Begun(NamedTuple):
 
     name: str
     at: datetime
+
+
+def try_lock(conn: Connection, schema: str, *, is_shared: bool) -> bool:
+    """Take the lock of replays until unlock(), for as long as this connection lasts, or return False at once."""
+    statement = statements.LOCK_SHARED if is_shared else statements.LOCK_ALONE
+    return bool(conn.execute(statement.within(schema), _lock(schema)).scalar_one())
+
+
+def unlock(conn: Connection, schema: str, *, is_shared: bool) -> None:
+    """Give it back now, as it was taken."""
+    statement = statements.UNLOCK_SHARED if is_shared else statements.UNLOCK_ALONE
+    conn.execute(statement.within(schema), _lock(schema))
+
+
+def has_lock(conn: Connection, schema: str) -> bool:
+    """Tell whether this connection still holds it: a new one in its place does not."""
+    return bool(conn.execute(statements.HAS_LOCK.within(schema), _lock(schema)).scalar_one())
 
 
 def newest(conn: Connection, schema: str, limit: int) -> list[Begun]:
@@ -41,3 +62,7 @@ def begin(conn: Connection, schema: str, name: str, plan: Mapping[str, Any]) -> 
 def purge(conn: Connection, schema: str, *, keep: timedelta) -> None:
     """Forget the replays of long ago."""
     conn.execute(statements.PURGE_REPLAYS.within(schema), {"keep": keep})
+
+
+def _lock(schema: str) -> dict[str, int]:
+    return {"class_id": jobs_class(schema), "key": int(Job.REPLAY)}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -268,11 +270,14 @@ def test_chunks_follow_in_time_and_are_one_batch_each(spark: SparkSession, datab
     assert kept == [(uuid(1003), uuid(2003), replay.new_id_of(uuid(3), name="x"), 0)]
 
 
-def test_rate_bounds_the_start_of_the_next_chunk(spark: SparkSession, database_url: str) -> None:
+def test_rate_bounds_the_start_of_the_next_chunk(
+    spark: SparkSession, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pauses: list[float] = []
     chosen = replay.messages(choosing.complete(history(spark, 10)), name="x")
     settings = load_settings(database_url=database_url)
-    done = replay.replay(chosen, settings, total=10, rate=1.0, sleep=pauses.append)
+    monkeypatch.setattr("durable.pipeline.replay.time", SimpleNamespace(monotonic=time.monotonic, sleep=pauses.append))
+    done = replay.replay(chosen, settings, total=10, rate=1.0)
     assert done == (10, 10)
     assert len(pauses) == 2, "five seconds' worth at once"
     assert pauses[0] == 0

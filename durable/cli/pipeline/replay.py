@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +20,7 @@ from durable.cli.target import Target, connection, load_target, ring_of
 from durable.errors import InvalidSetting
 from durable.pipeline.session import needs_spark, spark_errors
 from durable.pipeline.texts import check_name
+from durable.pipeline.undisturbed import Undisturbed, publishing
 from durable.storage import migrator, placements, replays
 
 if TYPE_CHECKING:
@@ -158,28 +160,29 @@ def replay(
         place.require(choice.table)
     if bus is not None and not dry_run:
         _declare(bus, settings)
-    with phases("replay") as phase:
-        phase("starting Spark")
-        session = spark.open_session([place] if place else None)
-        phase("counting messages")
-        rows, groups = _chosen(session, choice, place, parquet)
     with needs_spark():
         from durable.pipeline.replay import messages, refuse_forgotten
         from durable.pipeline.sealing import Sealing
-    sealing = Sealing.of(ring_of(target))
-    named = messages(
-        rows,
-        name=name,
-        same_ids=same_ids,
-        destination=destination,
-        order_by=plan["order-by"],
-        sealing=sealing,
-    )
-    if same_ids:
-        refuse_forgotten(named, settings.dedupe_window)
-    if not dry_run:
-        _begin(settings, name, plan)
-    outcome = _replay(named, groups, settings, dry_run, rate, chunk)
+    with nullcontext() if dry_run else publishing(settings, place) as undisturbed:
+        with phases("replay") as phase:
+            phase("starting Spark")
+            session = spark.open_session([place] if place else None)
+            phase("counting messages")
+            rows, groups = _chosen(session, choice, place, parquet)
+        sealing = Sealing.of(ring_of(target))
+        named = messages(
+            rows,
+            name=name,
+            same_ids=same_ids,
+            destination=destination,
+            order_by=plan["order-by"],
+            sealing=sealing,
+        )
+        if same_ids:
+            refuse_forgotten(named, settings.dedupe_window)
+        if not dry_run:
+            _begin(settings, name, plan)
+        outcome = _replay(named, groups, settings, undisturbed, rate, chunk)
     return Ended(
         outcome | {"name": name, "dry_run": dry_run, "groups": [group._asdict() for group in groups]},
         [_table(groups), _sentence(outcome, dry_run)],
@@ -239,19 +242,22 @@ def _replay(
     chosen: DataFrame,
     groups: Sequence[Group],
     settings: Settings,
-    dry_run: bool,
+    undisturbed: Undisturbed | None,
     rate: float | None,
     chunk: int,
 ) -> dict[str, int]:
+    """Publish them; without a guard against erasures they are counted only."""
     with needs_spark():
         from durable.pipeline import replay
 
     without_body = sum(group.without_body for group in groups)
     total = sum(group.messages for group in groups) - without_body
     added = 0
-    if not dry_run:
+    if undisturbed is not None:
         with progress("replay: publishing") as show:
-            total, added = replay.replay(chosen, settings, total=total, chunk_size=chunk, rate=rate, show=show)
+            total, added = replay.replay(
+                chosen, settings, total=total, chunk_size=chunk, rate=rate, show=show, check=undisturbed.check
+            )
     return {"messages": total, "without_body": without_body, "added": added}
 
 

@@ -1,10 +1,13 @@
-"""Guards of lost lives: which rows of a lake their database has lost, and what the audit makes of them."""
+"""Guards of lost lives, of which rows of a lake their database has lost and what the audit makes of them; and of erased
+content, which comes back by no replay.
+"""
 
 from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
 _TESTS = "tests/pipeline/test_lost_lives.py"
+_ERASED = "tests/pipeline/test_erased_replays.py"
 
 ROWS = (
     Mutant(
@@ -70,5 +73,45 @@ ROWS = (
         before='sent=history.sent.join(lost.rows, keys, "left_anti")',
         after="sent=history.sent",
         killed_by=(f"{_TESTS}::test_message_sent_in_a_lost_life_is_forgotten_until_sent_again",),
+    ),
+    Mutant(
+        "lives",
+        "content is erased beside a replay that has read it",
+        "durable/pipeline/origin.py",
+        before="    if not patiently(replays.try_lock, conn, schema, is_shared=False):",
+        after="    if False:",
+        killed_by=(f"{_ERASED}::test_erasure_is_refused_while_a_replay_is_at_work",),
+    ),
+    Mutant(
+        "lives",
+        "a replay begins beside an erasure",
+        "durable/pipeline/undisturbed.py",
+        before="        if not patiently(replays.try_lock, conn, schema, is_shared=True):",
+        after="        if False:",
+        killed_by=(f"{_ERASED}::test_replay_is_refused_while_an_erasure_is_at_work",),
+    ),
+    Mutant(
+        "lives",
+        "a replay into another database goes on with what was erased from its lake",
+        "durable/pipeline/undisturbed.py",
+        before="        if self._records() != self._erased:",
+        after="        if False:",
+        killed_by=(f"{_ERASED}::test_replay_into_another_database_ends_when_its_lake_was_erased_from",),
+    ),
+    Mutant(
+        "lives",
+        "a replay goes on without the lock that keeps erasures away",
+        "durable/pipeline/undisturbed.py",
+        before="        if not is_held:",
+        after="        if False:",
+        killed_by=(f"{_ERASED}::test_replay_ends_when_its_lock_is_lost",),
+    ),
+    Mutant(
+        "lives",
+        "a replay reads a lake that an erasure has not come to",
+        "durable/pipeline/undisturbed.py",
+        before="            _refuse_undone(conn, schema, lake)\n",
+        after="",
+        killed_by=(f"{_ERASED}::test_replay_is_refused_while_the_lake_has_content_of_an_erasure",),
     ),
 )
