@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from durable.errors import InvalidSetting
+from durable.pipeline.rows import records
 from durable.pipeline.session import spark_errors
 from durable.pipeline.texts import check_texts
 
@@ -155,7 +156,7 @@ def survey(rows: DataFrame) -> list[Group]:
         F.max("moment").alias("last"),
     )
     with spark_errors():
-        return [Group(*row) for row in counted.orderBy(*keys).collect()]
+        return [Group(**row) for row in records(counted.orderBy(*keys))]
 
 
 def _narrowed(rows: DataFrame, where: str) -> DataFrame:

@@ -242,6 +242,32 @@ def test_survey_counts_chosen_messages_and_those_without_a_body(spark: SparkSess
     assert replay.messages(rows, name="x").count() == 2
 
 
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York"])
+def test_times_of_groups_are_utc_in_any_time_zone(
+    spark: SparkSession, agent: Agent, tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch, zone: str
+) -> None:
+    place, of_session = str(tmp_path / "messages"), "spark.sql.session.timeZone"
+    at = datetime(2026, 11, 20, 1, 2, 3, tzinfo=UTC)
+    history(spark, 2, sent_at=f"timestamp_seconds({int(at.timestamp())})").write.parquet(place)
+    before = spark.conf.get(of_session)
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        spark.conf.set(of_session, zone)
+        groups = choosing.survey(choosing.complete(spark.read.parquet(place)))
+        ended = agent(
+            *("pipeline", "replay", "--json", "--name", "x", "--parquet", place, "--all", "--dry-run"),
+            *("--database", database_url),
+        )
+    finally:
+        spark.conf.set(of_session, before)
+        monkeypatch.undo()
+        time.tzset()
+    assert {(group.first, group.last) for group in groups} == {(at, at)}
+    told = json.loads(ended.out)["groups"]
+    assert {(group["first"], group["last"]) for group in told} == {("2026-11-20T01:02:03Z", "2026-11-20T01:02:03Z")}
+
+
 # ---------------------------------------------------------------- publishing in chunks
 
 
