@@ -13,10 +13,9 @@ import typer
 from durable.cli.arguments import parse_span, parse_time
 from durable.cli.command import reading
 from durable.cli.output import Block, Columns, Table, phases, utc
-from durable.cli.pipeline.options import SparkPlace, row_count
+from durable.cli.pipeline.options import SparkPlace, lake_of, row_count
 from durable.cli.pipeline.steps import Ended, Step
 from durable.errors import InvalidSetting
-from durable.pipeline.lake import Lake
 from durable.pipeline.session import spark_errors
 from durable.settings import load_settings
 
@@ -94,7 +93,7 @@ def audit(
     )
     if out is not None and "://" not in out and Path(out).exists():
         raise InvalidSetting(f"--out: {out} is there already; name a new folder")
-    lakes = [Lake(place) for place in sender], [Lake(place) for place in receiver]
+    lakes = [lake_of("--sender", each) for each in sender], [lake_of("--receiver", each) for each in receiver]
     spark.check()
     local_rows = spark.few_rows(load_settings())
     yield

@@ -89,6 +89,13 @@ def named_lake(url: str | None, settings: Settings) -> Lake | None:
     return Lake(named) if named else None
 
 
+def lake_of(option: str, url: str) -> Lake:
+    """Return the lake that an option names. Raises InvalidSetting for nothing, which would be the current folder."""
+    if not url:
+        raise InvalidSetting(f"{option}: names no lake; give a folder, or the URL of an object store")
+    return Lake(url)
+
+
 @dataclass(frozen=True, slots=True)
 class SparkPlace:
     """The place of Spark: this process, unless another one is named."""
