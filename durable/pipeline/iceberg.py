@@ -13,13 +13,13 @@ Bounds are kept of the columns that Delta keeps them of, so that no content is i
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from durable.errors import InvalidSetting, needs
+from durable.errors import DurableError, InvalidSetting, needs
 from durable.pipeline import places
 from durable.pipeline.describing import properties
 from durable.pipeline.lake import Lake
@@ -55,6 +55,8 @@ def export(lake: Lake, table: LakeTable) -> Exported:
     """
     with needs("export", extra="iceberg"):
         import pyiceberg.table  # noqa: F401
+    import pyarrow as pa
+
     if not lake.exists(table):
         raise InvalidSetting(f"lake {lake.url}: no {table}; fill it with durable-agent pipeline archive")
     place = f"{_url(lake.url)}/iceberg/{table}"
@@ -66,7 +68,10 @@ def export(lake: Lake, table: LakeTable) -> Exported:
     added, removed = sorted(wanted - known.keys()), [file for path, file in known.items() if path not in wanted]
     if added or removed or version is None or _lacks_columns(found, schema):
         before = _manifests(found)
-        _commit(found, schema, added, removed)
+        try:
+            _commit(found, schema, added, removed)
+        except pa.ArrowInvalid as error:
+            raise DurableError(f"file {_unreadable(added) or 'of the lake'} cannot be read: {error}") from error
         version = (version or 0) + 1
         _publish(place, found, version)
         _forget(place, before - _manifests(found), version)
@@ -138,6 +143,21 @@ def _commit(found: Table, schema: pa.Schema, added: list[str], removed: list[Any
         if added:
             work.add_files(added, check_duplicate_files=False)
     found.maintenance.expire_snapshots().older_than(datetime.now(UTC) - _KEPT_SNAPSHOTS).commit()
+
+
+def _unreadable(files: Sequence[str]) -> str | None:
+    """The first of these files that is no Parquet file, or was cut off."""
+    import pyarrow as pa
+    from pyarrow.parquet import read_metadata
+
+    for url in files:
+        folder, _, name = url.rpartition("/")
+        try:
+            with places.opened(_plain(folder), name) as file:
+                read_metadata(file)
+        except pa.ArrowInvalid:
+            return url
+    return None
 
 
 def _publish(place: str, found: Table, version: int) -> None:

@@ -42,6 +42,11 @@ _EXCEPTION = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)
 _QUOTED = re.compile(r"""(?<!\w)(["'])(?:\\.|(?!\1(?!\w)).)*(?:\1|$)""")
 """A text in quotes, or the rest of a line after a quote that is not closed; apostrophes are no quotes."""
 
+_DATA_FILE = re.compile(r"""(["'])\S*part-[\w.-]+\.parquet\1""")
+"""A quoted path of a file of data, which is no value of a row."""
+_UNREADABLE = re.compile(r"Encountered error while reading file (\S+\.parquet)")
+_CAUSE = re.compile(r"^Caused by: [\w.$]+: (.+)$", re.MULTILINE)
+
 _EVERYWHERE = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.python.filterPushdown.enabled": "true",
@@ -161,8 +166,11 @@ def _raised_in_task(said: str) -> DurableError:
             "org.apache.hadoop:hadoop-aws:VERSION pyspark-shell', or hadoop-azure, of the version of Spark's own Hadoop"
         )
     if raised := _EXCEPTION.findall(said):  # the last one was raised because of the others
-        exception = _QUOTED.sub("'...'", raised[-1])
+        exception = _QUOTED.sub(lambda found: found[0] if _DATA_FILE.fullmatch(found[0]) else "'...'", raised[-1])
         return DurableError(f"Spark failed: {exception} (in a Python worker)")
+    if unreadable := _UNREADABLE.search(said):
+        why = _QUOTED.sub("'...'", (_CAUSE.findall(said) or ["its cause is not known"])[-1])
+        return DurableError(f"Spark failed: file {unreadable[1]} cannot be read: {why}")
     lines = [line for line in said.splitlines() if line.strip()] or ["it said nothing"]
     of_the_jvm = [line.removeprefix(": ") for line in lines if line.startswith(": ")]
     return DurableError(f"Spark failed: {(of_the_jvm or lines)[0]}")

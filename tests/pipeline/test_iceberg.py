@@ -16,7 +16,7 @@ from deltalake import Field
 from deltalake.schema import PrimitiveType
 from pyiceberg.table import StaticTable
 
-from durable.errors import InvalidSetting
+from durable.errors import DurableError, InvalidSetting
 from durable.pipeline import iceberg, places
 from durable.pipeline.compaction import compact, vacuum
 from durable.pipeline.iceberg import Exported, export
@@ -69,6 +69,14 @@ def test_export_holds_every_row_and_copies_none(lake: Lake) -> None:
     assert (done.version, done.files, done.added, done.removed) == (1, 2, 2, 0)
     assert list(Path(lake.url, "iceberg").rglob("*.parquet")) == []
     assert read(done, row_filter="side = 'outgoing'") == [(1, "outgoing")]
+
+
+def test_file_that_cannot_be_read_is_named(lake: Lake) -> None:
+    fill(lake, table([sent(1)]), table([sent(2)]))
+    file = sorted(Path(lake.table_url("history")).glob("day=*/*.parquet"))[-1]
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(DurableError, match=f"file .*{file.name} cannot be read: "):
+        export(lake, "history")
 
 
 def test_export_partitions_history_by_day(lake: Lake) -> None:

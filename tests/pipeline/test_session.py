@@ -72,6 +72,30 @@ def test_error_of_a_task_keeps_its_type_in_the_driver(spark: SparkSession) -> No
         spark.sql("SELEKT 1")
 
 
+def test_file_that_cannot_be_read_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    """By Spark's own reader, and by one in a Python worker."""
+    place = tmp_path / "cut"
+    spark.range(0, 1_000, 1, 1).write.parquet(str(place))
+    (file,) = place.glob("part-*.parquet")
+    file.write_bytes(file.read_bytes()[:-9])
+    next(place.glob(".part-*.crc")).unlink()
+    named = re.escape(str(file))
+
+    def read(batches: object) -> object:
+        from pyarrow import dataset
+
+        dataset.dataset([str(file)], format="parquet").to_table()
+
+    rows = spark.read.schema("id bigint").parquet(str(place))
+    with (
+        pytest.raises(DurableError, match=rf"^Spark failed: file file:/+{named[1:]} cannot be read: \S.+"),
+        spark_errors(),
+    ):
+        rows.toArrow()
+    with pytest.raises(DurableError, match=rf"ArrowInvalid: .*'{named}'"), spark_errors():
+        spark.range(0, 1, 1, 1).mapInArrow(read, "id bigint").collect()  # type: ignore[arg-type]
+
+
 def test_exception_of_a_python_worker_is_told_without_values(spark: SparkSession) -> None:
     def fail(batches: object) -> object:
         try:
