@@ -38,13 +38,25 @@ _OPTIONAL: Final = {
 _BEYOND_THE_ROW: Final = re.compile(
     r"\b(?P<query>exists|list|[a-z]+-subquery)#\d+"
     r"|\b(?P<java>(?:try_)?reflect|java_method)\("
-    r"|\b(?P<chance>rand|randn|random|randstr|uniform|uuid|shuffle)\("
+    r"|\b(?P<chance>rand|randn|random|randstr|uniform|uuid|shuffle|aes_encrypt)\("
+    r"|\b(?P<place>monotonically_increasing_id|spark_partition_id|input_file_(?:name|block_start|block_length))\("
+    r"|\b(?P<clock>now|current_(?:timestamp|date|time)|localtimestamp)\("
+    r"|\bcast\(\s*(?P<word>now|today|tomorrow|yesterday)\b[^()]* as (?:date|timestamp)"
+    r"|\bto_(?:date|timestamp\w*)\(\s*(?P<read>now|today|tomorrow|yesterday)\b",
+    re.IGNORECASE,
 )
 """How a plan shows what is more than a condition over the columns of one row."""
+_WORD: Final = re.compile(r"\b(?:date|timestamp\w*)\s*['\"]\s*(?:now|today|tomorrow|yesterday)\b", re.IGNORECASE)
+"""A literal of the time at which it is read, of which a plan shows the time only."""
+_OTHER: Final = "it is another one each time, so that the same replay would choose other messages"
 _MEANT: Final = {
     "query": "it reads other tables or files",
     "java": "it calls Java",
-    "chance": "it is another one each time, so that the same replay would choose other messages",
+    "chance": _OTHER,
+    "place": _OTHER,
+    **dict.fromkeys(
+        ("clock", "read", "word"), f"{_OTHER}; write a literal time, such as TIMESTAMP'2030-05-01 00:00:00'"
+    ),
 }
 _SHOWN_FIELDS: Final = "spark.sql.debug.maxToStringFields"
 _MOST_SHOWN: Final = 100  # characters of what somebody wrote
@@ -174,16 +186,28 @@ def _check_condition(rows: DataFrame, where: str) -> None:
 
     empty = rows.sparkSession.createDataFrame([], rows.schema)
     try:
-        planned = _plan(empty.where(where))
+        narrowed = empty.where(where)
+        planned = _plan(narrowed)
+        is_same = _is_deterministic(narrowed)
     except (PySparkException, Py4JError) as error:
         said = " ".join(str(error).partition("SQLSTATE")[0].split())
         raise InvalidSetting(
             f"option where: {_shortened(where)} is no condition over these columns: {_cause(said)}"
         ) from error
-    if beyond := _BEYOND_THE_ROW.search(planned):
-        raise InvalidSetting(
-            f"option where: {_shortened(where)} is no condition over these columns: {_MEANT[beyond.lastgroup or '']}"
-        )
+    beyond = _BEYOND_THE_ROW.search(planned)
+    found = beyond.lastgroup if beyond else "word" if _WORD.search(where) else None if is_same else "chance"
+    if found is not None:
+        raise InvalidSetting(f"option where: {_shortened(where)} is no condition over these columns: {_MEANT[found]}")
+
+
+def _is_deterministic(narrowed: DataFrame) -> bool:
+    """Ask Spark whether a condition is the same for the same row; where its JVM is out of reach, the names tell alone.
+
+    The current time is the same for Spark, throughout one query.
+    """
+    if not hasattr(narrowed, "_jdf"):
+        return True
+    return bool(narrowed._jdf.queryExecution().analyzed().condition().deterministic())
 
 
 def _plan(rows: DataFrame) -> str:

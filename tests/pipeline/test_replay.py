@@ -249,7 +249,7 @@ def test_times_of_groups_are_utc_in_any_time_zone(
     place, of_session = str(tmp_path / "messages"), "spark.sql.session.timeZone"
     at = datetime(2026, 11, 20, 1, 2, 3, tzinfo=UTC)
     history(spark, 2, sent_at=f"timestamp_seconds({int(at.timestamp())})").write.parquet(place)
-    before = spark.conf.get(of_session)
+    before = str(spark.conf.get(of_session))
     monkeypatch.setenv("TZ", zone)
     time.tzset()
     try:

@@ -72,7 +72,7 @@ def test_error_of_a_task_keeps_its_type_in_the_driver(spark: SparkSession) -> No
         spark.sql("SELEKT 1")
 
 
-def test_file_that_cannot_be_read_is_named(spark: SparkSession, tmp_path: Path) -> None:
+def test_error_names_a_file_that_was_cut_off(spark: SparkSession, tmp_path: Path) -> None:
     """By Spark's own reader, and by one in a Python worker."""
     place = tmp_path / "cut"
     spark.range(0, 1_000, 1, 1).write.parquet(str(place))
