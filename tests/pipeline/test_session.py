@@ -84,7 +84,7 @@ def test_error_names_a_file_that_was_cut_off(spark: SparkSession, tmp_path: Path
     def read(batches: object) -> object:
         from pyarrow import dataset
 
-        dataset.dataset([str(file)], format="parquet").to_table()
+        return iter(dataset.dataset([str(file)], format="parquet").to_table().to_batches())
 
     rows = spark.read.schema("id bigint").parquet(str(place))
     with (
