@@ -71,7 +71,7 @@ def test_export_holds_every_row_and_copies_none(lake: Lake) -> None:
     assert read(done, row_filter="side = 'outgoing'") == [(1, "outgoing")]
 
 
-def test_export_names_a_file_that_was_cut_off(lake: Lake) -> None:
+def test_unreadable_file_is_named_by_the_export(lake: Lake) -> None:
     fill(lake, table([sent(1)]), table([sent(2)]))
     file = sorted(Path(lake.table_url("history")).glob("day=*/*.parquet"))[-1]
     file.write_bytes(file.read_bytes()[:-9])

@@ -72,7 +72,7 @@ def test_error_of_a_task_keeps_its_type_in_the_driver(spark: SparkSession) -> No
         spark.sql("SELEKT 1")
 
 
-def test_error_names_a_file_that_was_cut_off(spark: SparkSession, tmp_path: Path) -> None:
+def test_unreadable_file_is_named_in_the_error(spark: SparkSession, tmp_path: Path) -> None:
     """By Spark's own reader, and by one in a Python worker."""
     place = tmp_path / "cut"
     spark.range(0, 1_000, 1, 1).write.parquet(str(place))
@@ -81,10 +81,10 @@ def test_error_names_a_file_that_was_cut_off(spark: SparkSession, tmp_path: Path
     next(place.glob(".part-*.crc")).unlink()
     named = re.escape(str(file))
 
-    def read(batches: object) -> object:
+    def read(batches: object) -> None:
         from pyarrow import dataset
 
-        return iter(dataset.dataset([str(file)], format="parquet").to_table().to_batches())
+        dataset.dataset([str(file)], format="parquet").to_table()
 
     rows = spark.read.schema("id bigint").parquet(str(place))
     with (
