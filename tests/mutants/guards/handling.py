@@ -553,7 +553,7 @@ ROWS = (
         after="    late = late or lease\n",
         killed_by=(
             "tests/integration/storage/functions/test_ends.py::"
-            "test_owned_message_expires_by_the_deadline_of_its_row[now-dead letter]",
+            "test_owned_message_expires_by_the_deadline_of_its_row[pg18-asyncpg-now-dead letter]",
         ),
     ),
 )
