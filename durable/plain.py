@@ -27,7 +27,7 @@ def _time_span(value: timedelta, made: type[timedelta] = timedelta) -> timedelta
     return made(value.days, value.seconds, value.microseconds)
 
 
-_AS_ITS_OWN: Final[Mapping[type, Callable[[Any], object]]] = {
+_AS_ITS_OWN: Mapping[type, Callable[[Any], object]] = {
     str: str.__str__,
     int: int.__int__,
     float: float.__float__,

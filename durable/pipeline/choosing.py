@@ -8,7 +8,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from io import StringIO
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
 from durable.errors import InvalidSetting
@@ -205,9 +205,8 @@ def _is_deterministic(narrowed: DataFrame) -> bool:
 
     The current time is the same for Spark, throughout one query.
     """
-    if not hasattr(narrowed, "_jdf"):
-        return True
-    return bool(narrowed._jdf.queryExecution().analyzed().condition().deterministic())
+    frame: Any = getattr(narrowed, "_jdf", None)
+    return frame is None or bool(frame.queryExecution().analyzed().condition().deterministic())
 
 
 def _plan(rows: DataFrame) -> str:

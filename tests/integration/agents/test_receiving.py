@@ -197,7 +197,7 @@ class TestStoring:
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
         await eventually(lambda: tables.count("incoming_envelopes") == 10)
-        assert house.agent.credit() == room
+        await eventually(lambda: house.agent.credit() == room)  # a moment after its COMMIT
         assert await house.receive(envelope()) == [STORED]
 
 
