@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -36,7 +37,7 @@ from durable.application.handlers import Handler
 from durable.application.incoming import Context, Incoming
 from durable.application.middleware import MiddlewareStack
 from durable.envelope import LeasedEnvelope, request_of
-from durable.errors import LeaseLost, StorageUnavailable
+from durable.errors import LeaseLost
 from durable.failpoints import failpoint
 from durable.grammar import several
 from durable.outbox.outbox import Outbox
@@ -327,19 +328,22 @@ class Attempts:
             session.connection()
         session.flush()
         owned = [task.lease for task in tasks]
-        if self.handler.keeps_answers:
-            kept = answers.keep(session.connection(), self._schema, arrived(owned))
-            tell_left_out(owned, kept)
         try:
-            met = inbox.finish_handled(session.connection(), self._schema, self._node, owned, keep_body=self._keep_body)
+            self._write_down(owned, session.connection())
         except DBAPIError as error:
-            if missing := mismatch(error, self._schema):  # whatever the handler does, and as soon as it is back no more
-                raise StorageUnavailable(str(missing)) from error
+            if missing := mismatch(error, self._schema):
+                raise missing from error
             raise
-        if met != len(owned):
-            raise LeaseLost
         outbox.allow_last_commit()
         failpoint("C16")
+
+    def _write_down(self, owned: Sequence[LeasedEnvelope], conn: Connection) -> None:
+        if self.handler.keeps_answers:
+            kept = answers.keep(conn, self._schema, arrived(owned))
+            tell_left_out(owned, kept)
+        met = inbox.finish_handled(conn, self._schema, self._node, owned, keep_body=self._keep_body)
+        if met != len(owned):
+            raise LeaseLost
 
 
 def _soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:

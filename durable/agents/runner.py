@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session
 from durable.agents.fence import Fence
 from durable.agents.threads import closing_in_thread, run_in_thread
 from durable.application.incoming import Incoming
-from durable.errors import NoUnitOfWork, StorageUnavailable, TransactionEnded, text_of
+from durable.errors import NoUnitOfWork, SchemaMismatch, StorageUnavailable, TransactionEnded, text_of
 from durable.outbox.outbox import Outbox
 from durable.outbox.sessions import Sessions
 from durable.outbox.unit_of_work import close
@@ -200,7 +200,7 @@ class Run:
             if isinstance(error.__cause__, PoolTimeout) or isinstance(error, PoolTimeout):
                 raise NoRoom(text_of(error)) from error
             is_lost = fence.has_lost_connection and _is_consequence(error)
-            if is_lost or isinstance(error, StorageUnavailable) or is_outage(error):
+            if is_lost or isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage(error):
                 raise _outage(error, fence) from error
             raise
 
@@ -209,8 +209,8 @@ def _outage(error: Exception, fence: Fence) -> Outage:
     """Make the error of an attempt that the database is the cause of. The handler may have told it in words of its own,
     which may hold data, or have swallowed it.
     """
-    cause = outage_in(error)
-    if isinstance(cause, StorageUnavailable):
+    cause = error if isinstance(error, SchemaMismatch) else outage_in(error)  # tables that are missing for a while
+    if isinstance(cause, StorageUnavailable | SchemaMismatch):
         return Outage(text_of(cause))
     reason = described(cause) if cause is not None else fence.loss
     return Outage(unusable(reason or type(error).__name__))

@@ -334,19 +334,21 @@ class TestNoAttempt:
         assert "again: the database cannot be used: the disk is full\n" in caplog.text
         assert "business data" not in caplog.text
 
+    @pytest.mark.parametrize("table", ["envelope_history", "outgoing_envelopes"])
     @pytest.mark.parametrize("group", [1, 3])
-    async def test_missing_table_of_durable_counts_as_no_attempt(self, shop: Shop, group: int) -> None:
+    async def test_missing_table_of_durable_counts_as_no_attempt(self, shop: Shop, group: int, table: str) -> None:
         attempts: list[int] = []
 
-        async def handle(order: Placed, session: AsyncSession) -> None:
+        async def handle(order: Placed, session: AsyncSession, ctx: Context) -> None:
             attempts.append(order.number)
             if len(attempts) == 3:
-                await shop.tables.change("ALTER TABLE durable.renamed RENAME TO envelope_history")
+                await shop.tables.change(f"ALTER TABLE durable.renamed RENAME TO {table}")
             await shop.write(session, order.number)
+            ctx.send(order, to="tcp://127.0.0.1:1")
 
         shop.handles(handle, retry=Retry(immediate=0, delays=[]), max_batch=group)
         async with shop.open():
-            await shop.tables.change("ALTER TABLE durable.envelope_history RENAME TO renamed")
+            await shop.tables.change(f"ALTER TABLE durable.{table} RENAME TO renamed")
             await shop.receive(1)
             await shop.settled()
         assert (shop.effects(), shop.inbox(), shop.tables.count("dead_letters")) == ([1], [], 0)

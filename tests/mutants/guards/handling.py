@@ -309,7 +309,7 @@ ROWS = (
         "handling",
         "a rolled back commit of a lost connection is a failure of the handler",
         "durable/agents/runner.py",
-        before="            if is_lost or isinstance(error, StorageUnavailable) or is_outage(error):",
+        before="            if is_lost or isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage(error):",
         after="            if False:",
         killed_by=(
             "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_loss_of_the_database_is_no_attempt[completion-async]",
@@ -537,12 +537,12 @@ ROWS = (
     Mutant(
         "handling",
         "a table of durable that is missing counts as a failed attempt",
-        "durable/agents/attempts.py",
-        before="            if missing := mismatch(error, self._schema):",
-        after="            if missing := None:",
+        "durable/agents/runner.py",
+        before="isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage(error):",
+        after="isinstance(error, StorageUnavailable) or is_outage(error):",
         killed_by=(
             "tests/integration/agents/test_handling_faults.py::"
-            "TestNoAttempt::test_missing_table_of_durable_counts_as_no_attempt[1]",
+            "TestNoAttempt::test_missing_table_of_durable_counts_as_no_attempt[1-envelope_history]",
         ),
     ),
     Mutant(

@@ -15,9 +15,13 @@ from durable.storage import expiry, inbox, leases, outbox
 from durable.storage.inbox import Arrival
 from durable.storage.rows import Letter, Tried
 from durable.storage.sql.recovery import INCOMING
+from durable.testing import eventually
 from tests.failure.leftovers import MESSAGE_TYPE, envelope
 from tests.integration.storage.functions.stores import LETTER, PEER, A, B, Store, outgoing
 
+WAITS_FOR_A_LOCK = (
+    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+)
 HISTORY = "SELECT side, outcome, address, attempts, interruptions, node_id, error FROM durable.envelope_history"
 
 
@@ -151,8 +155,7 @@ async def test_waiting_message_lives_longer_after_its_lock_is_rolled_back(store:
     async with store.database.engine.connect() as other:
         await other.execute(text("SELECT FROM durable.incoming_envelopes FOR UPDATE"))
         lengthening = asyncio.create_task(store.run(inbox.live_longer, [duplicate]))
-        await asyncio.sleep(0.2)
-        assert not lengthening.done()
+        await eventually(lambda: store.one(WAITS_FOR_A_LOCK))
         await other.rollback()
 
     assert await lengthening
