@@ -112,7 +112,8 @@ class DurableError(Exception):
     """The root of every error that durable raises."""
 
     def __init__(self, message: str | None = None) -> None:
-        super().__init__(_shown(message) or (type(self).__doc__ or "").partition("\n")[0])
+        summary = (type(self).__doc__ or "").partition("\n\n")[0]
+        super().__init__(_shown(message) or " ".join(summary.split()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), self.args, self.__dict__)

@@ -124,7 +124,8 @@ def _without_suffix(app: str) -> str | None:
     parts = file.removesuffix(".py").split("/")
     if not file.endswith(".py") or not all(part.isidentifier() for part in parts):
         return None
-    return f"{'.'.join(parts)}:{attribute or 'bus'}"
+    named = attribute.removesuffix("()")
+    return f"{'.'.join(parts)}:{named if named.isidentifier() else 'bus'}"
 
 
 def _imported(name: str, app: str) -> ModuleType:

@@ -136,7 +136,7 @@ def test_a_retention_below_the_retry_horizon_is_refused(agent: Agent, database: 
         ("MODULE", "", ["APP:BUS", "app:bus"]),
         ("MODULE:", "", ["APP:BUS", "app:bus"]),
         (":bus", "", ["APP:BUS", "app:bus"]),
-        ("MODULE.py:bus()", "", ["APP:BUS", "app:bus"]),
+        ("MODULE.py:bus()", "", ["APP:BUS", "write MODULE:bus\n"]),
         ("../MODULE:bus", "", ["APP:BUS", "app:bus"]),
         ("MODULE:buss", "", ["APP:BUS", "'buss'", "'bus'"]),
         ("MODULE:OrderPlaced", "", ["APP:BUS", "durable.Bus"]),
