@@ -100,7 +100,7 @@ class Node:
             application.service,
             self._settings,
             message_types=list(application.by_type()),
-            wake=self.agents.woken.set,
+            wake=self.agents.woken.hear,
             singletons=singletons,
             registry_changed=self._registering.woken.set,
         )

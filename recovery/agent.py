@@ -32,11 +32,11 @@ from durable.storage import agenda, parked
 from durable.storage.agenda import Agenda, Lanes
 from durable.storage.circuits import CircuitKind, OpenCircuit
 from durable.storage.leases import Burials
+from durable.storage.new_work import NewWork
 from durable.storage.sql.recovery import INCOMING, OUTGOING
 from durable.storage.trials import Looked
 from durable.tasks.cancelling import raise_if_cancelled
 from durable.tasks.crew import Crew
-from durable.tasks.waiting import is_set_within
 from durable.telemetry import log
 
 T = TypeVar("T")
@@ -45,6 +45,7 @@ Story = Callable[[], Awaitable[None]]
 _MAINTENANCE_SECONDS: Final = 3_600.0  # it may have much to drop, a step at a time
 _BETWEEN_LOOKS: Final = timedelta(seconds=2)  # for messages whose encryption key has come
 _BETWEEN_ADDRESSES: Final = timedelta(seconds=10)  # between looks at idle addresses, of which there may be many
+_CLAIM_NEW: Final = "claim new work"
 _SHORTEST_WAIT: Final = 0.005  # seconds: what is due within so little goes in one round
 
 
@@ -120,7 +121,14 @@ class RecoveryAgent:
             self._woken.clear()
             self._due_at = []
             await self._run_round()
-            await is_set_within(self._woken, self._longest_wait())
+            await self._until_next_round()
+
+    async def _until_next_round(self) -> None:
+        """Claim what was stored in lanes that are told, without a look for it."""
+        now = asyncio.get_running_loop().time
+        ends = now() + self._longest_wait()
+        while (left := ends - now()) > 0 and await self._claim_new(await self._woken.new_work(left)):
+            pass
 
     async def _run_round(self) -> None:
         """Claim first: what another process has stored waits for nothing else."""
@@ -140,6 +148,19 @@ class RecoveryAgent:
         poll = self._settings.poll_interval.total_seconds() * random.uniform(0.8, 1.2)
         now = asyncio.get_running_loop().time()
         return max(_SHORTEST_WAIT, min([poll, *(due - now for due in self._due_at)]))
+
+    async def _claim_new(self, new: NewWork) -> bool:
+        """Claim this work; False when it takes a round to find it, or to see that no node handles it."""
+        agents, looks = self._agents.by_type, self._looks
+        if new.is_anywhere or looks.are_slow or not new.message_types <= agents.keys():
+            return False
+
+        async def claim() -> bool:
+            self._go_on(await self._outgoing.claim(list(new.destinations)))
+            self._go_on(await claim_incoming(self._context, agents, list(new.message_types), looks.types))
+            return True
+
+        return await self._surviving(_CLAIM_NEW, claim) is not None
 
     def _look_again_in(self, wait: timedelta | None) -> None:
         if wait is not None:

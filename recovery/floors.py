@@ -42,6 +42,11 @@ class Looks:
         self._spent = 0.0
         self._found: list[str] = []
 
+    @property
+    def are_slow(self) -> bool:
+        """True while each look passes many handled rows: claims begin where the last look has ended."""
+        return self.destinations.is_slow or self.types.is_slow
+
     def begin(self) -> None:
         """Begin a look, and the claims that follow it."""
         self.is_short = self._now() < self._until

@@ -51,7 +51,7 @@ async def _claim_batch(agent: HandlingAgent, message_type: str, context: AgentCo
     if agent.rests or not batch_size:
         agent.claim_pending = not agent.rests
         return False
-    claimed = await context.database.transaction(
+    claimed = await context.database.statement(
         inbox.claim,
         message_type=message_type,
         handler=agent.handler.message_type,

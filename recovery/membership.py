@@ -28,6 +28,7 @@ from durable.settings import Settings
 from durable.storage.database import channel, lock_url
 from durable.storage.engines import OWN_PATH
 from durable.storage.locks import nodes_class
+from durable.storage.new_work import NewWork
 from durable.storage.registry import CHANGED
 from durable.storage.sql import housekeeping
 from durable.storage.sql.statement import Statement
@@ -54,7 +55,7 @@ class Membership:
         settings: Settings,
         *,
         message_types: Sequence[str],
-        wake: Callable[[], None],
+        wake: Callable[[NewWork], None],
         singletons: Singletons,
         registry_changed: Callable[[], None],
     ) -> None:
@@ -174,7 +175,7 @@ class Membership:
             self._singletons.hasten()
             self._tell(self._registry_changed)
         else:
-            self._tell(self._wake)
+            self._tell(self._wake, NewWork.of(payload))
 
     def _beat(self, conn: Connection, node: NodeId) -> None:
         """Write the heartbeat, and see on this very session that the lock is still held."""

@@ -65,11 +65,12 @@ class OutgoingClaims:
         sizes = {agent: size for agent, size in sizes.items() if size}
         if not sizes:
             return []
-        claimed = await self._context.database.transaction(
+        database, floors = self._context.database, self._places(sizes)
+        claimed = await (database.transaction if floors else database.statement)(
             outbox.claim,
             {agent.destination: size for agent, size in sizes.items()},
             node=self._context.node,
-            floors=self._places(sizes),
+            floors=floors,
         )
         self._context.counters.add(Event.CLAIMED, len(claimed))
         self._note_floors(claimed, sizes)

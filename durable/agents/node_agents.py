@@ -14,6 +14,7 @@ from durable.agents.pace import Standing
 from durable.agents.receiving import ReceivingAgent
 from durable.agents.sending import SendingAgent
 from durable.agents.stuck_threads import StuckThreads
+from durable.agents.woken import Woken
 from durable.application.application import Application, Transports
 from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId
 from durable.errors import InvalidSetting, said
@@ -43,7 +44,7 @@ class NodeAgents:
     ) -> None:
         self.node_id = ANY_NODE
         """The node, while rows are stored as its own."""
-        self.woken = asyncio.Event()
+        self.woken = Woken()
         """Set when there is work to claim."""
         self.senders: dict[str, SendingAgent] = {}
         self.handlers: dict[str, HandlingAgent] = {}

@@ -31,6 +31,7 @@ from durable.settings import Settings
 from durable.storage import outbox
 from durable.storage.database import AGENTS_LONGEST_IDLE, Database, sync_url
 from durable.storage.engines import Limits, make_engine
+from durable.storage.new_work import ANYWHERE, NOTHING, NewWork
 from durable.storage.outages import translated
 from durable.telemetry import log
 
@@ -56,6 +57,8 @@ class Waker:
         self._lock = threading.Condition()
         self._asked = 0
         """So many commits want the nodes to look."""
+        self._new = NOTHING
+        """In these lanes."""
         self._gathering = _GATHERING
         self._endings: list[Ending] = []
         self._is_busy = False
@@ -87,10 +90,11 @@ class Waker:
             await asyncio.to_thread(self._thread.join, _LONGEST)
         self._is_stopping = False
 
-    def wake(self) -> None:
-        """Let the nodes look for work, soon."""
+    def wake(self, new: NewWork = ANYWHERE) -> None:
+        """Let the nodes claim this work, soon."""
         with self._lock:
             self._asked += 1
+            self._new = self._new.and_of(new)
         self._work()
 
     def wake_after(self, ending: Ending) -> None:
@@ -134,29 +138,29 @@ class Waker:
 
     async def _run(self, database: Database) -> None:
         try:
-            while await self._is_asked():
-                await self._tell(database)
+            while (new := await self._asked_for()) is not None:
+                await self._tell(database, new)
         except BaseException:  # the loop ends
             self._give_up()
             raise
 
-    async def _is_asked(self) -> bool:
-        """Wait until the nodes are to be told; False when there is nothing left to wait for."""
+    async def _asked_for(self) -> NewWork | None:
+        """Wait until the nodes are to be told, and of what; None when there is nothing left to wait for."""
         waited, pause = 0.0, self._until_next()
         while True:
             await asyncio.sleep(pause)
             waited, pause = waited + pause, _GATHERING
             with self._lock:
                 self._take_over(waited)
-                asked = self._answer()
-                if asked or not self._endings:
-                    self._is_busy = asked
-                    return asked
+                new = self._take_new()
+                if new is not None or not self._endings:
+                    self._is_busy = new is not None
+                    return new
 
-    async def _tell(self, database: Database) -> None:
+    async def _tell(self, database: Database, new: NewWork) -> None:
         try:
             async with asyncio.timeout(_LONGEST):
-                await database.statement(outbox.wake_nodes)
+                await database.statement(outbox.wake_nodes, new)
         except (StorageUnavailable, TimeoutError) as error:
             log.warning(_NOT_WOKEN, error)
         except Exception:
@@ -173,36 +177,38 @@ class Waker:
     def _work_alone(self, engine: Engine) -> None:
         try:
             connection: Connection | None = None
-            while self._is_asked_alone():
-                connection = self._tell_alone(engine, connection)
+            while (new := self._asked_for_alone()) is not None:
+                connection = self._tell_alone(engine, connection, new)
             if connection is not None:
                 connection.close()
         finally:
             engine.dispose()
 
-    def _is_asked_alone(self) -> bool:
-        """Wait until the nodes are to be told; False after a while, and at the end of the bus or the process."""
+    def _asked_for_alone(self) -> NewWork | None:
+        """Wait until the nodes are to be told, and of what; None after a while, and at the end of the bus or the
+        process.
+        """
         began = time.monotonic()
         while True:
             time.sleep(self._until_next() or (_GATHERING if self._endings else 0.0))
             waited = time.monotonic() - began
             with self._lock:
                 self._take_over(waited)
-                if self._answer():
-                    return True
+                if (new := self._take_new()) is not None:
+                    return new
                 if not self._endings:
                     if waited > _STAYING or self._is_stopping or not threading.main_thread().is_alive():
                         self._is_busy = False
-                        return False
+                        return None
                     self._lock.wait(_LOOKING)
 
-    def _tell_alone(self, engine: Engine, connection: Connection | None) -> Connection | None:
+    def _tell_alone(self, engine: Engine, connection: Connection | None, new: NewWork) -> Connection | None:
         """Return the connection, for the next time; None when it is of no use any more."""
         used, began = connection, time.monotonic()
         try:
             with translated():
                 used = used or engine.connect()
-                outbox.wake_nodes(used, self._settings.db_schema)
+                outbox.wake_nodes(used, self._settings.db_schema, new)
                 return used
         except StorageUnavailable as error:
             log.log(logging.DEBUG if connection else logging.WARNING, _NOT_WOKEN, error)
@@ -213,7 +219,7 @@ class Waker:
         if used is not None:
             used.close()
         if connection is not None and time.monotonic() - began < _AT_ONCE:  # its server was restarted since
-            return self._tell_alone(engine, None)
+            return self._tell_alone(engine, None, new)
         return None
 
     # ------------------------------------------------------------------ both
@@ -221,21 +227,25 @@ class Waker:
     def _until_next(self) -> float:
         return max(0.0, self._told_at + self._gathering - time.monotonic())
 
-    def _answer(self) -> bool:
-        """Tell whether the nodes are to be told now, and how soon again."""
+    def _take_new(self) -> NewWork | None:
+        """Return what the nodes are to be told now, if anything, and note how soon again."""
         asked, self._asked = self._asked, 0
-        if asked:
-            self._gathering = min(2 * self._gathering, _LONGEST_GATHERING) if asked >= _MANY else _GATHERING
-        return asked > 0
+        if not asked:
+            return None
+        self._gathering = min(2 * self._gathering, _LONGEST_GATHERING) if asked >= _MANY else _GATHERING
+        new, self._new = self._new, NOTHING
+        return new
 
     def _give_up(self) -> None:
         with self._lock:
-            self._asked, self._is_busy = 0, False
+            self._asked, self._new, self._is_busy = 0, NOTHING, False
             self._endings.clear()
 
     def _take_over(self, waited: float) -> None:
         left = [ending for ending in self._endings if not ending.is_over and waited < _LONGEST_COMMIT]
-        self._asked += len(self._endings) - len(left)
+        over = len(self._endings) - len(left)
+        if over:
+            self._asked, self._new = self._asked + over, ANYWHERE
         self._endings = left
 
 

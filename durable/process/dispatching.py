@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 from durable.agents.waking import Waker
 from durable.clock import Clock
@@ -11,6 +12,7 @@ from durable.envelope import ANY_NODE, Envelope, NodeId
 from durable.node import Node
 from durable.outbox.transactions import Ending
 from durable.settings import Settings
+from durable.storage.new_work import NewWork
 from durable.storage.outbox import Sent
 from durable.telemetry import log
 
@@ -44,8 +46,8 @@ class AgentsDispatcher:
     def _hand_over(self, sent: Sequence[Sent]) -> None:
         if node := self._node():
             node.in_loop(node.agents.deliver, sent)
-        if any(self._is_for_others(each) for each in sent):
-            self._waker.wake()
+        if for_others := [each.lane for each in sent if self._is_for_others(each)]:
+            self._waker.wake(reduce(NewWork.and_of, for_others))
 
     def committing(self, ending: Ending, sent: Sequence[Sent]) -> None:
         self.abandoned(sent)  # whoever claims them then sees whether they are there

@@ -40,6 +40,8 @@ class _Psycopg:
     """Base of the connections of psycopg."""
 
     pgconn: Any
+    is_pooled = False
+    """Was it opened as one through a pooler?"""
 
     @property
     def is_amid_transaction(self) -> bool:
@@ -79,6 +81,7 @@ class AsyncpgConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg ha
     """Asyncpg connection of async engines. A wait that is too long raises TimeoutError."""
 
     _config: Any
+    is_pooled = False
     at_begin = ""
     """Statements sent together with each BEGIN, without a round trip of their own."""
 

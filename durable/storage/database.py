@@ -27,7 +27,7 @@ from durable.errors import InvalidMessage, InvalidSetting, StorageUnavailable
 from durable.settings import Settings
 from durable.statistics import PoolStatistics
 from durable.storage import loops
-from durable.storage.engines import Limits, make_async_engine
+from durable.storage.engines import Limits, is_behind_pooler, make_async_engine
 from durable.storage.isolation import SavepointsNeeded, commit, try_by_try, without_savepoints
 from durable.storage.outages import described, keeping_cancellation, translated
 from durable.tasks.cancelling import end_if_cancelled
@@ -77,10 +77,13 @@ class Database:
     async def statement(
         self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """transaction(), of one statement: it commits by itself, without the round trips of BEGIN and COMMIT."""
-        async with self._bounded(), self.engine.connect() as conn:
-            await conn.execution_options(isolation_level="AUTOCOMMIT")
-            return await conn.run_sync(work, self.schema, *args, **kwargs)
+        """transaction(), of one statement while the database refuses no row: it commits by itself, without the round
+        trips of BEGIN and COMMIT. Behind a pooler it has them, because the limits of the statement come with BEGIN.
+        """
+        async with self._bounded():
+            with suppress(SavepointsNeeded):
+                return await self._run_alone(without_savepoints(work), *args, **kwargs)
+            return await self._run(try_by_try(work), *args, **kwargs)
 
     @asynccontextmanager
     async def _bounded(self) -> AsyncIterator[None]:
@@ -99,6 +102,18 @@ class Database:
     async def _run(self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         async with self.engine.connect() as conn:
             await conn.begin()
+            result = await conn.run_sync(work, self.schema, *args, **kwargs)
+            await conn.run_sync(commit)
+            return result
+
+    async def _run_alone(
+        self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        async with self.engine.connect() as conn:
+            if await conn.run_sync(is_behind_pooler):
+                await conn.begin()
+            else:
+                await conn.execution_options(isolation_level="AUTOCOMMIT")
             result = await conn.run_sync(work, self.schema, *args, **kwargs)
             await conn.run_sync(commit)
             return result

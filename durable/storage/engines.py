@@ -46,6 +46,9 @@ OWN_PATH: Final = "pg_catalog,pg_temp"
 LONGEST: Final = "durable_longest"
 """The execution option that holds a transaction's own limit, a timedelta."""
 
+_OWN_ISOLATION: Final = {"default_transaction_isolation": "read committed"}
+"""For statements of durable that commit by themselves, whatever the role has by default."""
+
 _CHECKED_AFTER: Final = 1.0  # seconds without use; a connection in constant use shows by itself whether it answers
 _RETURNED: Final = "durable.returned"
 
@@ -147,6 +150,7 @@ class _Guard:
             own["async_creator_fn"] = open_asyncpg if is_asyncpg else AsyncPsycopgConnection.connect
             opened = dialect.connect(*args, **own)
         _driver(opened).answer_within = self._connect_seconds  # until it is a connection of the pool
+        _driver(opened).is_pooled = pooled
         found: DBAPIConnection = opened
         return found
 
@@ -165,7 +169,7 @@ class _Guard:
         own = {**connecting, **CLIENT_KEEPALIVES, **params}
         if pooled:
             return own | {"prepare_threshold": None}
-        options = " ".join(f"-c {name}={value}" for name, value in self._server_settings().items())
+        options = " ".join(f"-c {name}={_escaped(value)}" for name, value in self._server_settings().items())
         return own | {"options": f"{options} {params.get('options', '')}".strip()}
 
     def _server_settings(self) -> dict[str, str]:
@@ -177,6 +181,7 @@ class _Guard:
             "tcp_user_timeout": str(_milliseconds(self._tcp_user_timeout)),
             "client_connection_check_interval": "2000",
             **self._limits.settings(),
+            **({} if self._limits.search_path is None else _OWN_ISOLATION),
         }
 
     def _connected(self, connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
@@ -248,6 +253,11 @@ def is_in_autocommit(place: Engine | Connection) -> bool:
     return level == "AUTOCOMMIT"
 
 
+def is_behind_pooler(conn: Connection) -> bool:
+    """Tell, without I/O, whether this connection of our own engines was opened as one through a pooler."""
+    return _driver(conn.connection.dbapi_connection).is_pooled
+
+
 def is_pooled(connection: DBAPIConnection) -> bool:
     """A pooler tells its clients a process id of its own making: not that of the server which runs the statement."""
     driver: Any = _driver(connection)
@@ -306,6 +316,11 @@ def _drivers() -> ModuleType:
     from durable.storage import answering
 
     return answering
+
+
+def _escaped(value: str) -> str:
+    """Write a value for libpq's `options`, which separates them by spaces."""
+    return value.replace("\\", "\\\\").replace(" ", "\\ ")
 
 
 def _milliseconds(time: timedelta) -> int:

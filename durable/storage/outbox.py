@@ -16,6 +16,7 @@ from durable.messages.ordering import FREE, QueueKeys
 from durable.storage.database import channel
 from durable.storage.isolation import batch, isolated, left_alone, quarantining, readable
 from durable.storage.leases import fence
+from durable.storage.new_work import ANYWHERE, NewWork
 from durable.storage.outages import mismatch
 from durable.storage.rows import Letter, envelope_columns, queueing_columns
 from durable.storage.sql import outbox as statements
@@ -37,6 +38,16 @@ class Sent(NamedTuple):
     @property
     def key(self) -> Key:
         return self.envelope.id, self.endpoint or self.envelope.destination
+
+    @property
+    def lane(self) -> NewWork:
+        """Where it waits; ANYWHERE for what a node claims by its key or tenant, or at its time."""
+        envelope = self.envelope
+        if self.place != FREE or envelope.execution_time is not None:
+            return ANYWHERE
+        if self.endpoint is None:
+            return NewWork(destinations=frozenset((envelope.destination,)))
+        return NewWork(message_types=frozenset((envelope.message_type,)))
 
 
 Key = tuple[UUID, str]
@@ -86,9 +97,9 @@ def _store_one(
     return set() if inserted else {sent.key}
 
 
-def wake_nodes(conn: Connection, schema: str) -> None:
-    """Tell the nodes that there is work without an owner; by no transaction of the application."""
-    statements.WAKE_NODES.run(conn, schema, {"channel": channel(schema)})
+def wake_nodes(conn: Connection, schema: str, new: NewWork = ANYWHERE) -> None:
+    """Tell the nodes where there is work without an owner; by no transaction of the application."""
+    statements.WAKE_NODES.run(conn, schema, {"channel": channel(schema), "payload": new.payload()})
 
 
 def claim(

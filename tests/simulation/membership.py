@@ -15,6 +15,7 @@ from durable.calls.singletons import Singletons
 from durable.envelope import NodeId
 from durable.errors import StorageUnavailable
 from durable.settings import Settings
+from durable.storage.new_work import NewWork
 from tests.simulation.loop import State
 from tests.simulation.process import current
 from tests.simulation.rows import NodeRow
@@ -32,7 +33,7 @@ class SimulatedMembership:
         settings: Settings,
         *,
         message_types: Sequence[str],
-        wake: Callable[[], None],
+        wake: Callable[[NewWork], None],
         singletons: Singletons,
         registry_changed: Callable[[], None],
     ) -> None:
@@ -93,8 +94,8 @@ class SimulatedMembership:
         transaction.commit()
         return True
 
-    def _woken(self) -> None:
-        self._process.call(self._wake, delay=self._server.latency())
+    def _woken(self, payload: str) -> None:
+        self._process.call(self._wake, NewWork.of(payload), delay=self._server.latency())
 
     def _told(self, reason: str) -> None:
         self._process.call(self._lose, delay=self._server.rng.uniform(0, _NOTICES))

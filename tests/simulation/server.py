@@ -61,7 +61,7 @@ class Server:
         self.is_up = True
         self.store = Store(self.now)
         self.connections: dict[int, Connection] = {}
-        self.listening: dict[int, Callable[[], None]] = {}
+        self.listening: dict[int, Callable[[str], None]] = {}
         """What a NOTIFY calls, by node."""
         self.lost: dict[int, Callable[[str], None]] = {}
         """What the end of a node's own connection calls."""
@@ -122,7 +122,7 @@ class Server:
 
     # ------------------------------------------------------------------ nodes
 
-    def join(self, node: int, woken: Callable[[], None], lost: Callable[[str], None]) -> None:
+    def join(self, node: int, woken: Callable[[str], None], lost: Callable[[str], None]) -> None:
         self.store.node_locks.add(node)
         self.listening[node] = woken
         self.lost[node] = lost
@@ -132,9 +132,9 @@ class Server:
         self.listening.pop(node, None)
         self.lost.pop(node, None)
 
-    def notify(self) -> None:
+    def notify(self, payload: str) -> None:
         for woken in list(self.listening.values()):
-            woken()
+            woken(payload)
 
 
 class Connection:
@@ -223,11 +223,11 @@ class Connection:
         if self.is_dead or transaction is None:
             self._answer(answer, ServerError("57P01", "the connection broke at COMMIT", is_lost=True))
             return
-        notifies = transaction.notifies
+        notifies, payload = transaction.notifies, transaction.payload
         transaction.commit()
         self.transaction = None
         if notifies:
-            self.server.notify()
+            self.server.notify(payload)
         if fault is not None:
             self.kill()
             error = ServerError("08006", "the connection broke, and COMMIT had no answer", is_lost=True)

@@ -61,6 +61,7 @@ class Transaction:
         self.now = store.clock()
         self.is_over = False
         self.notifies = False
+        self.payload = ""
         self.waits_for: Transaction | None = None
         self._changes: dict[str, dict[Hashable, Any]] = {}
         self._locked: list[tuple[Table[Any], Hashable]] = []

@@ -62,7 +62,7 @@ def _store_one(table: str, address: str) -> Statement:
 STORE_ONE_REMOTE = _store_one("outgoing_envelopes", "destination")
 STORE_ONE_LOCAL = _store_one("incoming_envelopes", "endpoint")
 
-WAKE_NODES = Statement("SELECT pg_notify(CAST(:channel AS text), '')")
+WAKE_NODES = Statement("SELECT pg_notify(CAST(:channel AS text), CAST(:payload AS text))")
 
 # The latch is looked at here too: a node that latches releases its rows, and no other must take them in the moment
 # before it has read `circuits` again. The LIMIT says to the planner how few rows there are.

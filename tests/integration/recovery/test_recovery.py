@@ -98,7 +98,7 @@ async def member(database: str, **options: Any) -> AsyncIterator[Membership]:
         "billing",
         settings,
         message_types=["a.b"],
-        wake=lambda: None,
+        wake=lambda new: None,
         singletons=Singletons(),
         registry_changed=lambda: None,
     )

@@ -83,6 +83,7 @@ def store_one_local(tx: Transaction, p: Params) -> int:
 @does(sql.WAKE_NODES, "pg_notify")
 def wake_nodes(tx: Transaction, p: Params) -> Rows:
     tx.notifies = True
+    tx.payload = p["payload"]
     return [("",)]
 
 

@@ -17,7 +17,7 @@ class TellingTimes:
     def __init__(self) -> None:
         self.times: list[float] = []
 
-    async def statement(self, _wake_nodes: Any) -> None:
+    async def statement(self, _wake_nodes: Any, _new: Any) -> None:
         self.times.append(asyncio.get_running_loop().time())
 
     @property

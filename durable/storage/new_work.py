@@ -1,0 +1,43 @@
+"""What a NOTIFY tells the nodes: in which lanes work without an owner was stored, or that it may be in any of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Final, NamedTuple
+
+_LONGEST: Final = 7_000  # bytes; Postgres takes less than 8,000
+
+
+class NewWork(NamedTuple):
+    """Lanes with new work: the types of messages in the inbox, and the destinations in the outbox."""
+
+    message_types: frozenset[str] = frozenset()
+    destinations: frozenset[str] = frozenset()
+    is_anywhere: bool = False
+    """True when a look for work has to find out."""
+
+    def and_of(self, other: NewWork) -> NewWork:
+        """Return the lanes of both."""
+        if self.is_anywhere or other.is_anywhere:
+            return ANYWHERE
+        return NewWork(self.message_types | other.message_types, self.destinations | other.destinations)
+
+    def payload(self) -> str:
+        """Return the text for the NOTIFY, in JSON; '' where the lanes are not told, or are too many."""
+        if self.is_anywhere:
+            return ""
+        told = json.dumps({"types": sorted(self.message_types), "destinations": sorted(self.destinations)})
+        return told if len(told) <= _LONGEST else ""
+
+    @classmethod
+    def of(cls, payload: str) -> NewWork:
+        """Read the payload of a NOTIFY, of any version and of anybody who may send one."""
+        try:
+            told = json.loads(payload)
+            return cls(frozenset(told["types"]), frozenset(told["destinations"]))
+        except (ValueError, TypeError, KeyError):
+            return ANYWHERE
+
+
+NOTHING: Final = NewWork()
+ANYWHERE: Final = NewWork(is_anywhere=True)
