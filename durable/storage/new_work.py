@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from typing import Final, NamedTuple
 
+import msgspec
+
 _LONGEST: Final = 7_000  # bytes; Postgres takes less than 8,000
+
+
+class _Told(msgspec.Struct):
+    types: frozenset[str]
+    destinations: frozenset[str]
+
+
+_READER: Final = msgspec.json.Decoder(_Told)
 
 
 class NewWork(NamedTuple):
@@ -26,17 +35,17 @@ class NewWork(NamedTuple):
         """Return the text for the NOTIFY, in JSON; '' where the lanes are not told, or are too many."""
         if self.is_anywhere:
             return ""
-        told = json.dumps({"types": sorted(self.message_types), "destinations": sorted(self.destinations)})
-        return told if len(told) <= _LONGEST else ""
+        told = msgspec.json.encode(_Told(self.message_types, self.destinations))
+        return told.decode() if len(told) <= _LONGEST else ""
 
     @classmethod
     def of(cls, payload: str) -> NewWork:
         """Read the payload of a NOTIFY, of any version and of anybody who may send one."""
         try:
-            told = json.loads(payload)
-            return cls(frozenset(told["types"]), frozenset(told["destinations"]))
-        except (ValueError, TypeError, KeyError):
+            told = _READER.decode(payload)
+        except (msgspec.MsgspecError, RecursionError):
             return ANYWHERE
+        return cls(told.types, told.destinations)
 
 
 NOTHING: Final = NewWork()

@@ -12,6 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from durable.clock import SystemClock
 from durable.embedded import Embedded
+from durable.settings import load_settings
+from durable.storage.database import Database
 from durable.telemetry import Event
 from tests.support.one_handler import Placed, Shop, shop_tables
 from tests.support.tables import Tables
@@ -34,11 +36,15 @@ async def shop(tables: Tables) -> AsyncIterator[Shop]:
     await shop.close()
 
 
-async def test_agents_work_in_read_committed(shop: Shop) -> None:
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_agents_work_in_read_committed(tables: Tables, driver: str) -> None:
     def level(conn: Connection, schema: str) -> str:
         return str(conn.execute(text("SHOW transaction_isolation")).scalar_one())
 
-    assert await shop.database.transaction(level) == "read committed"
+    database = Database(load_settings(database_url=tables.url.replace("postgresql:", f"postgresql+{driver}:")))
+    assert await database.transaction(level) == "read committed"
+    assert await database.statement(level) == "read committed"
+    await database.close()
 
 
 async def test_messages_conflicting_only_in_own_tables_are_all_handled(shop: Shop) -> None:

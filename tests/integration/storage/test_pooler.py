@@ -11,13 +11,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable import Bus, Context, Retry, message
 from durable.embedded import Embedded
 from durable.errors import InvalidSetting
+from durable.storage.engines import OWN_PATH
 from tests.failure.waiting import eventually
 from tests.support.pooler import pooler
 from tests.support.tables import Tables, shared_tables
@@ -201,6 +202,16 @@ async def test_server_connections_keep_no_settings_and_no_prepared_statements(
             assert (await conn.execute(text(changed))).all() == [], number
             assert (await conn.execute(text("SELECT name FROM pg_prepared_statements"))).all() == []
         await bus.runtime.sessions.close()
+
+
+async def test_statement_of_its_own_has_the_limits_of_a_transaction(make_bus: Callable[..., Bus]) -> None:
+    def found(conn: Connection, schema: str) -> tuple[str, str]:
+        limits = conn.execute(text("SELECT current_setting('statement_timeout'), current_setting('search_path')"))
+        return tuple(limits.one())
+
+    bus = make_bus(statement_timeout=timedelta(seconds=7))
+    assert await bus.runtime.database.statement(found) == ("7s", OWN_PATH)
+    await bus.runtime.database.close()
 
 
 async def test_node_without_a_direct_connection_names_the_setting(make_bus: Callable[..., Bus]) -> None:

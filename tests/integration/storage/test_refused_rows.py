@@ -239,9 +239,17 @@ BATCHES: dict[str, Batch] = {
         "outgoing", UNOWNED, "UPDATE",
         lambda db, _: db.transaction(outbox.claim, {PEER: 100}, node=NODE),
     ),
+    "claim outgoing by a statement": Batch(
+        "outgoing", UNOWNED, "UPDATE",
+        lambda db, _: db.statement(outbox.claim, {PEER: 100}, node=NODE),
+    ),
     "claim incoming": Batch(
         "incoming", UNOWNED, "UPDATE",
         lambda db, _: db.transaction(inbox.claim, message_type=MESSAGE_TYPE, batch_size=100, node=NODE),
+    ),
+    "claim incoming by a statement": Batch(
+        "incoming", UNOWNED, "UPDATE",
+        lambda db, _: db.statement(inbox.claim, message_type=MESSAGE_TYPE, batch_size=100, node=NODE),
     ),
     "delete what was sent": Batch(
         "outgoing", OWNED, "DELETE", lambda db, owned: db.transaction(outbox.delete_sent, NODE, owned)

@@ -565,4 +565,42 @@ ROWS = (
             "test_waiting_messages_are_handled_later_when_another_service_has_run_on_their_tables[plain]",
         ),
     ),
+    Mutant(
+        "recovery",
+        "named work is claimed from where the last claim of a slow look has ended",
+        "durable/recovery/agent.py",
+        before="new.is_anywhere or looks.are_slow or not",
+        after="new.is_anywhere or not",
+        killed_by=("tests/integration/recovery/test_new_work.py::test_named_work_of_slow_looks_is_looked_for",),
+    ),
+    Mutant(
+        "recovery",
+        "named work without a handler waits for the next poll",
+        "durable/recovery/agent.py",
+        before=" or not new.message_types <= agents.keys()",
+        after="",
+        killed_by=(
+            "tests/integration/recovery/test_new_work.py::test_named_work_without_a_handler_becomes_a_dead_letter_before_the_next_poll",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "work with a key or of a tenant is named by its lane alone",
+        "durable/storage/outbox.py",
+        before="        if self.place != FREE or envelope.execution_time is not None:\n",
+        after="        if envelope.execution_time is not None:\n",
+        killed_by=(
+            "tests/integration/recovery/test_new_work.py::test_message_stored_by_another_process_is_handled_before_the_next_poll[of a tenant]",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "work with a delay is named by its lane alone",
+        "durable/storage/outbox.py",
+        before="        if self.place != FREE or envelope.execution_time is not None:\n",
+        after="        if self.place != FREE:\n",
+        killed_by=(
+            "tests/integration/recovery/test_new_work.py::test_message_stored_by_another_process_is_handled_before_the_next_poll[with a delay]",
+        ),
+    ),
 )

@@ -429,4 +429,24 @@ ROWS = (
             "tests/integration/encryption/test_rotation.py::test_rows_refused_by_the_database_are_named_and_the_others_are_encrypted",
         ),
     ),
+    Mutant(
+        "storage",
+        "a statement of its own has the isolation level of the role",
+        "durable/storage/engines.py",
+        before="            **({} if self._limits.search_path is None else _OWN_ISOLATION),\n",
+        after="",
+        killed_by=(
+            "tests/integration/agents/test_isolation_levels.py::test_agents_work_in_read_committed[serializable-asyncpg]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a statement of its own has no limits behind a pooler",
+        "durable/storage/database.py",
+        before="            if await conn.run_sync(is_behind_pooler):\n",
+        after="            if False:\n",
+        killed_by=(
+            "tests/integration/storage/test_pooler.py::test_statement_of_its_own_has_the_limits_of_a_transaction[auto-asyncpg]",
+        ),
+    ),
 )
