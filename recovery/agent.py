@@ -150,14 +150,14 @@ class RecoveryAgent:
         return max(_SHORTEST_WAIT, min([poll, *(due - now for due in self._due_at)]))
 
     async def _claim_new(self, new: NewWork) -> bool:
-        """Claim this work; False when it takes a round to find it, or to see that no node handles it."""
-        agents, looks = self._agents.by_type, self._looks
-        if new.is_anywhere or looks.are_slow or not new.message_types <= agents.keys():
+        """Claim this work; False when it takes a round to find it."""
+        looks = self._looks
+        if new.is_anywhere or looks.are_slow:
             return False
 
         async def claim() -> bool:
             self._go_on(await self._outgoing.claim(list(new.destinations)))
-            self._go_on(await claim_incoming(self._context, agents, list(new.message_types), looks.types))
+            self._go_on(await claim_incoming(self._context, self._agents.by_type, list(new.message_types), looks.types))
             return True
 
         return await self._surviving(_CLAIM_NEW, claim) is not None

@@ -569,19 +569,9 @@ ROWS = (
         "recovery",
         "named work is claimed from where the last claim of a slow look has ended",
         "durable/recovery/agent.py",
-        before="new.is_anywhere or looks.are_slow or not",
-        after="new.is_anywhere or not",
+        before="new.is_anywhere or looks.are_slow",
+        after="new.is_anywhere",
         killed_by=("tests/integration/recovery/test_new_work.py::test_named_work_of_slow_looks_is_looked_for",),
-    ),
-    Mutant(
-        "recovery",
-        "named work without a handler waits for the next poll",
-        "durable/recovery/agent.py",
-        before=" or not new.message_types <= agents.keys()",
-        after="",
-        killed_by=(
-            "tests/integration/recovery/test_new_work.py::test_named_work_without_a_handler_becomes_a_dead_letter_before_the_next_poll",
-        ),
     ),
     Mutant(
         "recovery",
