@@ -1,4 +1,4 @@
-"""What a NOTIFY tells the nodes: in which lanes work without an owner was stored, or that it may be in any of them."""
+"""Contents of a NOTIFY: the lanes in which work without an owner was stored, or that it may be in any of them."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Sent(NamedTuple):
 
     @property
     def lane(self) -> NewWork:
-        """Where it waits; ANYWHERE for what a node claims by its key or tenant, or at its time."""
+        """The lane in which it waits; ANYWHERE for messages that are claimed by a key or tenant, or at their time."""
         envelope = self.envelope
         if self.place != FREE or envelope.execution_time is not None:
             return ANYWHERE

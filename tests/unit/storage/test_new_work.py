@@ -1,4 +1,4 @@
-"""What a NOTIFY tells of new work."""
+"""Contents of a NOTIFY."""
 
 from __future__ import annotations
 
