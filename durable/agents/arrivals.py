@@ -1,4 +1,4 @@
-"""Storage of arrivals: one statement for a round of batches, and an outcome for each envelope.
+"""Storage of arrivals: one statement for a round of batches, another for what was known, an outcome for each envelope.
 
 What cannot be stored as an envelope is quarantined as a dead letter, with its bytes, and spoils nothing else. A row is
 owned by this node when its handler has room, and by any node otherwise.
@@ -6,9 +6,9 @@ owned by this node when its handler has room, and by any node otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection
@@ -38,14 +38,12 @@ class _Found(NamedTuple):
 
     fresh: set[Key]
     changed: set[Key]
-    refused: dict[Key, Outcome]
-
-    def __or__(self, other: _Found) -> _Found:
-        return _Found(self.fresh | other.fresh, self.changed | other.changed, self.refused | other.refused)
+    refused: Mapping[Key, Outcome]
 
 
-def _nothing() -> _Found:
-    return _Found(set(), set(), {})
+_NOTHING: Final = _Found(set(), set(), {})
+_Arrived = tuple[str, Envelope]
+"""An envelope behind its endpoint."""
 
 
 class ArrivalStore:
@@ -69,9 +67,9 @@ class ArrivalStore:
         self._ring = context.ring
         self._intake = intake
 
-    async def store(self, envelopes: Sequence[tuple[str, Envelope]]) -> list[Outcome]:
+    async def store(self, envelopes: Sequence[_Arrived]) -> list[Outcome]:
         """Store envelopes, each for its endpoint; return the outcomes in order."""
-        fit: dict[Key, tuple[str, Envelope]] = {}
+        fit: dict[Key, _Arrived] = {}
         unfit: dict[int, Outcome] = {}
         for position, (endpoint, envelope) in enumerate(envelopes):
             reason = self._unacceptable(envelope)
@@ -84,7 +82,7 @@ class ArrivalStore:
                 replayable = not other_body and screening.is_whole(envelope, **self._limits)
                 kept = await self._quarantine_alone(endpoint, envelope, reason, replayable)
                 unfit[position] = OTHER_BODY if other_body and kept == STORED else kept
-        fresh, changed, refused = await self._store_fit(list(fit.values())) if fit else _nothing()
+        fresh, changed, refused = await self._store_fit(list(fit.values())) if fit else _NOTHING
         outcomes: list[Outcome] = []
         for position, (endpoint, envelope) in enumerate(envelopes):
             key = (envelope.id, endpoint)
@@ -99,7 +97,7 @@ class ArrivalStore:
             fresh.discard(key)  # the same id again in this round is a duplicate
         return outcomes
 
-    def _add(self, fit: dict[Key, tuple[str, Envelope]], key: Key, envelope: Envelope) -> str | None:
+    def _add(self, fit: dict[Key, _Arrived], key: Key, envelope: Envelope) -> str | None:
         """Add an envelope to those of a round; of two with one id the first, which lives as long as both. Returns the
         reason why it is another message than the first.
         """
@@ -119,16 +117,22 @@ class ArrivalStore:
         await self._database.transaction(inbox.quarantine, self._node, unfit)
         self._tell_quarantined(unfit)
 
-    async def _store_fit(self, envelopes: Sequence[tuple[str, Envelope]]) -> _Found:
-        """Store envelopes that seem sound; when the database refuses one of them, find it by halving."""
-        found, errors = await self._store_parts(envelopes)
+    async def _store_fit(self, envelopes: Sequence[_Arrived]) -> _Found:
+        """Store envelopes that seem sound, and compare those that were known with what is known of them. One that the
+        database refuses becomes a dead letter, and the others proceed.
+        """
+        fresh, errors = await _in_parts(self._store_together, envelopes)
+        known = [each for each in envelopes if _key(each) not in fresh and _key(each) not in errors]
+        changed, unsaid = await _in_parts(self._compare_together, known) if known else (set[Key](), {})
+        errors |= unsaid
         if await self._is_the_wiring(errors, len(envelopes)):
             raise next(iter(errors.values()))
-        for endpoint, envelope in envelopes:
-            if (error := errors.get((envelope.id, endpoint))) is not None:
-                kept = await self._quarantine_alone(endpoint, envelope, str(error))
-                found.refused[envelope.id, endpoint] = kept
-        return found
+        refused = {
+            _key(each): await self._quarantine_alone(*each, str(errors[_key(each)]))
+            for each in envelopes
+            if _key(each) in errors
+        }
+        return _Found(fresh, changed, refused)
 
     async def _is_the_wiring(self, errors: Mapping[Key, InvalidMessage], count: int) -> bool:
         """Tell whether the cause lies outside the envelopes: all are refused alike, or none can be stored at all."""
@@ -137,47 +141,41 @@ class ArrivalStore:
         if count > 1:
             return len({error.code for error in errors.values() if isinstance(error, RefusedPerhaps)}) == 1
         try:
-            await self._database.transaction(self._insert, [])
+            await self._database.statement(inbox.store, [])
         except InvalidMessage:
             return True
         return False
 
-    async def _store_parts(
-        self, envelopes: Sequence[tuple[str, Envelope]]
-    ) -> tuple[_Found, Mapping[Key, InvalidMessage]]:
-        """Store envelopes one by one. Returns the stored ones, and the refusal of each other."""
-        try:
-            return await self._store_together(envelopes), {}
-        except InvalidMessage as error:
-            if len(envelopes) == 1:
-                endpoint, envelope = envelopes[0]
-                return _nothing(), {(envelope.id, endpoint): error}
-        middle = len(envelopes) // 2
-        first, refused_first = await self._store_parts(envelopes[:middle])
-        second, refused_second = await self._store_parts(envelopes[middle:])
-        return first | second, {**refused_first, **refused_second}
-
-    async def _store_together(self, envelopes: Sequence[tuple[str, Envelope]]) -> _Found:
+    async def _store_together(self, envelopes: Sequence[_Arrived]) -> set[Key]:
+        """Store them, and give the new ones to their handlers. Returns the keys of these."""
         now = self._clock.now()
         arrivals = [self._arrival(endpoint, envelope, now) for endpoint, envelope in envelopes]
-        found = _nothing()
+        fresh = set[Key]()
         try:
-            found = await self._database.transaction(self._insert, arrivals)
+            fresh = await self._database.statement(inbox.store, arrivals)
         finally:
-            self._give_back(arrivals, found.fresh)
+            self._give_back(arrivals, fresh)
         mine = [
             LeasedEnvelope(arrival.envelope, endpoint=arrival.endpoint)
             for arrival in arrivals
-            if arrival.owner == self._node != ANY_NODE and arrival.key in found.fresh
+            if arrival.owner == self._node != ANY_NODE and arrival.key in fresh
         ]
         if mine:
             self._intake.accept(mine)
         for arrival in arrivals:
             if arrival.place.ordering_key is not None:
                 self._on_key_stored(arrival.place.ordering_key)
-            if arrival.key in found.changed:
-                self._tell_quarantined(_unfit(arrival))
-        return found
+        return fresh
+
+    async def _compare_together(self, envelopes: Sequence[_Arrived]) -> set[Key]:
+        """Compare duplicates with what is known under their ids. Returns the keys of those that are other messages,
+        which become dead letters.
+        """
+        duplicates = [Arrival(endpoint, envelope, ANY_NODE) for endpoint, envelope in envelopes]
+        changed = await self._database.transaction(self._compare, duplicates)
+        for arrival in changed:
+            self._tell_quarantined(_unfit(arrival))
+        return {arrival.key for arrival in changed}
 
     def _arrival(self, endpoint: str, envelope: Envelope, now: datetime) -> Arrival:
         """Choose the owner of each row. Rows that wait until they are due, or for their turn, have no owner; rows that
@@ -196,17 +194,9 @@ class ArrivalStore:
 
     # ------------------------------------------------------------------ inside the transaction
 
-    def _insert(self, conn: Connection, schema: str, arrivals: Sequence[Arrival]) -> _Found:
-        fresh = inbox.store(conn, schema, arrivals)
-        duplicates = [arrival for arrival in arrivals if arrival.key not in fresh]
-        changed = self._compare(conn, schema, duplicates) if duplicates else []
-        for arrival in changed:
-            inbox.quarantine(conn, schema, self._node, _unfit(arrival))
-        return _Found(fresh, {arrival.key for arrival in changed}, {})
-
     def _compare(self, conn: Connection, schema: str, duplicates: Sequence[Arrival]) -> Sequence[Arrival]:
-        """Return those that are no duplicates of the messages which are known under their ids. What waits lives as long
-        as its duplicates.
+        """Quarantine those that are no duplicates of the messages known under their ids, and return them. What waits
+        lives as long as its duplicates.
         """
         known = inbox.find_known(conn, schema, duplicates)
         compared = [(arrival, *known[arrival.key]) for arrival in duplicates if arrival.key in known]
@@ -215,6 +205,8 @@ class ArrivalStore:
         longer = [each for each, first, _ in compared if each.key not in others and outlives(first, each.envelope)]
         if longer and not inbox.live_longer(conn, schema, longer):
             raise StorageUnavailable("duplicate of a message that ends at this moment; send it again")
+        for arrival in changed:
+            inbox.quarantine(conn, schema, self._node, _unfit(arrival))
         return changed
 
     async def _quarantine_alone(
@@ -243,6 +235,28 @@ class ArrivalStore:
     def _unacceptable(self, envelope: Envelope) -> str | None:
         reason = screening.find_error(envelope, **self._limits) or screening.find_misplaced(envelope)
         return reason or screening.find_misdating(envelope, self._clock.now(), **self._settings.window)
+
+
+async def _in_parts(
+    work: Callable[[Sequence[_Arrived]], Awaitable[set[Key]]], envelopes: Sequence[_Arrived]
+) -> tuple[set[Key], dict[Key, InvalidMessage]]:
+    """Do the work for all of them; where the database refuses it, for each half. Returns the keys that the work has
+    returned, and the refusal of each envelope that is refused alone.
+    """
+    try:
+        return await work(envelopes), {}
+    except InvalidMessage as error:
+        if len(envelopes) == 1:
+            return set(), {_key(envelopes[0]): error}
+    middle = len(envelopes) // 2
+    first, refused_first = await _in_parts(work, envelopes[:middle])
+    second, refused_second = await _in_parts(work, envelopes[middle:])
+    return first | second, refused_first | refused_second
+
+
+def _key(arrived: _Arrived) -> Key:
+    endpoint, envelope = arrived
+    return envelope.id, endpoint
 
 
 def _unfit(arrival: Arrival) -> Unfit:

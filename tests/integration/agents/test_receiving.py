@@ -19,6 +19,7 @@ from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId, new_id
 from durable.outcomes import BUSY, DUPLICATE, OTHER_BODY, STORED, Failed, Outcome, Rejected
 from durable.settings import Settings, load_settings
 from durable.statistics import ReceivingStatistics
+from durable.storage import inbox
 from durable.storage.database import Database
 from durable.telemetry import Counters, Event
 from durable.testing import eventually
@@ -240,6 +241,23 @@ class TestDuplicates:
         room = house.handlers.room
         await house.receive(given, given)
         assert house.handlers.room == room
+
+    async def test_new_envelope_is_stored_and_handled_when_its_neighbour_has_to_be_sent_again(
+        self, house: House, tables: Tables, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        known, fresh = envelope(deliver_by=datetime(2050, 1, 1, tzinfo=UTC)), envelope()
+        longer = msgspec.structs.replace(known, deliver_by=datetime(2060, 1, 1, tzinfo=UTC))
+        await house.receive(known)
+        with monkeypatch.context() as patch:
+            patch.setattr(inbox, "live_longer", lambda *_: False)
+            failed = Failed("the receiver could not store the batch: StorageUnavailable")
+            assert await house.receive(longer, fresh) == [failed, failed]
+        assert [lease.envelope for lease in house.handlers.accepted] == [known, fresh]
+        assert await house.receive(longer, fresh) == [DUPLICATE, DUPLICATE]
+        assert tables.rows("SELECT id, deliver_by, owner_id FROM durable.incoming_envelopes ORDER BY seq") == [
+            (known.id, longer.deliver_by, NODE),
+            (fresh.id, None, NODE),
+        ]
 
     @pytest.mark.parametrize("together", [False, True], ids=["later", "in one batch"])
     async def test_another_body_under_a_known_id_is_quarantined(

@@ -151,7 +151,9 @@ async def test_named_work_without_a_handler_becomes_a_dead_letter_before_the_nex
         await eventually(lambda: shop.handled == [0], within=30)
 
 
-async def test_named_work_of_a_paused_handler_is_handled_when_the_handler_is_resumed(tables: Tables, looks: Looks) -> None:
+async def test_named_work_of_a_paused_handler_is_handled_when_the_handler_is_resumed(
+    tables: Tables, looks: Looks
+) -> None:
     shop = Shop(tables)
     async with shop.idle(looks):
         await shop.sender.pause(Placed, reason="a test")

@@ -9,8 +9,8 @@ ROWS = (
         "receiving",
         "another message under a known id is a duplicate",
         "durable/agents/arrivals.py",
-        before="        changed = self._compare(conn, schema, duplicates) if duplicates else []",
-        after="        changed: list[Arrival] = []",
+        before="await _in_parts(self._compare_together, known) if known else (set[Key](), {})",
+        after="set[Key](), {}",
         killed_by=(
             "tests/integration/agents/test_receiving.py::TestDuplicates::test_another_body_under_a_known_id_is_quarantined[later]",
         ),
