@@ -36,7 +36,7 @@ from tests.support.sharing_out import Part, shared_out
 
 # A machine that is busy makes no example wrong.
 settings.register_profile("unhurried", deadline=None)
-settings.register_profile("quick", deadline=None, max_examples=15)
+settings.register_profile("quick", deadline=None, max_examples=10)
 settings.load_profile("unhurried")
 
 
