@@ -100,23 +100,27 @@ class Database:
                 raise
 
     async def _run(self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        async with self.engine.connect() as conn:
-            await conn.begin()
-            result = await conn.run_sync(work, self.schema, *args, **kwargs)
-            await conn.run_sync(commit)
+        def run(conn: Connection) -> T:
+            conn.begin()
+            result = work(conn, self.schema, *args, **kwargs)
+            commit(conn)
             return result
+
+        async with self.engine.connect() as conn:
+            return await conn.run_sync(run)
 
     async def _run_alone(
         self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        async with self.engine.connect() as conn:
-            if await conn.run_sync(is_behind_pooler):
-                await conn.begin()
-            else:
-                await conn.execution_options(isolation_level="AUTOCOMMIT")
-            result = await conn.run_sync(work, self.schema, *args, **kwargs)
-            await conn.run_sync(commit)
+        def run(conn: Connection) -> T:
+            if not is_behind_pooler(conn):
+                conn.execution_options(isolation_level="AUTOCOMMIT")
+            result = work(conn, self.schema, *args, **kwargs)
+            commit(conn)
             return result
+
+        async with self.engine.connect() as conn:
+            return await conn.run_sync(run)
 
     async def transaction_with_retry(
         self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs

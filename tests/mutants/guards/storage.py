@@ -443,8 +443,8 @@ ROWS = (
         "storage",
         "a statement of its own has no limits behind a pooler",
         "durable/storage/database.py",
-        before="            if await conn.run_sync(is_behind_pooler):\n",
-        after="            if False:\n",
+        before="            if not is_behind_pooler(conn):\n",
+        after="            if True:\n",
         killed_by=(
             "tests/integration/storage/test_pooler.py::test_statement_of_its_own_has_the_limits_of_a_transaction[auto-asyncpg]",
         ),
