@@ -44,7 +44,8 @@ from durable.outbox.outbox import Outbox
 from durable.outbox.sessions import Sessions
 from durable.storage import answers, inbox
 from durable.storage.answers import Arrived
-from durable.storage.outages import mismatch, translated
+from durable.storage.outages import denial, mismatch, translated
+from durable.storage.outbox import store
 from durable.telemetry import log
 
 
@@ -331,11 +332,16 @@ class Attempts:
         try:
             self._write_down(owned, session.connection())
         except DBAPIError as error:
-            if missing := mismatch(error, self._schema):
-                raise missing from error
+            if fault := mismatch(error, self._schema) or denial(error):
+                raise fault from error
             raise
         outbox.allow_last_commit()
         failpoint("C16")
+
+    def end_nothing(self, conn: Connection, schema: str) -> None:
+        """Do for no message what the end of an attempt does: the database refuses it for as long as it refuses that."""
+        self._write_down([], conn)
+        store(conn, schema, [])
 
     def _write_down(self, owned: Sequence[LeasedEnvelope], conn: Connection) -> None:
         if self.handler.keeps_answers:

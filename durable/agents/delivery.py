@@ -42,7 +42,6 @@ from durable.application.retry import DeadLetter, Pause, Policy, RunAgain, RunLa
 from durable.encryption.decoding import decode
 from durable.envelope import LeasedEnvelope
 from durable.errors import LeaseLost, MissingKey, place_of, said
-from durable.storage.database import answer
 from durable.storage.outages import is_serialization_failure, sqlstate
 from durable.storage.rows import UNCOUNTED, Failure, Letter, Tried
 from durable.telemetry import Event, log
@@ -315,7 +314,7 @@ class Delivery:
         await asyncio.sleep(BREATH)
 
     async def _wait_for_database(self) -> None:
-        await self._database.transaction_with_retry(answer)
+        await self._database.transaction_with_retry(self._attempts.end_nothing)
 
     async def _handle_suspect(self, lease: LeasedEnvelope, held: BlockedKeys) -> None:
         """Handle a suspect while no other suspect is counted: if the node dies now, the cause is this message, or

@@ -23,7 +23,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from durable import database_url
 from durable.database_url import DatabaseUrl
-from durable.errors import InvalidMessage, InvalidSetting, StorageUnavailable
+from durable.errors import InvalidMessage, InvalidSetting, SchemaMismatch, StorageUnavailable
 from durable.settings import Settings
 from durable.statistics import PoolStatistics
 from durable.storage import loops
@@ -140,7 +140,7 @@ class Database:
             log.log(level, "what is done waits to be written down, attempt %d: %s", attempt.attempt_number, why)
 
         patiently = AsyncRetrying(
-            retry=retry_if_exception_type((StorageUnavailable, InvalidMessage, DBAPIError)),
+            retry=retry_if_exception_type((StorageUnavailable, SchemaMismatch, InvalidMessage, DBAPIError)),
             wait=wait_exponential_jitter(multiplier=0.1, max=5, jitter=0.1),
             before_sleep=tell,
         )

@@ -23,6 +23,7 @@ from durable.errors import InvalidMessage, SchemaMismatch, StorageUnavailable, t
 _ASYNCPGS_STATES: Final = ("cannot switch to state", 'cannot switch to "idle" state')  # by number
 _BAD_DATA: Final = "22"  # SQLSTATE class: data exception
 _NO_TABLE: Final = "42P01"
+_NO_RIGHT: Final = "42501"
 _SERIALIZATION_FAILURE: Final = "40001"
 _NO_COLUMN: Final = "42703"
 LOST_STATEMENTS: Final = ("26000", "42P05")
@@ -154,6 +155,16 @@ def mismatch(error: DBAPIError, schema: str) -> SchemaMismatch | None:
         return None
     reason = str(error.orig).partition("\n")[0]
     return SchemaMismatch(f"schema {schema!r} {fault} ({reason}); run: durable-agent migrate APP:BUS")
+
+
+def denial(error: BaseException) -> StorageUnavailable | None:
+    """Return the error for a right on durable's tables that is missing; None for any other fault. The causes of the
+    error count too.
+    """
+    for each in _causes(error):
+        if isinstance(each, DBAPIError) and sqlstate(each) == _NO_RIGHT:
+            return StorageUnavailable(unusable(f"{described(each)}; run: durable-agent migrate --grant-to ROLE"))
+    return None
 
 
 @contextmanager

@@ -73,7 +73,7 @@ class Shop:
 
     def __init__(self, tables: Tables, clock: Clock, **settings: Any) -> None:
         self.tables = tables
-        self.settings = load_settings(database_url=tables.url, **({"pool_size": 4} | settings))
+        self.settings = load_settings(**({"database_url": tables.url, "pool_size": 4} | settings))
         self.counters = Counters()
         self.database = Database(self.settings)
         routes = Routes()

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, make_url, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -28,6 +28,7 @@ from durable.storage import inbox
 from durable.telemetry import Event
 from durable.testing import eventually
 from tests.support.one_handler import Billed, Placed, Shop, envelope, shop_tables
+from tests.support.roles import runtime_role
 from tests.support.tables import Tables
 
 LONG = 30.0  # seconds that no test waits for in vain
@@ -50,6 +51,29 @@ class Hostile(msgspec.Struct):
     def __post_init__(self) -> None:
         if self.number == 1:
             raise SystemExit(4)
+
+
+def _renamed(table: str) -> tuple[str, str]:
+    return f"ALTER TABLE durable.{table} RENAME TO renamed", f"ALTER TABLE durable.renamed RENAME TO {table}"
+
+
+def _revoked(right: str, table: str) -> tuple[str, str]:
+    return f"REVOKE {right} ON durable.{table} FROM {{role}}", f"GRANT {right} ON durable.{table} TO {{role}}"
+
+
+FAULTS = {
+    "no history": _renamed("envelope_history"),
+    "no outbox": _renamed("outgoing_envelopes"),
+    "no inbox": _renamed("incoming_envelopes"),
+    "another column": (
+        "ALTER TABLE durable.outgoing_envelopes RENAME fair_key TO renamed",
+        "ALTER TABLE durable.outgoing_envelopes RENAME renamed TO fair_key",
+    ),
+    "no right to the inbox": _revoked("DELETE", "incoming_envelopes"),
+    "no right to the history": _revoked("INSERT", "envelope_history"),
+    "no right to the outbox": _revoked("INSERT", "outgoing_envelopes"),
+}
+"""Statements that break durable's tables, and mend them."""
 
 
 @pytest.fixture(scope="module")
@@ -334,25 +358,35 @@ class TestNoAttempt:
         assert "again: the database cannot be used: the disk is full\n" in caplog.text
         assert "business data" not in caplog.text
 
-    @pytest.mark.parametrize("table", ["envelope_history", "outgoing_envelopes"])
+    @pytest.mark.parametrize("fault", FAULTS)
     @pytest.mark.parametrize("group", [1, 3])
-    async def test_missing_table_of_durable_counts_as_no_attempt(self, shop: Shop, group: int, table: str) -> None:
+    async def test_missing_table_or_right_of_durable_counts_as_no_attempt(
+        self, tables: Tables, group: int, fault: str
+    ) -> None:
+        """However long it lasts: the third attempt in a row that meets it would count."""
         attempts: list[int] = []
+        breaks, mends = FAULTS[fault]
+        with runtime_role(tables.url) as url:
+            role = make_url(url).username
+            tables.execute(f"GRANT ALL ON effects TO {role}; GRANT ALL ON SEQUENCE effects_effect_seq TO {role}")
+            shop = Shop(tables, SystemClock(), database_url=url)
 
-        async def handle(order: Placed, session: AsyncSession, ctx: Context) -> None:
-            attempts.append(order.number)
-            if len(attempts) == 3:
-                await shop.tables.change(f"ALTER TABLE durable.renamed RENAME TO {table}")
-            await shop.write(session, order.number)
-            ctx.send(order, to="tcp://127.0.0.1:1")
+            async def handle(order: Placed, session: AsyncSession, ctx: Context) -> None:
+                attempts.append(order.number)
+                if len(attempts) == 1:
+                    tables.execute(breaks.format(role=role))
+                    asyncio.get_running_loop().call_later(2, tables.execute, mends.format(role=role))
+                await shop.write(session, order.number)
+                ctx.send(order, to="tcp://127.0.0.1:1")
 
-        shop.handles(handle, retry=Retry(immediate=0, delays=[]), max_batch=group)
-        async with shop.open():
-            await shop.tables.change(f"ALTER TABLE durable.{table} RENAME TO renamed")
-            await shop.receive(1)
-            await shop.settled()
-        assert (shop.effects(), shop.inbox(), shop.tables.count("dead_letters")) == ([1], [], 0)
-        assert attempts == [1, 1, 1]
+            shop.handles(handle, retry=Retry(immediate=0, delays=[]), max_batch=group)
+            async with shop.open():
+                await shop.receive(1, 2)
+                await shop.settled()
+            await shop.close()
+        assert (sorted(shop.effects()), shop.inbox(), shop.tables.count("dead_letters")) == ([1, 2], [], 0)
+        assert shop.counters[Event.ATTEMPT_FAILED] == 0
+        assert len(attempts) <= 6
 
     @pytest.mark.parametrize("ends", ["raises", "swallows it"])
     async def test_lost_connection_is_logged_with_its_cause_and_without_the_words_of_the_handler(

@@ -542,7 +542,7 @@ ROWS = (
         after="isinstance(error, StorageUnavailable) or is_outage(error):",
         killed_by=(
             "tests/integration/agents/test_handling_faults.py::"
-            "TestNoAttempt::test_missing_table_of_durable_counts_as_no_attempt[1-envelope_history]",
+            "TestNoAttempt::test_missing_table_or_right_of_durable_counts_as_no_attempt[1-no history]",
         ),
     ),
     Mutant(
@@ -554,6 +554,39 @@ ROWS = (
         killed_by=(
             "tests/integration/storage/functions/test_ends.py::"
             "test_owned_message_expires_by_the_deadline_of_its_row[pg18-asyncpg-now-dead letter]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a missing table is met again at once",
+        "durable/agents/delivery.py",
+        before="transaction_with_retry(self._attempts.end_nothing)",
+        after="transaction_with_retry(lambda conn, schema: None)",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py::"
+            "TestNoAttempt::test_missing_table_or_right_of_durable_counts_as_no_attempt[1-no history]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a missing right to finish a message counts as a failed attempt",
+        "durable/agents/attempts.py",
+        before=" or denial(error):",
+        after=":",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py::"
+            "TestNoAttempt::test_missing_table_or_right_of_durable_counts_as_no_attempt[1-no right to the history]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a missing right to send counts as a failed attempt",
+        "durable/agents/runner.py",
+        before="if fence.is_complete and (fault := denial(error)):",
+        after="if False and (fault := denial(error)):",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py::"
+            "TestNoAttempt::test_missing_table_or_right_of_durable_counts_as_no_attempt[1-no right to the outbox]",
         ),
     ),
 )
