@@ -7,7 +7,7 @@ Databases' drivers take either, msgspec takes only the latter.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
@@ -15,16 +15,23 @@ from typing import Any, Final
 
 
 def _moment(value: datetime, made: type[datetime] = datetime) -> datetime:
-    time = value.hour, value.minute, value.second, value.microsecond
-    return made(value.year, value.month, value.day, *time, tzinfo=value.tzinfo, fold=value.fold)
+    if value != value:
+        raise ValueError(f"{value} is no time")  # pandas' NaT, which is a datetime by its class
+    of_day = value.hour, value.minute, value.second, value.microsecond
+    return made(value.year, value.month, value.day, *of_day, tzinfo=value.tzinfo, fold=value.fold)
 
 
 def _day(value: date, made: type[date] = date) -> date:
     return made(value.year, value.month, value.day)
 
 
+def _time_of_day(value: time, made: type[time] = time) -> time:
+    return made(value.hour, value.minute, value.second, value.microsecond, tzinfo=value.tzinfo, fold=value.fold)
+
+
 def _time_span(value: timedelta, made: type[timedelta] = timedelta) -> timedelta:
-    return made(value.days, value.seconds, value.microseconds)
+    """pendulum's `days` and `seconds` of negative spans are others than those of timedelta."""
+    return made(*(part.__get__(value) for part in (timedelta.days, timedelta.seconds, timedelta.microseconds)))
 
 
 _AS_ITS_OWN: Mapping[type, Callable[[Any], object]] = {
@@ -34,6 +41,7 @@ _AS_ITS_OWN: Mapping[type, Callable[[Any], object]] = {
     bytes: bytes.__bytes__,
     datetime: _moment,
     date: _day,
+    time: _time_of_day,
     timedelta: _time_span,
     Decimal: Decimal,
 }

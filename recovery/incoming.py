@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from sqlalchemy import Connection
 
@@ -12,12 +14,15 @@ from durable.agents.handling import HandlingAgent
 from durable.envelope import LeasedEnvelope, NodeId
 from durable.grammar import several
 from durable.messages.routing import LOCAL
+from durable.messages.scope import listener_of
 from durable.recovery.floors import Floors
 from durable.recovery.outgoing import rounds
 from durable.storage import inbox, leases, nodes, trials
 from durable.storage.rows import UNCOUNTED, Letter
 from durable.storage.sql.recovery import INCOMING
 from durable.telemetry import Event, log
+
+_LEFT_ALONE: Final = 10.0  # seconds between looks at messages of another service: each claims and releases a hundred
 
 ClaimOfType = Callable[[Connection, str, str, NodeId], list[LeasedEnvelope]]
 """Claims messages of this type, for the node."""
@@ -92,20 +97,21 @@ async def bury_unknown(context: AgentContext, message_type: str, claim: ClaimOfT
     """Make dead letters of these claimed messages, unless another node has a handler for their type. Those of another
     service wait for its nodes, of which none may run now.
     """
+    now = time.monotonic()
+    if now < context.left_alone.get(message_type, 0.0):
+        return
     if not await context.database.transaction(_nobody_handles, message_type):
         return
     dead, others = await context.database.transaction(_dead_letter_unknown, context, message_type, claim)
     if dead:
         context.counters.add(Event.DEAD_LETTERED, dead)
         log.error("no node has a handler for %s: %s became dead letters", message_type, several(dead, "messages"))
-    if others and message_type not in context.told_of:
-        context.told_of.add(message_type)
+    if others and message_type not in context.left_alone:
         log.error(
-            "messages of %s wait here for another service, %s: this node leaves them alone; give every service a "
-            "schema or database of its own (db_schema, database_url)",
-            message_type,
-            others,
+            "messages of %s wait here for another service, and this node leaves them alone: %s", message_type, others
         )
+    if others:
+        context.left_alone[message_type] = now + _LEFT_ALONE
 
 
 def _nobody_handles(conn: Connection, schema: str, message_type: str) -> bool:
@@ -120,7 +126,7 @@ def _claim_any(conn: Connection, schema: str, message_type: str, node: NodeId) -
 def _dead_letter_unknown(
     conn: Connection, schema: str, context: AgentContext, message_type: str, claim: ClaimOfType
 ) -> tuple[int, str]:
-    """Return how many became dead letters, and the service or endpoint of one that is another's."""
+    """Return how many became dead letters, and what is to be done about those of another service, if there are some."""
     letter = Letter.because(f"no node has a handler for {message_type}", "unknown message type")
     node, keep_body = context.node, context.settings.history_bodies
     claimed = claim(conn, schema, message_type, node)
@@ -131,4 +137,16 @@ def _dead_letter_unknown(
         for lease in claimed
         if context.is_own(lease)
     )
-    return dead, next((each.envelope.source if each.endpoint == LOCAL else each.endpoint for each in others), "")
+    return dead, _advice(others[0]) if others else ""
+
+
+def _advice(lease: LeasedEnvelope) -> str:
+    """Tell whose a message is, and what to do."""
+    apart = "give every service a schema or database of its own (db_schema, database_url)"
+    if lease.endpoint == LOCAL:
+        source = lease.envelope.source
+        return (
+            f"they are of the service {source}; {apart}; is it a former name of this one, run it once more under that"
+        )
+    endpoint = listener_of(lease.endpoint)
+    return f"they came to the endpoint {endpoint}; {apart}; was it a listener of this one, declare that again"

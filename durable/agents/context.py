@@ -26,8 +26,8 @@ class AgentContext:
     ring: KeyRing = field(default_factory=KeyRing)
     is_own: Callable[[LeasedEnvelope], bool] = lambda _lease: True
     """Tell whether a message is of this service, rather than of another one with the same tables."""
-    told_of: set[str] = field(default_factory=set)
-    """The message types of other services that wait here, of which the log tells."""
+    left_alone: dict[str, float] = field(default_factory=dict)
+    """The message types of other services that wait here, each with the monotonic time until which it is left alone."""
     failures: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     """Held while the database learns that a destination fails: those that fail together wait for each other, and the
     others for none of them."""

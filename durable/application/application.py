@@ -21,6 +21,7 @@ from durable.grammar import suggestion
 from durable.messages import codec, upcasting
 from durable.messages.registry import class_of, content_type_of, is_encrypted, name_of, registered
 from durable.messages.routing import LOCAL, Routes
+from durable.messages.scope import listener_of
 from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.redaction import printable
 from durable.storage.leases import Burials
@@ -71,7 +72,8 @@ class Application:
         if lease.endpoint == LOCAL:
             return lease.envelope.source == self.service
         names = {listening.endpoint for listening in self.listeners}
-        return lease.endpoint in {self.service, *names, *(mounted.removeprefix("asgi:") for mounted in self.mounted)}
+        mounted = {each.removeprefix("asgi:") for each in self.mounted}
+        return listener_of(lease.endpoint) in {self.service} | names | mounted
 
     def burials(self, by_default: str) -> Burials:
         """Return the messages that become dead letters when too late; `by_default` is the setting on_expiry."""

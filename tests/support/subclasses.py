@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum, StrEnum
 from typing import Any, Final
@@ -36,6 +36,21 @@ class Moment(datetime): ...
 class Day(date): ...
 
 
+class Hour(time): ...
+
+
+class Span(timedelta):
+    """As pendulum's: `days` and `seconds` of a negative one are counted from zero."""
+
+    @property
+    def days(self) -> int:
+        return int(self.total_seconds() / 86_400)
+
+    @property
+    def seconds(self) -> int:
+        return int(self.total_seconds() - 86_400 * self.days)
+
+
 class Amount(Decimal): ...
 
 
@@ -65,6 +80,8 @@ VALUES: Final[Mapping[str, tuple[type, Any]]] = {
     "pandas": (datetime, pandas.Timestamp(2024, 2, 29, 12, tz="Europe/Vienna")),
     "date": (date, Day(2024, 2, 29)),
     "timedelta": (timedelta, pandas.Timedelta(days=-1, microseconds=7)),
+    "pendulum's timedelta": (timedelta, Span(days=-3, seconds=7)),
+    "time": (time, Hour(12, 30, 0, 7, tzinfo=UTC, fold=1)),
     "Decimal": (Decimal, Amount("1.10")),
 }
 """Each with the class that a field of it is annotated with."""
