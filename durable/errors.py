@@ -51,6 +51,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from datetime import timedelta
+from types import FrameType
 from typing import Any, Final, TypeVar
 
 from durable.duration import Duration, time_from_now
@@ -347,10 +348,23 @@ def place_of(error: BaseException) -> str | None:
     """
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):
-        file = frame.f_code.co_filename
-        if not file.startswith(_NOT_OF_THE_APPLICATION) and not _INSTALLED.search(file):
-            found = f"{_from_here(file)}:{line}"
+        found = _in_application(frame.f_code.co_filename, line) or found
     return found
+
+
+def place_in(frame: FrameType | None) -> str | None:
+    """The innermost line of the application's own code in a stack, as place_of() tells it; None without one."""
+    while frame is not None:
+        if found := _in_application(frame.f_code.co_filename, frame.f_lineno):
+            return found
+        frame = frame.f_back
+    return None
+
+
+def _in_application(file: str, line: int | None) -> str | None:
+    if file.startswith(_NOT_OF_THE_APPLICATION) or _INSTALLED.search(file):
+        return None
+    return f"{_from_here(file)}:{line}"
 
 
 def _from_here(file: str) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from durable.agents import startup_check as in_flight
 from durable.agents.context import AgentContext
 from durable.agents.doors import Doors
+from durable.agents.handling import HandlingAgent
 from durable.agents.node_agents import NodeAgents
 from durable.agents.receiving import ReceivingAgent
 from durable.agents.stuck_threads import StuckThreads
@@ -84,7 +85,8 @@ class Runtime:
         self.watch = Watch(lambda: self.database, settings)
         self._storing = Storing(application, lambda: self._context)
         self._database: Database | None = None
-        self._loop_watch = LoopWatch(self.life.alive)
+        self._loop_watch = LoopWatch(self.life.alive, self._handling, self.counters)
+        self.life.where_loop_stands = self._loop_watch.place
         self._watching: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._claiming = threading.Lock()  # loops of several threads may start it at once
@@ -102,6 +104,9 @@ class Runtime:
     def _problems(self) -> Sequence[str]:
         of_node = self.node.agents.problems() if self.node is not None else []
         return [*self._stuck.problems(), *of_node, *self.life.problems(), *self.calls.problems()]
+
+    def _handling(self) -> Collection[HandlingAgent]:
+        return self.node.agents.handlers.values() if self.node is not None else ()
 
     @property
     def database(self) -> Database:

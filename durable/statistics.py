@@ -100,5 +100,5 @@ class Statistics:
     pools: Mapping[str, PoolStatistics]
     tallies: Mapping[Subject, Mapping[str, Tally]]
     loop_lag: Distribution
-    """The delay of the event loop, measured twice a second."""
+    """The delay of the event loop, measured four times a second."""
     calls: Sequence[CallStatistics] = ()

@@ -92,6 +92,7 @@ class Event(StrEnum):
     FORGOTTEN = "forgotten"
     CIRCUIT_OPENED = "circuit_opened"
     CIRCUIT_CLOSED = "circuit_closed"
+    LOOP_BLOCKED = "loop_blocked"
 
 
 class Subject(StrEnum):

@@ -82,6 +82,7 @@ class HandlingAgent:
         self.circuit = self._delivery.circuit
         self.pace = self._delivery.pace
         self._running: asyncio.Task[Any] | None = None
+        self._workers: list[asyncio.Task[None]] = []
         self._concurrency = handler.concurrency or settings.concurrency
         attempts.when_freed = self._go_on
         self._delivery.settling.on_delayed = self._ask_when_due
@@ -170,6 +171,10 @@ class HandlingAgent:
         name = f"{self._attempts.stuck_threads} threads of handler {self.handler.message_type}"
         return asyncio.create_task(self._attempts.stuck_threads_end(), name=name)
 
+    def works_in(self, task: asyncio.Task[Any]) -> bool:
+        """Tell whether this task is one of its workers."""
+        return task in self._workers
+
     def problems(self) -> list[str]:
         """Return the problems for the health check."""
         limit, spell = self._settings.health_unattended.total_seconds(), self._delivery.no_room
@@ -225,8 +230,10 @@ class HandlingAgent:
 
     async def _run_workers(self) -> None:
         async with Crew() as workers:
-            for number in range(self._concurrency):
+            self._workers = [
                 workers.create_task(self._work(), name=f"handle {self.handler.message_type} {number}")
+                for number in range(self._concurrency)
+            ]
 
     async def _work(self) -> None:
         while not self._delivery.stopping:

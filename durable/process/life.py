@@ -38,6 +38,8 @@ class Life:
         self, settings: Settings, make_node: Callable[[Memberships], Node], empty_pools: Callable[[], Awaitable[None]]
     ) -> None:
         self.node: Node | None = None
+        self.where_loop_stands: Callable[[], str] = lambda: ""
+        """Where the event loop stands, when it does; called in any thread."""
         self.owns_process = False
         """True if the process is the bus's own, so that a fault without recovery ends the process."""
         self._settings = settings
@@ -186,6 +188,8 @@ class Life:
 
     def _bite(self, reason: str) -> None:
         """End the process, in the watchdog's thread."""
+        if place := self.where_loop_stands():
+            reason += f"; the event loop stands in {place}"
         if self._exits:
             code = EXIT_STUCK if self._watchdog.is_bound else EXIT_NO_MEMBER
             end_process(code, "the process ends: %s", reason)

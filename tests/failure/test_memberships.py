@@ -792,7 +792,10 @@ async def test_watchdog_ends_a_process_with_a_blocked_event_loop(start: Callable
     process = start(BLOCKING, DURABLE_MEMBERSHIP_TIMEOUT="4")
     await process.says("begun")
     assert await process.exit_code() == EXIT_NO_MEMBER
-    assert "its event loop stood still" in process.output.read_text()
+    said = process.output.read_text()
+    assert "its event loop stood still" in said
+    assert "the event loop stands in handle memberships.done" in said
+    assert "shop.py:" in said
 
 
 # ---------------------------------------------------------------- a real server

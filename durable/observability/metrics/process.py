@@ -39,6 +39,7 @@ _EVENTS: Final[Mapping[Subject, Mapping[Event, tuple[str, str]]]] = {
         Event.EXPIRED: ("messages_expired", "messages that were too late to be handled"),
         Event.CIRCUIT_OPENED: ("handler_circuit_opened", "how often this process has opened the handler's circuit"),
         Event.LEASE_LOST: ("handler_leases_lost", "attempts rolled back because another node owned the message"),
+        Event.LOOP_BLOCKED: ("handler_loop_blocked", "how often the async handler blocked the event loop"),
     },
     Subject.ENDPOINT: {
         Event.RECEIVED: ("messages_received", "messages stored for the first time"),
