@@ -39,6 +39,7 @@ from durable.requests.watch import Watch
 from durable.settings import Settings
 from durable.statistics import Statistics
 from durable.storage import loops, migrator
+from durable.storage.connection_names import of_service
 from durable.storage.database import Database
 from durable.tasks.crew import end, in_time, in_turn
 from durable.telemetry import Counters, Subject
@@ -69,7 +70,7 @@ class Runtime:
             around=application.stack.around_sending,
             ring=application.ring,
         )
-        self._waker = Waker(settings)
+        self._waker = Waker(settings, of_service(application.service, "waker"))
         self.dispatcher: Dispatcher = AgentsDispatcher(lambda: self.node, self._waker, self.clock, settings)
         self.sessions = Sessions(settings, self.envelope_factory, self.dispatcher, scope, **engines)
         self._stuck = StuckThreads()
@@ -111,7 +112,7 @@ class Runtime:
     @property
     def database(self) -> Database:
         if self._database is None:
-            self._database = Database(self.settings)
+            self._database = Database(self.settings, of_service(self.application.service, "agents"))
         return self._database
 
     @cached_property

@@ -25,6 +25,7 @@ from durable.envelope import NodeId
 from durable.errors import InvalidSetting, LeaseLost, StorageUnavailable
 from durable.recovery.singleton_locks import SingletonLocks
 from durable.settings import Settings
+from durable.storage.connection_names import of_service
 from durable.storage.database import channel, lock_url
 from durable.storage.engines import OWN_PATH
 from durable.storage.locks import nodes_class
@@ -121,7 +122,8 @@ class Membership:
 
         timeout = int(self._settings.connect_timeout.total_seconds()) or 1
         url = lock_url(self._settings)
-        options = _client_options(self._settings)
+        name = of_service(self._service, "node").direct
+        options = {"fallback_application_name": name} | _client_options(self._settings)
         connection = PsycopgConnection.connect(url, **{"connect_timeout": timeout, **options})  # type: ignore[arg-type]
         # A heartbeat that is not answered by then comes too late in any case.
         connection.answer_within = self._settings.heartbeat_stale.total_seconds() / 2
@@ -241,7 +243,6 @@ def _client_options(settings: Settings) -> dict[str, str | int]:
         "keepalives_interval": 2,
         "keepalives_count": 3,
         "tcp_user_timeout": _milliseconds(settings.tcp_user_timeout),
-        "application_name": "durable node",
     }
 
 

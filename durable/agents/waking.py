@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Connection, Engine
 
@@ -29,6 +29,7 @@ from durable.errors import InvalidSetting, StorageUnavailable
 from durable.outbox.transactions import Ending
 from durable.settings import Settings
 from durable.storage import outbox
+from durable.storage.connection_names import UNNAMED, ConnectionName
 from durable.storage.database import AGENTS_LONGEST_IDLE, Database, sync_url
 from durable.storage.engines import Limits, make_engine
 from durable.storage.new_work import ANYWHERE, NOTHING, NewWork
@@ -52,8 +53,9 @@ _NOT_WOKEN: Final = f"{_NOT_WOKEN_ODDLY}: %s"
 class Waker:
     """Wakes the nodes of other processes. wake() and wake_after() may be called from any thread."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, name: ConnectionName = UNNAMED) -> None:
         self._settings = settings
+        self._name = name
         self._lock = threading.Condition()
         self._asked = 0
         """So many commits want the nodes to look."""
@@ -171,7 +173,7 @@ class Waker:
 
     def _make_engine(self) -> Engine:
         limits = Limits(min(self._settings.statement_timeout, _LONGEST_ALONE), AGENTS_LONGEST_IDLE)
-        options = {"pool_size": 1, "isolation_level": "AUTOCOMMIT"}
+        options: dict[str, Any] = {"name": self._name, "pool_size": 1, "isolation_level": "AUTOCOMMIT"}
         return make_engine(sync_url(self._settings), self._settings, limits.for_own_statements(), **options)
 
     def _work_alone(self, engine: Engine) -> None:

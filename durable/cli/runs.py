@@ -19,6 +19,7 @@ from durable.dead_letters.bulk import Change, Count, Run, run_in_batches
 from durable.errors import InvalidSetting, StorageUnavailable
 from durable.settings import Settings
 from durable.storage import migrator
+from durable.storage.connection_names import OF_COMMANDS
 from durable.storage.database import Database
 
 S = TypeVar("S")
@@ -77,7 +78,7 @@ async def run_job(
     settings: Settings, job: Job[S], selection: S, *, rate: float | None = None, limit: int | None = None
 ) -> Run:
     """Change rows in batches until done or interrupted. Raises StorageUnavailable, with the number changed so far."""
-    database, stopping, done = Database(settings), asyncio.Event(), 0
+    database, stopping, done = Database(settings, OF_COMMANDS), asyncio.Event(), 0
     try:
         await database.transaction(migrator.check_version)
         with stopped_by_signals(stopping), progress(job.verb) as show:

@@ -22,6 +22,7 @@ from durable.errors import InvalidSetting, WiringError, place_of
 from durable.grammar import suggestion
 from durable.settings import Settings, load_settings
 from durable.storage import migrator
+from durable.storage.connection_names import OF_COMMANDS
 from durable.storage.database import sync_url
 from durable.storage.engines import Limits, make_engine
 from durable.storage.outages import translated
@@ -111,7 +112,7 @@ def connection(
         settings,
         Limits.of(settings.statement_timeout).for_own_statements(),
         poolclass=pool.NullPool,
-        connect_args={"application_name": "durable-agent"},
+        name=OF_COMMANDS,
         execution_options={"isolation_level": isolation, "postgresql_readonly": read_only},
     )
     with translated(), engine.begin() as conn:

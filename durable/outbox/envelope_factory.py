@@ -158,7 +158,7 @@ class EnvelopeFactory:
         around: Callable[[Send], Send] = lambda send: send,
         ring: KeyRing | None = None,
     ) -> None:
-        self._service = service
+        self.service = service
         self._routes = routes
         self._limits = settings.limits
         self._validates = settings.validate_sent
@@ -291,7 +291,7 @@ class EnvelopeFactory:
             id=envelope_id,
             message_type=message_type,
             destination="",
-            source=self._service,
+            source=self.service,
             correlation_id=caused_by.correlation_id if caused_by else envelope_id,
             causation_id=caused_by.id if caused_by else None,
             partition_key=None if (key := options.get("key")) is None else plain_text(key),
@@ -330,8 +330,8 @@ class EnvelopeFactory:
         if key is not None:
             if not key or not key.isprintable():
                 raise InvalidMessage(f"id_from={key!r}: a business key is printable text, such as 'invoice-17'")
-            return uuid5(_BUSINESS_KEYS, f"{self._service}/{message_type}/{key}")
-        return cause.next_id(self._service, message_type) if cause else new_id()
+            return uuid5(_BUSINESS_KEYS, f"{self.service}/{message_type}/{key}")
+        return cause.next_id(self.service, message_type) if cause else new_id()
 
     def _refuse_distant(self, envelope: Envelope) -> None:
         """Refuse a message that is due after the dedupe window: its id dates from now, and its receiver could not tell

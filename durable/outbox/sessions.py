@@ -18,6 +18,7 @@ from durable.outbox.unit_of_work import enlist
 from durable.settings import Settings
 from durable.statistics import PoolStatistics
 from durable.storage import loops
+from durable.storage.connection_names import ConnectionName, of_service
 from durable.storage.database import async_url, pool_statistics, sync_url
 from durable.storage.engines import LONGEST, Limits, is_in_autocommit, make_async_engine, make_engine
 from durable.storage.sharing import refuse_shared, renew_in_children
@@ -89,7 +90,8 @@ class Sessions:
             return self.given
         with self._making:
             if self._made is None:
-                self._made = make_async_engine(async_url(self._settings), self._settings, self._limits, **self._pool)
+                url, name = async_url(self._settings), self._name("async")
+                self._made = make_async_engine(url, self._settings, self._limits, name=name, **self._pool)
             return self._made
 
     @property
@@ -98,8 +100,12 @@ class Sessions:
             return self.given_sync
         with self._making:
             if self._made_sync is None:
-                self._made_sync = make_engine(sync_url(self._settings), self._settings, self._limits, **self._pool)
+                url, name = sync_url(self._settings), self._name("sync")
+                self._made_sync = make_engine(url, self._settings, self._limits, name=name, **self._pool)
             return self._made_sync
+
+    def _name(self, pool: str) -> ConnectionName:
+        return of_service(self._envelope_factory.service, pool)
 
     def open(self, longest: timedelta | None = None) -> AsyncSession:
         """A session whose transactions may do other things for so long, and whose statements may run for so long.

@@ -27,6 +27,7 @@ from durable.errors import InvalidMessage, InvalidSetting, SchemaMismatch, Stora
 from durable.settings import Settings
 from durable.statistics import PoolStatistics
 from durable.storage import loops
+from durable.storage.connection_names import UNNAMED, ConnectionName
 from durable.storage.engines import Limits, is_behind_pooler, make_async_engine
 from durable.storage.isolation import SavepointsNeeded, commit, try_by_try, without_savepoints
 from durable.storage.outages import described, keeping_cancellation, translated
@@ -43,7 +44,7 @@ AGENTS_LONGEST_IDLE = timedelta(seconds=5)
 class Database:
     """Connections for the agents: a small pool of their own, so that no application can starve them."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, name: ConnectionName = UNNAMED) -> None:
         self.schema = settings.db_schema
         self._is_waited_for = False
         self._longest = 4 * settings.statement_timeout.total_seconds()
@@ -56,6 +57,7 @@ class Database:
             max_overflow=2,
             pool_use_lifo=True,  # one that was used a moment ago has its plans, and is not asked whether it answers
             pool_timeout=settings.statement_timeout.total_seconds(),
+            name=name,
         )
 
     async def transaction(

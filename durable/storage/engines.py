@@ -30,6 +30,7 @@ from sqlalchemy.util import await_only
 from durable.database_url import for_asyncpg
 from durable.settings import Settings
 from durable.storage import loops
+from durable.storage.connection_names import UNNAMED, ConnectionName
 from durable.telemetry import log
 
 if TYPE_CHECKING:
@@ -88,26 +89,31 @@ class Limits(NamedTuple):
         }
 
 
-def make_async_engine(url: URL, settings: Settings, limits: Limits, **options: Any) -> AsyncEngine:
+def make_async_engine(
+    url: URL, settings: Settings, limits: Limits, *, name: ConnectionName = UNNAMED, **options: Any
+) -> AsyncEngine:
     _drivers()
     engine = create_async_engine(url, hide_parameters=True, **options)
     loops.guards_itself(engine)
-    _Guard(engine.sync_engine, settings, limits)
+    _Guard(engine.sync_engine, settings, limits, name)
     return engine
 
 
-def make_engine(url: URL, settings: Settings, limits: Limits, **options: Any) -> Engine:
+def make_engine(
+    url: URL, settings: Settings, limits: Limits, *, name: ConnectionName = UNNAMED, **options: Any
+) -> Engine:
     _drivers()
     engine = create_engine(url, hide_parameters=True, **options)
-    _Guard(engine, settings, limits)
+    _Guard(engine, settings, limits, name)
     return engine
 
 
 class _Guard:
     """Listens to one engine's events."""
 
-    def __init__(self, engine: Engine, settings: Settings, limits: Limits) -> None:
+    def __init__(self, engine: Engine, settings: Settings, limits: Limits, name: ConnectionName) -> None:
         self._engine = engine
+        self._name = name
         self._limits = limits
         self._connect_seconds = settings.connect_timeout.total_seconds()
         self._tcp_user_timeout = settings.tcp_user_timeout
@@ -156,17 +162,18 @@ class _Guard:
 
     def _asyncpg_options(self, params: dict[str, Any], pooled: bool) -> dict[str, Any]:
         own: dict[str, Any] = {"timeout": self._connect_seconds} | for_asyncpg(params)
+        given = self._name.asyncpg(params, pooled=pooled) | own.get("server_settings", {})
         if pooled:
             unnamed = {"prepared_statement_name_func": lambda: "", "prepared_statement_cache_size": 0}
-            return own | unnamed | {"statement_cache_size": 0}
-        return own | {"server_settings": self._server_settings() | own.get("server_settings", {})}
+            return own | unnamed | {"statement_cache_size": 0, "server_settings": given}
+        return own | {"server_settings": self._server_settings() | given}
 
     def _psycopg_options(self, params: dict[str, Any], pooled: bool) -> dict[str, Any]:
         from durable.storage.answering import CLIENT_KEEPALIVES
 
         user_timeout = _milliseconds(self._tcp_user_timeout)
         connecting = {"connect_timeout": max(2, int(self._connect_seconds)), "tcp_user_timeout": user_timeout}
-        own = {**connecting, **CLIENT_KEEPALIVES, **params}
+        own = {**connecting, **CLIENT_KEEPALIVES, **self._name.psycopg(params, pooled=pooled), **params}
         if pooled:
             return own | {"prepare_threshold": None}
         options = " ".join(f"-c {name}={_escaped(value)}" for name, value in self._server_settings().items())

@@ -74,7 +74,7 @@ def cut_membership(database: str) -> None:
     with psycopg.connect(database, autocommit=True) as conn:
         conn.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE application_name = 'durable node' AND datname = current_database()"
+            "WHERE application_name LIKE 'durable % node' AND datname = current_database()"
         )
 
 

@@ -14,6 +14,7 @@ from durable.errors import SchemaMismatch, StorageUnavailable
 from durable.grammar import several
 from durable.settings import Settings
 from durable.storage import maintenance, migrator, nodes, status
+from durable.storage.connection_names import OF_COMMANDS
 from durable.storage.database import configured_url, lock_engine_url
 from durable.storage.engines import Limits, is_pooled, make_engine
 
@@ -117,7 +118,7 @@ def encryption(settings: Settings, is_encrypted: bool) -> Check:
 def lock_connection(settings: Settings) -> Check:
     """Check for a direct connection: a pooler reports another process id than the session that runs a statement."""
     limits = Limits.of(settings.connect_timeout)
-    engine = make_engine(lock_engine_url(settings), settings, limits, poolclass=pool.NullPool)
+    engine = make_engine(lock_engine_url(settings), settings, limits, name=OF_COMMANDS, poolclass=pool.NullPool)
     with engine.connect() as conn:
         dbapi_connection = conn.connection.dbapi_connection
         assert dbapi_connection is not None

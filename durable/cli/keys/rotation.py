@@ -16,6 +16,7 @@ from durable.messages.sealed import is_sealed
 from durable.settings import Settings
 from durable.storage import actions, encrypted, migrator
 from durable.storage.actions import Action
+from durable.storage.connection_names import OF_COMMANDS
 from durable.storage.database import Database
 from durable.storage.encrypted import PLACES, Batch, Position, Wanted
 
@@ -46,7 +47,7 @@ async def rotate_all(settings: Settings, ring: KeyRing, wanted: Wanted, *, actor
 
     Each batch is a transaction: another run goes on where one was stopped, or has died.
     """
-    database = Database(settings)
+    database = Database(settings, OF_COMMANDS)
     try:
         await database.transaction(migrator.check_version)
         rotated = [Rotated(place, await database.transaction(encrypted.count_stale, place, wanted)) for place in PLACES]

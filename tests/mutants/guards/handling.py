@@ -580,6 +580,9 @@ ROWS = (
             "tests/integration/agents/test_handling_faults.py::"
             "TestNoAttempt::test_missing_table_or_right_of_durable_counts_as_no_attempt[1-no right to the outbox]",
         ),
+    ),
+    Mutant(
+        "handling",
         "a process that was suspended blames a handler for its event loop",
         "durable/observability/standstill.py",
         before="if late_by >= _LATE:",
