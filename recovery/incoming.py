@@ -127,7 +127,7 @@ def _dead_letter_unknown(
     conn: Connection, schema: str, context: AgentContext, message_type: str, claim: ClaimOfType
 ) -> tuple[int, str]:
     """Return how many became dead letters, and what is to be done about those of another service, if there are some."""
-    letter = Letter.because(f"no node has a handler for {message_type}", "unknown message type")
+    letter = Letter.because(f"no node has a handler for {message_type}", "unknown message type", message_type)
     node, keep_body = context.node, context.settings.history_bodies
     claimed = claim(conn, schema, message_type, node)
     others = [lease for lease in claimed if not context.is_own(lease)]

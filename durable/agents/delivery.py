@@ -201,7 +201,8 @@ class Delivery:
             attempt = counted
             if attempt > self._policy.max_attempts:
                 reason = f"its node died {lease.interruptions} times while it was being handled"
-                await self._dead_letter(lease, Letter.because(reason, "killed its node"), UNCOUNTED, held)
+                letter = Letter.because(reason, "killed its node", lease.envelope.message_type)
+                await self._dead_letter(lease, letter, UNCOUNTED, held)
                 return None
         return await self._decode(lease, attempt, held)
 

@@ -278,7 +278,8 @@ class SendingAgent:
                 case Stored() | Duplicate():
                     stored.append(lease)
                 case Rejected(reason=why):
-                    rejected.append((lease, Letter.because(why, "rejected by the peer")))
+                    kind = "rejected by the peer"
+                    rejected.append((lease, Letter.because(why, kind, lease.envelope.message_type)))
                 case Busy():
                     keep.append(lease)
                 case Failed(reason=reason):

@@ -88,7 +88,8 @@ class Settling:
         headers = {plain_text(name): plain_text(value) for name, value in merged.items() if value is not None}
         envelope = msgspec.structs.replace(lease.envelope, headers=headers)
         if reason := screening.find_error(envelope, **self._limits):
-            letter = Letter.because(f"it cannot be put back with other headers: {reason}", "headers that are refused")
+            why = f"it cannot be put back with other headers: {reason}"
+            letter = Letter.because(why, "headers that are refused", envelope.message_type)
             await self.dead_letter(lease, letter, tried)
             return
         fair_key = self._share_of(envelope) if self._share_of else None

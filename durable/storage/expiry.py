@@ -39,13 +39,13 @@ def bury(
     refused = quarantining(conn, schema, table, node, "claim")
     claimed = readable(conn, schema, table, node, batch(conn, schema, table.claim_late, params, refused))
     if table is INCOMING:
-        letter = Letter.because(INBOX.late, _KIND)
         for lease in claimed:
+            letter = _letter(lease, INBOX.late)
             inbox.dead_letter(conn, schema, node, lease, letter, UNCOUNTED, keep_body=keep_body)
         inbox.note_expired(conn, schema, claimed)
     else:
-        letter = Letter.because(OUTBOX.late, _KIND)
-        outbox.dead_letter(conn, schema, node, [(lease, letter) for lease in claimed], keep_body=keep_body)
+        late = [(lease, _letter(lease, OUTBOX.late)) for lease in claimed]
+        outbox.dead_letter(conn, schema, node, late, keep_body=keep_body)
     return len(claimed)
 
 
@@ -63,7 +63,7 @@ def bury_incoming(
     late = inbox.late(conn, schema, node, lease, within=within)
     if late is None:
         return False
-    letter = Letter.because(reason, _KIND)
+    letter = _letter(late, reason)
     buried = inbox.dead_letter(conn, schema, node, late, letter, UNCOUNTED, keep_body=keep_body)
     if buried:
         inbox.note_expired(conn, schema, [late])
@@ -74,9 +74,13 @@ def bury_outgoing(
     conn: Connection, schema: str, node: NodeId, leases: Sequence[LeasedEnvelope], *, keep_body: bool = False
 ) -> Expiry:
     """Expire as outbox.expire(), into dead letters."""
-    letter = Letter.because(OUTBOX.late, _KIND)
     own = outbox.late(conn, schema, node, leases)
     late = [lease for lease in leases if own.get(lease.envelope.id)]
-    outbox.dead_letter(conn, schema, node, [(lease, letter) for lease in late], keep_body=keep_body)
+    letters = [(lease, _letter(lease, OUTBOX.late)) for lease in late]
+    outbox.dead_letter(conn, schema, node, letters, keep_body=keep_body)
     expired = {lease.envelope.id for lease in late}
     return Expiry(expired, own.keys() - expired)
+
+
+def _letter(lease: LeasedEnvelope, reason: str) -> Letter:
+    return Letter.because(reason, _KIND, lease.envelope.message_type)

@@ -324,7 +324,7 @@ def quarantine(conn: Connection, schema: str, node: NodeId, unfit: Unfit) -> Non
         "node": node,
     }
     with refusals_named():
-        letter = Letter.because(reason, QUARANTINED)
+        letter = Letter.because(reason, QUARANTINED, envelope.message_type if envelope else "")
         conn.execute(statements.QUARANTINE.within(schema), params | letter.parameters())
 
 

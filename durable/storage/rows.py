@@ -124,9 +124,9 @@ class Letter(msgspec.Struct, frozen=True):
     fingerprint: str
 
     @classmethod
-    def because(cls, reason: str, kind: str) -> Self:
-        """A reason that is no exception: `kind` groups letters of the same cause."""
-        return cls(kind, storable(reason), None, fingerprint(kind))
+    def because(cls, reason: str, kind: str, message_type: str = "") -> Self:
+        """A reason that is no exception: `kind` groups letters of the same cause, with the type where it is known."""
+        return cls(kind, storable(reason), None, fingerprint(kind, message_type) if message_type else fingerprint(kind))
 
     @classmethod
     def from_error(cls, error: BaseException, *, inside: str = "durable") -> Self:

@@ -276,7 +276,7 @@ class InMemoryBus:
         if agent is not None:
             await agent.settle(taken)
             return
-        letter = Letter.because(f"no node has a handler for {message_type}", "unknown message type")
+        letter = Letter.because(f"no node has a handler for {message_type}", "unknown message type", message_type)
         for lease in taken:
             self._mailbox.dead_letter(ANY_NODE, lease, letter, UNCOUNTED)
 

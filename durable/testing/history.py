@@ -70,7 +70,9 @@ class MemoryHistory:
         if envelope.id.int and kept in known:
             return
         known.add(kept)
-        self.bury(Row(envelope, endpoint), Letter.because(reason, QUARANTINED), replayable=replayable)
+        self.bury(
+            Row(envelope, endpoint), Letter.because(reason, QUARANTINED, envelope.message_type), replayable=replayable
+        )
 
     def reject(self, endpoint: str, raw: bytes, reason: str, headers: Mapping[str, str]) -> None:
         """Keep bytes that are no envelope: their dead letter has an envelope here, without type or source."""

@@ -146,7 +146,7 @@ class Mailbox:
             if rows is self.incoming and burials.has(row.type):
                 self._bury_late(row, INBOX.late)
             elif rows is self.outgoing and burials.others:
-                self.history.bury(row, Letter.because(OUTBOX.late, "expired"), side="outgoing")
+                self.history.bury(row, Letter.because(OUTBOX.late, "expired", row.type), side="outgoing")
             elif rows is self.incoming:
                 self._expire(row, INBOX.late)
             else:
@@ -160,7 +160,7 @@ class Mailbox:
 
     def _bury_late(self, row: Row, reason: str) -> None:
         self.ids.expire(row.key, row.envelope.deliver_by)
-        self.history.bury(row, Letter.because(reason, "expired"))
+        self.history.bury(row, Letter.because(reason, "expired", row.type))
 
     def scheduled(self) -> list[Scheduled]:
         """Return the messages that are due later, the next first."""

@@ -33,6 +33,11 @@ class Urgent(msgspec.Struct):
     number: int
 
 
+@message("expiry.hurried")
+class Hurried(msgspec.Struct):
+    number: int
+
+
 @pytest.fixture(scope="module")
 def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
     with shared_tables(servers(18)) as tables:
@@ -189,3 +194,22 @@ async def test_row_expiring_meanwhile_becomes_no_line_of_history(tables: Tables)
     assert found == ({message}, set())
     assert len(tables.dead_letters()) == 1
     assert tables.count("envelope_history") == 1
+
+
+async def test_late_rows_of_two_types_have_two_fingerprints(tables: Tables) -> None:
+    bus = Bus("orders", tables.url, **QUICK)
+    async with bus.unit_of_work():
+        for number, cls in enumerate([Urgent, Urgent, Hurried]):
+            bus.send(cls(number), to=PEER, deliver_by=timedelta(hours=1))
+    await bus.runtime.sessions.close()
+    node = NodeId(5)
+    with leftovers.transaction(tables.url) as conn:
+        claimed = outbox.claim(conn, "durable", {PEER: 10}, node=node)
+    tables.execute("UPDATE durable.outgoing_envelopes SET deliver_by = now() - interval '1 ms'")
+    with leftovers.transaction(tables.url) as conn:
+        expiry.bury_outgoing(conn, "durable", node, claimed)
+    found = tables.rows(
+        "SELECT count(DISTINCT fingerprint), count(*) FROM durable.dead_letters GROUP BY message_type ORDER BY 2"
+    )
+    assert found == [(1, 1), (1, 2)]
+    assert tables.one("SELECT count(DISTINCT fingerprint) FROM durable.dead_letters") == 2

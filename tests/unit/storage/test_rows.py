@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from durable.messages.registry import class_of
-from durable.storage.rows import KEPT_ATTEMPTS, ONCE, Failure, Tried, both_ends, error_text
+from durable.storage.rows import KEPT_ATTEMPTS, ONCE, Failure, Letter, Tried, both_ends, error_text
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -100,3 +100,10 @@ def test_traceback_begins_at_the_first_frame_of_the_application() -> None:
 
 def test_traceback_of_own_frames_only_is_whole() -> None:
     assert "<string>" in error_text(raised_below_durable("1 / 0"))[2]
+
+
+def test_fingerprint_without_an_exception_has_the_kind_and_the_message_type() -> None:
+    expired = Letter.because("expired before it was sent", "expired", "orders.placed").fingerprint
+    assert Letter.because("in another way", "expired", "orders.placed").fingerprint == expired
+    assert Letter.because("expired before it was sent", "expired", "orders.paid").fingerprint != expired
+    assert Letter.because("expired before it was sent", "rejected", "orders.placed").fingerprint != expired
