@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Final, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
@@ -16,7 +17,25 @@ from durable.cli.target import BusName, load_bus
 from durable.errors import WiringError
 from durable.settings import Settings
 
-_PANEL = "Settings (TIME: seconds, or 500ms, 10s, 5m, 1h30m, 7d, PT30S)"
+PANELS: Final = {
+    "database_url": "Database",
+    "batch_size": "Batches and memory",
+    "failures_to_latch": "Delivery",
+    "call_timeout": "Calls",
+    "concurrency": "Handling",
+    "drain_timeout": "Start and end",
+    "retry_immediate": "Retries",
+    "check_pending": "Messages in flight at the start",
+    "answer_to": "Addresses",
+    "amqp_url": "RabbitMQ",
+    "shared_secret": "Peers, HTTP and TLS",
+    "encryption_keys": "Encryption",
+    "unix_users": "Unix sockets",
+    "heartbeat_interval": "Recovery",
+    "dedupe_window": "Retention and pipeline",
+    "metrics_port": "Metrics and health",
+}
+"""Panels of the settings in their order, each by its first setting."""
 
 
 class Level(StrEnum):
@@ -40,6 +59,8 @@ def run(
     """Run a bus: its listeners, handlers, sending and recovery agents.
 
     SIGTERM or Ctrl-C stops it: handlers under way may finish, for drain_timeout. A second signal ends it at once.
+
+    Every setting is a flag, too. A TIME is seconds, or 500ms, 10s, 5m, 1h30m, 7d, PT30S.
     """
     bus = load_bus(app)
     if bus.mode == "send-only":
@@ -51,7 +72,7 @@ def run(
     bus.run()
 
 
-def _setting_flag(name: str, field: FieldInfo) -> inspect.Parameter:
+def _setting_flag(name: str, field: FieldInfo, panel: str) -> inspect.Parameter:
     """Make the flag of one setting. Its value is text, read like the same text in the environment."""
     flag, is_switch = name.replace("_", "-"), field.annotation is bool
     default = "" if field.default is None or is_switch else f"; default {_typed(field.default)}"
@@ -60,7 +81,7 @@ def _setting_flag(name: str, field: FieldInfo) -> inspect.Parameter:
         help=f"{field.description}{default}",
         metavar=None if is_switch else _metavar(field),
         show_default=False,
-        rich_help_panel=_PANEL,
+        rich_help_panel=panel,
     )
     kind: Any = bool | None if is_switch else str | None
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
@@ -90,7 +111,14 @@ def _with_settings_as_flags() -> inspect.Signature:
         for parameter in inspect.signature(run, eval_str=True).parameters.values()
         if parameter.kind != parameter.VAR_KEYWORD
     ]
-    return inspect.Signature([*own, *(_setting_flag(name, field) for name, field in Settings.model_fields.items())])
+    return inspect.Signature([*own, *_setting_flags()])
+
+
+def _setting_flags() -> Iterator[inspect.Parameter]:
+    panel = ""
+    for name, field in Settings.model_fields.items():
+        panel = PANELS.get(name, panel)
+        yield _setting_flag(name, field, panel)
 
 
 def typer_command() -> Any:

@@ -20,6 +20,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 
 from durable import Bus, message
+from durable.cli.run import PANELS
 from durable.settings import Settings
 from durable.storage import migrator
 from durable.storage.database import Database
@@ -502,6 +503,19 @@ def test_help_lists_every_setting_with_its_default(agent: Agent, monkeypatch: py
 
     assert [name for name in Settings.model_fields if f"--{name.replace('_', '-')} " not in printed] == []
     assert "for which a duplicate is recognised; default P7D" in printed
+
+
+def test_help_has_a_panel_for_each_group_of_settings(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    printed = agent("run", "--help").out
+
+    parts = ["─ Database ─", "--database-url", "─ Delivery ─", "--send-timeout", "─ Recovery ─", "--metrics-port"]
+    places = [printed.index(part) for part in parts]
+    assert places == sorted(places)
+    first = [name for name in Settings.model_fields if name in PANELS]
+    assert first == list(PANELS), "a panel begins with no setting, or they are in another order"
+    assert first[0] == next(iter(Settings.model_fields))
 
 
 def test_node_runs_with_its_flags_until_sigterm(agent: Agent, database: str, conn: psycopg.Connection[Any]) -> None:
