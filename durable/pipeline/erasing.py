@@ -22,6 +22,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 from uuid import UUID, uuid4
 
 from sqlalchemy import Connection
@@ -41,6 +42,11 @@ from durable.pipeline.origin import Origin, alone, locked
 from durable.pipeline.recovering import refuse_unnamed
 from durable.storage import archives, erasures
 from durable.storage.erasures import Chosen, Erasure, Here
+
+_ADVICE: Final = (
+    "and would bring the erased content back: wait for it, or stop it, and continue it after the erasure by the same "
+    "command"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +109,7 @@ def erase(
     Raises ArchiveConflict while an archiver or a replay is at work, or others keep replacing the same files;
     InvalidSetting where the lake is missing, or was written by a newer version.
     """
-    with opened(origin.url) as engine, locked(engine, origin.schema) as conn, alone(conn, origin.schema):
+    with opened(origin.url) as engine, locked(engine, origin.schema) as conn, alone(conn, origin.schema, _ADVICE):
         lakes = _lakes(conn, origin, lake)
         for place in lakes:
             for table in place.tables():

@@ -74,13 +74,10 @@ def locked(engine: Engine, schema: str) -> Iterator[Connection]:
 
 
 @contextmanager
-def alone(conn: Connection, schema: str) -> Iterator[None]:
-    """Keep replays away from this database. Raises ArchiveConflict while one is at work."""
+def alone(conn: Connection, schema: str, advice: str) -> Iterator[None]:
+    """Keep replays away from this database. Raises ArchiveConflict, with this advice, while one is at work."""
     if not patiently(replays.try_lock, conn, schema, is_shared=False):
-        raise ArchiveConflict(
-            "a replay is at work on this database, and would bring the erased content back: wait for it, or stop "
-            "it, and continue it after the erasure by the same command"
-        )
+        raise ArchiveConflict(f"database: a replay is at work on this database, {advice}")
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sqlalchemy import Connection
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
@@ -23,13 +23,14 @@ from durable.pipeline.copying import opened
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_digests import Spark
 from durable.pipeline.lake_tables import SOURCES, LakeTable
-from durable.pipeline.origin import Origin, locked
+from durable.pipeline.origin import Origin, alone, locked
 from durable.pipeline.progress import Show
 from durable.pipeline.status import problem_of
 from durable.pipeline.verify import Verified, claimed, verify
 from durable.storage import archives, purging
 
 _SHORTEST = timedelta(hours=1)
+_ADVICE: Final = "and may ask the history which messages were handled: purge when it has ended, by the same command"
 
 
 class Retention(NamedTuple):
@@ -62,11 +63,12 @@ def purge(
     """Drop the days of history, and the resolved letters, that are older than this.
 
     Up to `local_rows` rows of the lake are read in this process, without Spark. Raises InvalidSetting when a day is not
-    archived whole, DurableError when the lake does not hold what it should; nothing is dropped then.
+    archived whole, DurableError when the lake does not hold what it should, ArchiveConflict while a replay is at work;
+    nothing is dropped then.
     """
     if keep.history < _SHORTEST:
         raise InvalidSetting(f"--keep: {keep.history} is below an hour, in which messages may still be under way")
-    with opened(origin.url) as engine, locked(engine, origin.schema) as conn:
+    with opened(origin.url) as engine, locked(engine, origin.schema) as conn, alone(conn, origin.schema, _ADVICE):
         work = _Purge(conn, spark, lake, origin, local_rows, show)
         history = work.old_history(keep.history)
         letters = work.old_letters(keep.dead_letters)

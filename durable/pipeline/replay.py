@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
@@ -129,19 +129,37 @@ def replay(
     return Replayed(rows, added)
 
 
-def refuse_forgotten(chosen: DataFrame, dedupe_window: timedelta) -> None:
-    """Raise InvalidSetting when duplicates of these messages would not be recognised any more under the same ids."""
+def refuse_forgotten(chosen: DataFrame, dedupe_window: timedelta, dropped_until: datetime | None = None) -> None:
+    """Raise InvalidSetting when duplicates of these messages would not be recognised any more under the same ids.
+
+    Of local messages only the history knows which were handled: `dropped_until`, which ones it may have lost.
+    """
     from pyspark.sql import functions as F
 
-    made = F.coalesce(unix_ms("id"), F.unix_millis("sent_at"))
+    sent = F.unix_millis("sent_at")
+    made = F.coalesce(unix_ms("id"), sent)
     oldest = F.unix_millis(F.current_timestamp()) - int(dedupe_window.total_seconds() * 1_000)
+    kept = F.lit(0 if dropped_until is None else int(dropped_until.timestamp() * 1_000) + 1)
+    is_local = F.coalesce(F.col("endpoint") == LOCAL, F.col("destination") == LOCAL)
     with spark_errors():
-        forgotten = chosen.where(made < oldest).count()
+        forgotten, local = chosen.select(
+            F.count_if(made < oldest), F.count_if(is_local & (F.least(made, sent) < kept))
+        ).collect()[0]
     if forgotten:
         raise InvalidSetting(
             f"same_ids: {forgotten:,} of these messages are older than dedupe_window ({dedupe_window}), and nobody "
             "could tell whether they were received; choose later ones, or replay them under new ids"
         )
+    if local:
+        raise InvalidSetting(
+            f"same_ids: {local:,} of these messages are local and were sent before {_shown(dropped_until)}; history "
+            "was dropped up to then, and nothing else knew whether they were handled; choose later ones, by --where, "
+            "or replay them under new ids. pipeline purge --keep and history_retention must not be below dedupe_window"
+        )
+
+
+def _shown(moment: datetime | None) -> str:
+    return "" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
 
 
 def unix_ms(column: str) -> Column:

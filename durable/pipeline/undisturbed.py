@@ -1,7 +1,7 @@
 """Replays and erasures keep out of each other's way: what is erased while a replay publishes would come back by it.
 
     replay   publishing(): the lock of replays, shared, before the lake's files are chosen and until the last chunk
-    erase    origin.alone(): the same lock, for itself
+    erase    origin.alone(): the same lock, for itself; purge as well, which drops what replays under the same ids ask
 
 The lock is of one database. What others erase from the same lake is seen by the records that lie in it: a replay looks
 at them before each chunk, and after it.
@@ -87,7 +87,9 @@ def publishing(settings: Settings, lake: Lake | None) -> Iterator[Undisturbed]:
     ):
         migrator.check_version(conn, schema)
         if not patiently(replays.try_lock, conn, schema, is_shared=True):
-            raise ArchiveConflict("an erasure is at work on this database; run the same command again after it")
+            raise ArchiveConflict(
+                "an erasure is at work on this database, or a purge; run the same command again after it"
+            )
         try:
             _refuse_undone(conn, schema, lake)
             yield Undisturbed(conn, schema, lake)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any, Final
 
 from sqlalchemy import Connection, TextClause
@@ -64,6 +64,14 @@ def drop_attempts(conn: Connection, schema: str, until: date) -> int:
     """
     params = {"until": midnight(until), "batch_size": _BATCH_SIZE}
     return _drained(conn, statements.PURGE_OLD_ATTEMPTS.within(schema), params)
+
+
+def dropped_until(conn: Connection, schema: str, keep: timedelta) -> datetime | None:
+    """The time up to which history may have been dropped; None when none was. `keep`: the retention of nodes, which
+    drop history unless it is archived.
+    """
+    moment: datetime | None = conn.execute(statements.READ_DROPPED_UNTIL.within(schema), {"keep": keep}).scalar_one()
+    return moment
 
 
 def drop_day(conn: Connection, schema: str, day: date) -> str:

@@ -96,7 +96,7 @@ def test_erasure_is_refused_while_a_replay_is_at_work(
 
 
 def test_replay_is_refused_while_an_erasure_is_at_work(agent: Agent, filled: Archiver) -> None:
-    with opened(filled.origin.url) as engine, engine.connect() as conn, alone(conn, "durable"):
+    with opened(filled.origin.url) as engine, engine.connect() as conn, alone(conn, "durable", "wait"):
         ended = replayed(agent, filled)
     assert (ended.code, "an erasure is at work on this database" in ended.err) == (1, True), ended
     assert of_anna(filled.origin.url) == []

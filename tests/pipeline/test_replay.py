@@ -22,14 +22,18 @@ from pyspark.sql import functions as F
 from durable import Bus, Context, message
 from durable.envelope import unix_ms
 from durable.errors import InvalidSetting
+from durable.messages.routing import LOCAL
 from durable.pipeline import choosing, replay
 from durable.pipeline.archive import archive
 from durable.pipeline.choosing import Choice
 from durable.pipeline.chunks import chunks
+from durable.pipeline.copying import connection
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import LakeTable
 from durable.pipeline.origin import Origin
+from durable.pipeline.undisturbed import publishing
 from durable.settings import load_settings
+from durable.storage import purging
 from durable.testing import eventually
 from tests.support.command import Agent
 from tests.support.history import add_history, add_letters
@@ -162,6 +166,119 @@ async def test_replay_with_same_ids_is_handled_only_by_receivers_without_the_mes
     assert again(sent_from, "--name", "all of it", "--all", "--side", "outgoing")["added"] == 5
     await settle()
     assert sorted(handled) == [0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+# What was dropped, as a purge or a node notes it: the kind, the last time in hours ago, the rows; the retention of a
+# node whose history is not archived. Then: the age in hours up to which history was dropped, if it was.
+DROPS: dict[str, tuple[tuple[tuple[str, int, int], ...], int | None, int | None]] = {
+    "nothing": ((), None, None),
+    "a purge": ((("dropped", 50, 3),), None, 50),
+    "two days": ((("dropped", 50, 3), ("gap", 26, 1)), None, 26),
+    "lost by a restore": ((("foreign", 50, 3), ("gap", 50, 0)), None, None),
+    "a short retention": ((), 30, 30),
+    "a long retention": ((), 24 * 30, 24 * 30),
+    "before the first archive": ((("gap", 26, 1),), 30, 26),
+}
+
+
+@pytest.mark.parametrize("name", DROPS)
+def test_local_messages_are_refused_as_far_as_their_history_was_dropped(
+    spark: SparkSession, lake: Lake, database_url: str, name: str
+) -> None:
+    drops, retention, expected = DROPS[name]
+    if retention is None:
+        archived(spark, lake, database_url)
+    with connection(database_url) as conn:
+        for number, (kind, hours, rows) in enumerate(drops):
+            conn.exec_driver_sql(
+                "INSERT INTO durable.absent_rows (table_name, day, kind, first_at, last_at, row_count, below) VALUES "
+                "('envelope_history', CURRENT_DATE - CAST(%s AS int), %s, now(), now() - %s, %s, 1)",
+                (number, kind, timedelta(hours=hours), rows),
+            )
+        until = purging.dropped_until(conn, "durable", timedelta(hours=retention or 1))
+    age = None if until is None else round((datetime.now(UTC) - until) / timedelta(hours=1))
+    assert age == expected
+
+    # One message of each hour, of a time before this one: under a UUIDv7 of then, or another id, and sent then.
+    for made, sent in (("v7", 0), ("v7", 9), ("other", 0)):
+        rows = [
+            {
+                "id": id_of(datetime.now(UTC) - timedelta(hours=hour + 0.5), made).bytes,
+                "sent_at": datetime.now(UTC) - timedelta(hours=hour + 0.5 + sent),
+                "destination": address,
+                "endpoint": endpoint,
+            }
+            for hour in range(160)
+            for address, endpoint in ((LOCAL, None), (LOCAL, LOCAL), ("tcp://a:1", None), ("shop", "shop"))
+        ]
+        chosen = spark.createDataFrame(rows, "id binary, sent_at timestamp, destination string, endpoint string")
+        known = 0 if age is None else 2 * sum(1 for hour in range(160) if hour + sent >= age)
+        if not known:
+            replay.refuse_forgotten(chosen, timedelta(days=7), until)
+        else:
+            with pytest.raises(InvalidSetting, match=f"^same_ids: {known:,} of these messages are local"):
+                replay.refuse_forgotten(chosen, timedelta(days=7), until)
+
+
+def id_of(moment: datetime, made: str) -> UUID:
+    milliseconds = int(moment.timestamp() * 1_000)
+    return UUID(int=milliseconds << 80 | 7 << 76 | 2 << 62 | 1) if made == "v7" else uuid4()
+
+
+async def test_local_messages_are_handled_once_after_a_purge_below_the_dedupe_window(
+    spark: SparkSession,
+    lake: Lake,
+    again: Callable[..., dict[str, Any]],
+    agent: Agent,
+    database_url: str,
+) -> None:
+    handled: list[int] = []
+    shop = Bus("shop", database=database_url, history_bodies=True)
+
+    @shop.handles(Placed)
+    async def place(placed: Placed) -> None:
+        handled.append(placed.number)
+
+    async def settle() -> None:
+        async with shop:
+            await eventually(lambda: len(handled) >= 5 and not Outbox(database_url).rows(WAITING))
+
+    async with shop.unit_of_work():
+        for number in range(5):
+            shop.send(Placed(number))
+    await settle()
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        conn.execute("SELECT durable.make_partition('envelope_history', CAST(now() - interval '3 days' AS date))")
+        conn.execute(
+            "UPDATE durable.envelope_history SET finished_at = finished_at - interval '3 days', "
+            "sent_at = sent_at - interval '3 days'"
+        )
+    archived(spark, lake, database_url)
+    archived(spark, lake, database_url, table="dead_letters")
+    assert again(database_url, "--name", "before", "--all", "--same-ids")["added"] == 0
+
+    options = ("--lake", lake.url, "--database", database_url)
+    purged = agent("pipeline", "purge", "--keep", "1", "--service", "shop", *options)
+    assert (purged.code, "dropped 1 day" in purged.out) == (0, True), purged
+    command = ("pipeline", "replay", *options, "--all", "--same-ids")
+    for named in (("--name", "after"), ("--name", "after", "--dry-run"), ("--name", "b", "--destination", LOCAL)):
+        ended = agent(*command, *named)
+        assert (ended.code, ended.err.count("\n")) == (2, 1), ended
+        assert "same_ids: 5 of these messages are local and were sent before" in ended.err
+    await settle()
+    assert sorted(handled) == [0, 1, 2, 3, 4]
+
+
+def test_purge_is_refused_while_a_replay_is_at_work(
+    agent: Agent, lake: Lake, database_url: str, spark: SparkSession
+) -> None:
+    archived(spark, lake, database_url)
+    settings = load_settings(database_url=database_url)
+    with publishing(settings, lake):
+        command = ("pipeline", "purge", "--lake", lake.url, "--database", database_url, "--service", "shop")
+        ended = agent(*command)
+    assert ended.code == 1
+    assert "a replay is at work on this database, and may ask the history" in ended.err
 
 
 def test_dead_letters_of_the_lake_are_replayed_unless_they_were_resolved(

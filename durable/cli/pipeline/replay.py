@@ -21,7 +21,7 @@ from durable.errors import InvalidSetting
 from durable.pipeline.session import needs_spark, spark_errors
 from durable.pipeline.texts import check_name
 from durable.pipeline.undisturbed import Undisturbed, publishing
-from durable.storage import migrator, placements, replays
+from durable.storage import migrator, placements, purging, replays
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -179,7 +179,7 @@ def replay(
             sealing=sealing,
         )
         if same_ids:
-            refuse_forgotten(named, settings.dedupe_window)
+            refuse_forgotten(named, settings.dedupe_window, _dropped_until(settings))
         if not dry_run:
             _begin(settings, name, plan)
         outcome = _replay(named, groups, settings, undisturbed, rate, chunk)
@@ -194,6 +194,11 @@ def _declare(bus: Bus, settings: Settings) -> None:
     with connection(settings) as conn:
         migrator.check_version(conn, settings.db_schema)
         placements.declare(conn, settings.db_schema, bus.application.placements())
+
+
+def _dropped_until(settings: Settings) -> datetime | None:
+    with connection(settings, read_only=True) as conn:
+        return purging.dropped_until(conn, settings.db_schema, settings.history_retention)
 
 
 def _continued(settings: Settings, name: str, plan: Plan) -> Plan:

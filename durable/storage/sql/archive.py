@@ -476,4 +476,12 @@ COUNT_UNARCHIVED = Statement(f"""
 SELECT {_day("envelope_history")} AS day, count(*) AS rows FROM {{schema}}.envelope_history
 WHERE xid >= :low AND finished_at < CAST(:until AS timestamptz) GROUP BY 1 ORDER BY 1
 """)
+# A gap without rows is of what a restored database has lost: who lost it may handle it again. Before the first archive
+# nothing is noted, and nodes drop what is past its retention.
+READ_DROPPED_UNTIL = Statement("""
+SELECT GREATEST(
+    (SELECT max(last_at) FROM {schema}.absent_rows
+        WHERE table_name = 'envelope_history' AND kind IN ('gap', 'dropped') AND row_count > 0),
+    CASE WHEN {schema}.archived_below('envelope_history') IS NULL THEN now() - CAST(:keep AS interval) END)
+""")
 DROP_ARCHIVED_HISTORY = Statement("SELECT {schema}.drop_archived_history(CAST(:day AS date))")
