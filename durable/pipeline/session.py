@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from durable import errors
 from durable.errors import DurableError, InvalidSetting, needs
+from durable.pipeline.launching import whole_launch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -103,7 +104,8 @@ def spark_session(
             builder = builder.config(name, value)
     elif master is not None:
         raise InvalidSetting("--master: spark-submit has chosen it already; give it to spark-submit")
-    return _configured(builder.getOrCreate())
+    with whole_launch():
+        return _configured(builder.getOrCreate())
 
 
 def check_session(master: str | None, remote: str | None) -> None:
