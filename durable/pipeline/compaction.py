@@ -20,6 +20,7 @@ from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import LakeTable
 from durable.pipeline.leftovers import remove_erased
 from durable.pipeline.progress import Show
+from durable.pipeline.unwritable import writing
 
 TARGET_BYTES: Final = 128 << 20
 _SHORTEST: Final = timedelta(hours=1)
@@ -49,11 +50,12 @@ def compact(lake: Lake, table: LakeTable, *, above: int = 2, show: Show = lambda
         show(done, len(crowded))
         after += count
         try:
-            metrics = lake.opened(table).optimize.compact(
-                partition_filters=[("day", "=", str(day))],
-                target_size=TARGET_BYTES,
-                writer_properties=WriterProperties(compression="ZSTD"),
-            )
+            with writing(f"{lake.table_url(table)}/day={day}"):
+                metrics = lake.opened(table).optimize.compact(
+                    partition_filters=[("day", "=", str(day))],
+                    target_size=TARGET_BYTES,
+                    writer_properties=WriterProperties(compression="ZSTD"),
+                )
         except CommitFailedError:
             remove_erased(lake, table)  # an erasure may have been first, and this has written what it has erased
         else:
@@ -75,7 +77,7 @@ def vacuum(lake: Lake, table: LakeTable, keep: timedelta) -> int:
     from deltalake.exceptions import CommitFailedError
 
     hours, removed = int(keep.total_seconds() // 3_600), remove_erased(lake, table)
-    with suppress(CommitFailedError):
+    with suppress(CommitFailedError), writing(lake.table_url(table)):
         removed += len(lake.opened(table).vacuum(hours, dry_run=False, enforce_retention_duration=False))
     return removed
 

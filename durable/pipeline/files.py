@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from durable.errors import DurableError
 from durable.pipeline.lake_tables import DAY_OF, DataFile, LakeTable, Whose, file_schema
 from durable.pipeline.places import created
+from durable.pipeline.unwritable import writing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -113,11 +115,13 @@ class TaskFiles:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self._closing.close()  # what was written is no part of the lake
-            return
-        for file in self._open.values():
-            self.files.append(self._finished(file))
+        try:
+            if kind is None:
+                self.files += [self._finished(file) for file in self._open.values()]
+        finally:
+            # What was written without an end is no part of the lake. Of a writer that failed Arrow has no metadata.
+            with suppress(DurableError, OSError, RuntimeError):
+                self._closing.close()
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Add rows in the form that Postgres has them."""
@@ -131,7 +135,8 @@ class TaskFiles:
         for key, rows in self._by_day_and_side(batch):
             file = self._open.pop(key, None) or self._begun(*key)
             self._open[key] = file  # the last one in the dict is the one that was written to last
-            file.add(rows)
+            with writing(f"{self._table_url}/{file.path}"):
+                file.add(rows)
             if len(self._open) > _MOST_OPEN:
                 self.files.append(self._finished(self._open.pop(next(iter(self._open)))))
 
@@ -167,15 +172,23 @@ class TaskFiles:
             write_page_index=True,
             metadata_collector=described,
         )
-        closing.callback(writer.close)
+        closing.callback(_close, writer)
         return _OpenFile(path, day, stream, writer, described, closing)
 
     def _finished(self, file: _OpenFile) -> DataFile:
-        file.flush()
-        file.writer.close()
-        size = file.stream.tell()
-        file.closing.close()
+        with writing(f"{self._table_url}/{file.path}"):
+            file.flush()
+            _close(file.writer)
+            size = file.stream.tell()
+            file.closing.close()
         return DataFile(file.path, file.day, file.rows, size, _statistics(file.described[0]))
+
+
+def _close(writer: pq.ParquetWriter) -> None:
+    try:
+        writer.close()
+    finally:
+        writer.is_open = False  # or it would be closed again when it is freed, with a traceback on the standard error
 
 
 def _by_type(rows: pa.Table) -> pa.Table:

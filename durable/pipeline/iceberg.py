@@ -24,6 +24,7 @@ from durable.pipeline import places
 from durable.pipeline.describing import properties
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import DAY_OF, LakeTable
+from durable.pipeline.unwritable import writing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,14 +63,16 @@ def export(lake: Lake, table: LakeTable) -> Exported:
     place = f"{_url(lake.url)}/iceberg/{table}"
     version = _version(place)
     schema = _schema(lake, table)
-    found = _made(lake, table, schema, place) if version is None else _opened(place, version)
+    with writing(_plain(place)):
+        found = _made(lake, table, schema, place) if version is None else _opened(place, version)
     wanted = _wanted(lake, table)
     known = {task.file.file_path: task.file for task in found.scan().plan_files()}
     added, removed = sorted(wanted - known.keys()), [file for path, file in known.items() if path not in wanted]
     if added or removed or version is None or _lacks_columns(found, schema):
         before = _manifests(found)
         try:
-            _commit(found, schema, added, removed)
+            with writing(_plain(place)):
+                _commit(found, schema, added, removed)
         except pa.ArrowInvalid as error:
             raise DurableError(f"file {_unreadable(added) or 'of the lake'} cannot be read: {error}") from error
         version = (version or 0) + 1

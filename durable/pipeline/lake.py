@@ -12,7 +12,6 @@ The tables are written by `deltalake` and read by Spark as plain Parquet files, 
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from durable.pipeline.lake_tables import DAY_OF, SOURCES, DataFile, LakeTable, W
 from durable.pipeline.places import StoredFile
 from durable.pipeline.session import needs_spark
 from durable.pipeline.spans import NO_SPAN, Span
+from durable.pipeline.unwritable import in_one_line, writing
 from durable.storage.archives import Absent
 from durable.storage.days import midnight
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Lake"]
 
-_BRANCH = re.compile(r"\n|\x1b\[\d*m|↳")
 _REPLACES: Final = "durable.replaces"
 """In the commits that bring no new rows."""
 _HIGH: Final = "durable.high"
@@ -211,12 +210,12 @@ class Lake:
     def create(self, table: LakeTable) -> str:
         """Make the table unless it is there, and add what it lacks: columns, comments and properties.
 
-        Returns its id, which no other table has.
+        Returns its id, which no other table has. Raises DurableError where it cannot be written.
         """
         with needs_spark():
             from deltalake import DeltaTable, Schema
         schema = Schema.from_arrow(commented(arrow_schema(table), table))
-        with _readable(self.url):
+        with _readable(self.url), writing(self.table_url(table)):
             if not self.exists(table):
                 DeltaTable.create(
                     self.table_url(table),
@@ -275,9 +274,14 @@ class Lake:
             ],
         )
         try:
-            opened.create_write_transaction(
-                list(adds), mode="append", schema=opened.schema(), partition_by=["day"], commit_properties=properties
-            )
+            with writing(f"{self.table_url(table)}/_delta_log"):
+                opened.create_write_transaction(
+                    list(adds),
+                    mode="append",
+                    schema=opened.schema(),
+                    partition_by=["day"],
+                    commit_properties=properties,
+                )
         except CommitFailedError as error:
             raise ArchiveConflict from error
 
@@ -310,13 +314,14 @@ class Lake:
             app_transactions=[Transaction(name, number) for name, number in {**offsets, **marks}.items() if number],
         )
         try:
-            opened.create_write_transaction(
-                [*removes, *adds],
-                mode="append",
-                schema=opened.schema(),
-                partition_by=["day"],
-                commit_properties=properties,
-            )
+            with writing(f"{self.table_url(table)}/_delta_log"):
+                opened.create_write_transaction(
+                    [*removes, *adds],
+                    mode="append",
+                    schema=opened.schema(),
+                    partition_by=["day"],
+                    commit_properties=properties,
+                )
         except CommitFailedError as error:
             raise ArchiveConflict from error
 
@@ -394,13 +399,7 @@ def _readable(url: str) -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError, ValueError) as error:
-        said = _in_one_line(str(error))
+        said = in_one_line(str(error))
         raise InvalidSetting(
             f"lake {url}: {said}; name a folder or the URL of an object store that this machine may read"
         ) from error
-
-
-def _in_one_line(said: str) -> str:
-    """An object store's error is a tree in colours, a cause below what it broke."""
-    parts = _BRANCH.split(said.strip())
-    return ": ".join(" ".join(part.split()) for part in parts if part.strip())

@@ -23,6 +23,7 @@ from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
 from durable.pipeline.leftovers import Scrubbed, remove_all
 from durable.pipeline.origin import Origin, app_id, hashed
+from durable.pipeline.unwritable import writing
 from durable.storage import archives
 from durable.storage.erasures import Chosen, Erasure
 
@@ -49,7 +50,8 @@ class LakeErasure:
     def scrub(self, lake: Lake, table: LakeTable) -> Scrubbed:
         """Remove files of one table."""
         here = {file.path.rpartition("/")[2] for file in places.files(lake.table_url(table))}
-        replaced = lake.opened(table).vacuum(0, dry_run=False, enforce_retention_duration=False)
+        with writing(lake.table_url(table)):
+            replaced = lake.opened(table).vacuum(0, dry_run=False, enforce_retention_duration=False)
         left = remove_all(lake, table, [hashed(each) for each in self._app_ids(table)], self._wanted)
         return Scrubbed(removed=sum(path.rpartition("/")[2] in here for path in replaced)) + left
 

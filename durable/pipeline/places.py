@@ -12,6 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
+from durable.pipeline.unwritable import writing
+
 if TYPE_CHECKING:
     import pyarrow
     from pyarrow.dataset import Dataset
@@ -22,17 +24,21 @@ _BUFFER_BYTES = 1 << 16
 
 @contextmanager
 def created(table_url: str, path: str) -> Iterator[IO[bytes] | Any]:
-    """A new file to write into. It is on the disk, or in the store, when the context has ended without an error."""
-    if "://" in table_url:
-        with _store(table_url).open_output_stream(path, buffer_size=_BUFFER_BYTES) as stream:  # takes bytes, buffered
-            yield stream
-        return
-    where = Path(table_url) / path
-    where.parent.mkdir(parents=True, exist_ok=True)
-    with where.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
+    """A new file to write into. It is on the disk, or in the store, when the context has ended without an error.
+
+    Raises DurableError, which names the file, when it cannot be written.
+    """
+    with writing(f"{table_url}/{path}"):
+        if "://" in table_url:
+            with _store(table_url).open_output_stream(path, buffer_size=_BUFFER_BYTES) as stream:  # takes bytes
+                yield stream
+            return
+        where = Path(table_url) / path
+        where.parent.mkdir(parents=True, exist_ok=True)
+        with where.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
 
 
 @contextmanager
@@ -46,7 +52,8 @@ def replaced(table_url: str, path: str) -> Iterator[IO[bytes] | Any]:
         return
     with created(table_url, f"{path}.new") as stream:
         yield stream
-    os.replace(Path(table_url) / f"{path}.new", Path(table_url) / path)
+    with writing(f"{table_url}/{path}"):
+        os.replace(Path(table_url) / f"{path}.new", Path(table_url) / path)
 
 
 def names(table_url: str, folder: str) -> list[str]:
@@ -112,10 +119,11 @@ def opened(table_url: str, path: str) -> Iterator[Any]:
 
 def remove(table_url: str, path: str) -> None:
     """A file that is not there any more is as good."""
-    if "://" in table_url:
-        _store(table_url).delete_file(path)
-    else:
-        (Path(table_url) / path).unlink(missing_ok=True)
+    with writing(f"{table_url}/{path}"):
+        if "://" in table_url:
+            _store(table_url).delete_file(path)
+        else:
+            (Path(table_url) / path).unlink(missing_ok=True)
 
 
 def hadoop(url: str) -> str:

@@ -21,6 +21,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from durable.errors import InvalidMessage, SchemaMismatch, StorageUnavailable, text_of
 
 _ASYNCPGS_STATES: Final = ("cannot switch to state", 'cannot switch to "idle" state')  # by number
+_DRIVERS: Final = ("sqlalchemy", "asyncpg", "psycopg")
 _BAD_DATA: Final = "22"  # SQLSTATE class: data exception
 _NO_TABLE: Final = "42P01"
 _NO_RIGHT: Final = "42501"
@@ -126,7 +127,7 @@ def _first_line(error: BaseException) -> str:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """The drivers' errors as durable's; what is neither bad data nor passing is left as it is."""
+    """The drivers' errors as durable's; what is neither bad data nor passing is left as it is, and errors of files."""
     try:
         yield
     except DBAPIError as error:
@@ -135,7 +136,11 @@ def translated() -> Iterator[None]:
         if is_passing(error):
             raise _unavailable(error) from error.orig
         raise
-    except (OSError, TimeoutError, PoolTimeout) as error:
+    except (TimeoutError, PoolTimeout) as error:
+        raise _unavailable(error) from error
+    except OSError as error:
+        if not _is_from_a_driver(error):  # of a file, or of another server, which the block uses as well
+            raise
         raise _unavailable(error) from error
     except StatementError as error:  # a value that the driver cannot encode
         raise InvalidMessage(f"the driver refuses the data: {type(error.orig).__name__}") from None
@@ -216,9 +221,16 @@ def _is_bare(error: BaseException) -> bool:
 
 def _is_from_the_dialect(error: BaseException) -> bool:
     """Tell an error of the driver from one of some other code of the handler."""
+    return any(name.startswith("sqlalchemy.dialects.") for name in _modules(error))
+
+
+def _is_from_a_driver(error: BaseException) -> bool:
+    return any(name.partition(".")[0] in _DRIVERS for name in _modules(error))
+
+
+def _modules(error: BaseException) -> Iterator[str]:
+    """The names of the modules that an error has passed."""
     trace = error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_globals.get("__name__", "").startswith("sqlalchemy.dialects."):
-            return True
+        yield trace.tb_frame.f_globals.get("__name__", "")
         trace = trace.tb_next
-    return False
