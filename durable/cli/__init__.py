@@ -14,6 +14,21 @@
 Exit codes: 0 done and healthy; 1 unhealthy or failed; 2 bad usage or configuration; 130 interrupted.
 """
 
-from durable.cli.app import main
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
 
 __all__ = ["main"]
+
+_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command of `durable-agent` and end the process with its exit code."""
+    try:
+        from durable.cli import app  # all commands, and their libraries: a second or more, in which Ctrl-C may come
+
+        code = app.run(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    sys.exit(code)

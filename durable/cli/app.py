@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Final
 
 import typer
 
-from durable.cli import actions, calls, console, demo, describe, inspect, migrate, output, pauses, run, send, topology
+from durable.cli import actions, calls, console, demo, describe, inspect, migrate, output, pauses, send, topology
 from durable.cli.dead_letters import commands as dead_letters
 from durable.cli.dead_letters.debug import debug_letter
 from durable.cli.doctor import commands as doctor
@@ -20,6 +19,7 @@ from durable.cli.help import readable
 from durable.cli.keys import commands as keys
 from durable.cli.output import one_line
 from durable.cli.pipeline import commands as pipeline
+from durable.cli.run import typer_command as run_command
 from durable.cli.scheduled import commands as scheduled
 from durable.redaction import has_password, redacted
 from durable.settings import secret_names
@@ -36,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"token_normalize_func": lambda token: _SPELLINGS.get(token, token)},
 )
-app.command()(run.typer_command())
+app.command()(run_command())
 for command in (
     migrate.migrate,
     inspect.status,
@@ -83,13 +83,8 @@ def durable_agent(context: typer.Context, version: Version = False) -> None:
         raise typer.Exit(BAD_USAGE)
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run one command of `durable-agent` and end the process with its exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    sys.exit(_run(given))
-
-
-def _run(arguments: list[str]) -> int:
+def run(arguments: list[str]) -> int:
+    """Run one command of `durable-agent`, and return its exit code."""
     output.begin()
     _warn_of_secrets(arguments)
     try:

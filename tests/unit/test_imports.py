@@ -15,7 +15,7 @@ NO_LIBPQ = "import sys; sys.modules.update(dict.fromkeys(('psycopg_c', 'psycopg_
     "import ctypes.util; ctypes.util.find_library = lambda name: None\n"
 )
 
-AGENT = "import sys; sys.argv[1:] = '{}'.split()\nfrom durable.cli.app import main; main()"
+AGENT = "import sys; sys.argv[1:] = '{}'.split()\nfrom durable.cli import main; main()"
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
