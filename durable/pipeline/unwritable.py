@@ -13,6 +13,7 @@ from durable.errors import DurableError
 
 _NUMBER: Final = re.compile(r"\[errno (\d+)\]|\(os error (\d+)\)", re.IGNORECASE)  # of Arrow, and of the Delta library
 _BRANCH: Final = re.compile(r"\n|\x1b\[\d*m|↳")
+_WRAPPING: Final = ("deltalake", "_internal")
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REFUSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -22,7 +23,9 @@ def writing(place: str) -> Iterator[None]:
     """Translate a failure to write this file or folder of the lake. Raises DurableError."""
     try:
         yield
-    except OSError as error:
+    except Exception as error:
+        if not isinstance(error, OSError) and not _is_of_the_system(error):
+            raise
         raise DurableError(f"lake: {place} cannot be written: {_reason(error)}") from error
 
 
@@ -32,9 +35,14 @@ def in_one_line(said: str) -> str:
     return ": ".join(" ".join(part.split()) for part in parts if part.strip())
 
 
-def _reason(error: OSError) -> str:
+def _is_of_the_system(error: Exception) -> bool:
+    """True where the Delta library wraps an error of the system in one of its own, as a compaction does."""
+    return type(error).__module__.partition(".")[0] in _WRAPPING and _NUMBER.search(str(error)) is not None
+
+
+def _reason(error: Exception) -> str:
     said = _NUMBER.search(str(error))
-    number = error.errno or (int(said[1] or said[2]) if said else None)
+    number = getattr(error, "errno", None) or (int(said[1] or said[2]) if said else None)
     reason = in_one_line(str(error)) if number is None else os.strerror(number)
     if number in _FULL:
         return f"{reason}; make room there, and run the same command again"

@@ -1,0 +1,155 @@
+"""A lake on a disk that is full, or read-only: each command that writes tells the file and the reason."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine
+
+from durable.errors import DurableError, StorageUnavailable
+from durable.pipeline.copying import connection
+from durable.pipeline.origin import locked
+from durable.pipeline.undisturbed import publishing
+from durable.pipeline.unwritable import writing
+from durable.settings import load_settings
+from tests.support.command import Agent
+from tests.support.history import add_history
+
+pytestmark = pytest.mark.timeout(300)
+
+COMMANDS: dict[str, Sequence[str]] = {
+    "archive": ("archive", "--service", "shop"),
+    "erase": ("erase", "--service", "shop", "--id", f"{1:032x}", "--reason", "r", "--yes"),
+    "compact": ("compact", "--above", "1"),
+    "export": ("export",),
+}
+FAULTS = {
+    "full": "cannot be written: No space left on device; make room there, and run the same command again",
+    "read-only": "cannot be written: Read-only file system; let this user write there, and run the same command again",
+}
+
+
+class Disk:
+    """A file system of its own, in memory."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def fill(self) -> None:
+        with suppress(OSError), (self.place / "filler").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4_096))
+
+    def break_by(self, fault: str) -> None:
+        if fault == "full":
+            self.fill()
+        else:
+            self._remount("ro")
+
+    def repair(self) -> None:
+        self._remount("rw")
+        (self.place / "filler").unlink(missing_ok=True)
+
+    def _remount(self, option: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{option}", str(self.place)], check=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("this user may not mount")
+    try:
+        yield Disk(place)
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Agent:
+    return Agent(tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_tells_the_file_that_cannot_be_written_and_goes_on_afterwards(
+    agent: Agent, disk: Disk, emptied_url: str, monkeypatch: pytest.MonkeyPatch, name: str, fault: str
+) -> None:
+    lake = str(disk.place / "lake")
+    monkeypatch.setenv("DURABLE_DATABASE_URL", emptied_url)
+    monkeypatch.setenv("DURABLE_LAKE", lake)
+    with psycopg.connect(emptied_url, autocommit=True) as conn:
+        for first in (1, 11):
+            add_history(conn, 10, first=first)
+            assert agent("pipeline", *COMMANDS["archive"]).code == 0
+        add_history(conn, 10, first=21)
+    disk.break_by(fault)
+
+    ended = agent("pipeline", *COMMANDS[name])
+    assert (ended.code, ended.err.count("\n")) == (1, 1), ended
+    assert ended.err.startswith(f"error: lake: {lake}/")
+    assert ended.err.endswith(f"{FAULTS[fault]}\n")
+
+    disk.repair()
+    again = agent("pipeline", *COMMANDS[name])
+    assert (again.code, again.err) == (0, "")
+
+
+# ---------------------------------------------------------------- whose error it is
+
+SAID = {
+    "a number of the system": (OSError(28, "No space left on device"), "No space left on device; make room"),
+    "a number in Arrow's text": (
+        OSError("[Errno 28] Error writing bytes to file. Detail: [errno 28] No space"),
+        "No space left on device; make room",
+    ),
+    "a number in Delta's text": (
+        OSError("Generic LocalFileSystem error\n  \x1b[31m↳\x1b[0m Read-only file system (os error 30)\n"),
+        "Read-only file system; let this user write",
+    ),
+    "no right": (PermissionError(13, "Permission denied"), "Permission denied; let this user write"),
+    "a limit": (OSError(27, "File too large"), "File too large; make room"),
+    "an object store": (
+        OSError("store error\n \x1b[31m↳\x1b[0m 503"),
+        "store error: 503; run the same command",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_reason_is_told_with_what_helps(name: str) -> None:
+    error, reason = SAID[name]
+    with pytest.raises(DurableError) as told, writing("/lake/history"):
+        raise error
+    assert str(told.value).startswith(f"lake: /lake/history cannot be written: {reason}")
+
+
+BLOCKS: dict[str, Callable[[str], AbstractContextManager[object]]] = {
+    "locked": lambda url: locked(create_engine(url.replace("postgresql:", "postgresql+psycopg:")), "durable"),
+    "connection": connection,
+    "publishing": lambda url: publishing(load_settings(database_url=url), None),
+}
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("name", SAID)
+def test_error_of_a_file_is_none_of_the_database(emptied_url: str, block: str, name: str) -> None:
+    error, _ = SAID[name]
+    with pytest.raises(type(error), match=re.escape(str(error))), BLOCKS[block](emptied_url):
+        raise error
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_database_that_does_not_answer_is_told_as_such(block: str) -> None:
+    url = "postgresql://nobody@127.0.0.1:1/nothing"
+    with pytest.raises(StorageUnavailable, match="the database cannot be used"), BLOCKS[block](url):
+        pass

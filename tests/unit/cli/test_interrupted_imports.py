@@ -1,0 +1,33 @@
+"""Ctrl-C while the command line loads: it ends with 130, and without a traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# Interrupts as soon as this module is looked for; the first one is the first that the command line loads.
+INTERRUPTED = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from durable.cli import main
+main({arguments!r})
+"""
+MODULES = ["durable.cli.app", "typer", "sqlalchemy", "pydantic", "durable.cli.pipeline.commands", "durable.version"]
+COMMANDS = [["--help"], ["status"], ["run", "app:bus"], ["pipeline", "export"], ["pipeline", "erase"]]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("module", MODULES)
+def test_interrupt_during_an_import_ends_the_command(module: str, arguments: list[str]) -> None:
+    code = INTERRUPTED.format(module=module, arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
