@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine
 
 from durable.errors import DurableError, StorageUnavailable
-from durable.pipeline.copying import connection
+from durable.pipeline.copying import connection, opened
 from durable.pipeline.origin import locked
 from durable.pipeline.undisturbed import publishing
 from durable.pipeline.unwritable import writing
@@ -133,8 +132,14 @@ def test_reason_is_told_with_what_helps(name: str) -> None:
     assert str(told.value).startswith(f"lake: /lake/history cannot be written: {reason}")
 
 
+@contextmanager
+def _locked(url: str) -> Iterator[None]:
+    with opened(url) as engine, locked(engine, "durable"):
+        yield
+
+
 BLOCKS: dict[str, Callable[[str], AbstractContextManager[object]]] = {
-    "locked": lambda url: locked(create_engine(url.replace("postgresql:", "postgresql+psycopg:")), "durable"),
+    "locked": _locked,
     "connection": connection,
     "publishing": lambda url: publishing(load_settings(database_url=url), None),
 }

@@ -9,6 +9,24 @@ _GIVEN = "tests/integration/outbox/unit_of_work/test_given_engines.py"
 ROWS = (
     Mutant(
         "storage",
+        "a local message whose history was dropped is replayed under its id",
+        "durable/pipeline/replay.py",
+        before="    if local:\n",
+        after="    if False:\n",
+        killed_by=(
+            "tests/pipeline/test_replay.py::test_local_messages_are_handled_once_after_a_purge_below_the_dedupe_window",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "an error of a file is told as one of the database",
+        "durable/storage/outages.py",
+        before="        if not _is_from_a_driver(error):",
+        after="        if False:",
+        killed_by=("tests/pipeline/test_unwritable.py::test_error_of_a_file_is_none_of_the_database[no right-locked]",),
+    ),
+    Mutant(
+        "storage",
         "a retention of minutes drops ids",
         "migrations/versions/v0001_foundation.py",
         before="    IF keep < interval '1 hour' THEN",
