@@ -201,7 +201,7 @@ def test_local_messages_are_refused_as_far_as_their_history_was_dropped(
 
     # One message of each hour, of a time before this one: under a UUIDv7 of then, or another id, and sent then.
     for made, sent in (("v7", 0), ("v7", 9), ("other", 0)):
-        rows = [
+        hourly = [
             {
                 "id": id_of(datetime.now(UTC) - timedelta(hours=hour + 0.5), made).bytes,
                 "sent_at": datetime.now(UTC) - timedelta(hours=hour + 0.5 + sent),
@@ -211,7 +211,7 @@ def test_local_messages_are_refused_as_far_as_their_history_was_dropped(
             for hour in range(160)
             for address, endpoint in ((LOCAL, None), (LOCAL, LOCAL), ("tcp://a:1", None), ("shop", "shop"))
         ]
-        chosen = spark.createDataFrame(rows, "id binary, sent_at timestamp, destination string, endpoint string")
+        chosen = spark.createDataFrame(hourly, "id binary, sent_at timestamp, destination string, endpoint string")
         known = 0 if age is None else 2 * sum(1 for hour in range(160) if hour + sent >= age)
         if not known:
             replay.refuse_forgotten(chosen, timedelta(days=7), until)

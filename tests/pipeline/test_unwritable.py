@@ -80,7 +80,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", COMMANDS)
-def test_command_tells_the_file_that_cannot_be_written_and_goes_on_afterwards(
+def test_command_names_the_unwritable_file_and_goes_on_later(
     agent: Agent, disk: Disk, emptied_url: str, monkeypatch: pytest.MonkeyPatch, name: str, fault: str
 ) -> None:
     lake = str(disk.place / "lake")
@@ -125,7 +125,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_reason_is_told_with_what_helps(name: str) -> None:
+def test_reason_is_told_with_advice(name: str) -> None:
     error, reason = SAID[name]
     with pytest.raises(DurableError) as told, writing("/lake/history"):
         raise error
@@ -147,14 +147,14 @@ BLOCKS: dict[str, Callable[[str], AbstractContextManager[object]]] = {
 
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("name", SAID)
-def test_error_of_a_file_is_none_of_the_database(emptied_url: str, block: str, name: str) -> None:
+def test_error_of_a_file_passes_through_database_blocks(emptied_url: str, block: str, name: str) -> None:
     error, _ = SAID[name]
     with pytest.raises(type(error), match=re.escape(str(error))), BLOCKS[block](emptied_url):
         raise error
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_database_that_does_not_answer_is_told_as_such(block: str) -> None:
+def test_unreachable_database_is_told_by_the_same_blocks(block: str) -> None:
     url = "postgresql://nobody@127.0.0.1:1/nothing"
     with pytest.raises(StorageUnavailable, match="the database cannot be used"), BLOCKS[block](url):
         pass

@@ -23,7 +23,9 @@ ROWS = (
         "durable/storage/outages.py",
         before="        if not _is_from_a_driver(error):",
         after="        if False:",
-        killed_by=("tests/pipeline/test_unwritable.py::test_error_of_a_file_is_none_of_the_database[no right-locked]",),
+        killed_by=(
+            "tests/pipeline/test_unwritable.py::test_error_of_a_file_passes_through_database_blocks[no right-locked]",
+        ),
     ),
     Mutant(
         "storage",
