@@ -105,7 +105,9 @@ class EnvelopeWriter(DataSourceArrowWriter):
                 )
             else:
                 done = Published(name, sum(each.staged.rows for each in written), sum(each.added for each in written))
-                staging.parts_published(conn, self._target.schema, self._target.job, done)
+                staging.parts_published(
+                    conn, self._target.schema, self._target.job, done, contents=contents.written(found)
+                )
         failpoint("P2")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -114,7 +116,11 @@ class EnvelopeWriter(DataSourceArrowWriter):
 
 
 class EnvelopeStreamWriter(DataSourceStreamArrowWriter):
-    """Publishes the micro-batches of a query, each once. Another instance commits than the one that writes."""
+    """Publishes the micro-batches of a query, each once. Another instance commits than the one that writes.
+
+    A query has the id that its checkpoint keeps, also under a name of a batch: a new checkpoint, or another query under
+    that name, begins to count anew, and what another query has published says nothing of its micro-batches.
+    """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         self._target = target(options, schema, overwrite)
@@ -128,7 +134,8 @@ class EnvelopeStreamWriter(DataSourceStreamArrowWriter):
         written = _sound(self._target, messages)
         if not any(each.staged.rows for each in written):
             return
-        batch = Batch(self._target.batch or f"query {written[0].query}", batchId)
+        found = contents.merged(each.contents for each in written)
+        batch = Batch(_name_of(self._target, written[0].query), batchId, contents=contents.written(found))
         with publishing(self._target.url, _NOTHING) as conn:
             parts = [each.staged for each in written]
             staging.publish(conn, self._target.schema, written[0].job, batch, parts, once=self._target.once)
@@ -280,6 +287,11 @@ def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 
 
 # ---------------------------------------------------------------- when they are done
+
+
+def _name_of(to: Target, query: str | None) -> str:
+    """The name under which the last micro-batch of a query is remembered."""
+    return f"query {query}" if to.batch is None else f"{to.batch}, query {query}"
 
 
 def _sound(to: Target, messages: list[WriterCommitMessage | None]) -> list[Written]:

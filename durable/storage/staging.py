@@ -91,7 +91,8 @@ def publish(
 
     `once`: for as long as duplicates are recognised, add nothing that was published before, even if it was sent since.
     None when the batch was published before: then nothing moves. Raises InvalidMessage when two messages have one id,
-    here or with what is there, or when the batch had other rows; and StorageUnavailable when staged rows are gone.
+    here or with what is there, when the batch had other rows, or when a stream gives a number that is not its next one
+    or its last one again; and StorageUnavailable when staged rows are gone.
     """
     contents = batch.contents and json.dumps(batch.contents)
     params = {"batch": batch.name, "job": job, "number": batch.number, "contents": contents}
@@ -101,7 +102,7 @@ def publish(
         added = _move(conn, schema, staged, once=once)
         published = Published(batch.name, sum(each.rows for each in staged), added)
         _record(conn, schema, published)
-    elif batch.contents is not None:
+    else:
         _refuse_other_contents(conn, schema, batch, [each.table for each in staged if each.rows])
     drop(conn, schema, job)
     failpoint("P1")
@@ -119,9 +120,11 @@ def publish_part(conn: Connection, schema: str, staged: Staged, *, once: bool = 
     return added
 
 
-def parts_published(conn: Connection, schema: str, job: UUID, published: Published) -> None:
-    """All parts were published: remember the batch, and wake the nodes."""
-    params = {"batch": published.batch, "job": job, "number": None, "contents": None}
+def parts_published(
+    conn: Connection, schema: str, job: UUID, published: Published, *, contents: Mapping[str, str] | None = None
+) -> None:
+    """All parts were published: remember the batch with its contents, and wake the nodes."""
+    params = {"batch": published.batch, "job": job, "number": None, "contents": contents and json.dumps(contents)}
     if conn.execute(statements.BEGIN_BATCH.within(schema), params).first() is None:
         wake(conn, schema)
     else:
@@ -243,7 +246,10 @@ def _refuse_changed(conn: Connection, schema: str, tables: Sequence[str], not_ke
 
 def _refuse_other_contents(conn: Connection, schema: str, batch: Batch, tables: Sequence[str]) -> None:
     """Refuse other rows under the name of a batch; those that still wait are counted."""
-    known = conn.execute(statements.READ_CONTENTS.within(schema), {"batch": batch.name}).scalar_one()
+    number, known = conn.execute(statements.READ_CONTENTS.within(schema), {"batch": batch.name}).one()
+    if number is not None or batch.number is not None:
+        _refuse_other_number(batch, number, known)
+        return
     if known is None or batch.contents is None or known == batch.contents:
         return
     if tables:
@@ -253,6 +259,27 @@ def _refuse_other_contents(conn: Connection, schema: str, batch: Batch, tables: 
     raise InvalidMessage(
         f"batch {batch.name!r} was published before, {_difference(known, batch.contents)}; nothing was "
         "published: publish the same rows, or give others a name and keys of their own"
+    )
+
+
+def _refuse_other_number(batch: Batch, number: int | None, known: Mapping[str, str] | None) -> None:
+    """Refuse a micro-batch, unless it is the last one again: that is what a restart repeats, and no other."""
+    if number is None or batch.number is None:
+        before, now = ("a streaming query", "a batch") if batch.number is None else ("a batch", "a streaming query")
+        raise InvalidMessage(
+            f"batch {batch.name!r} was published before, by {before}, and is now that of {now}; nothing was "
+            "published: give it another name"
+        )
+    if number == batch.number and known is not None and batch.contents is not None:
+        if known == batch.contents:
+            return
+        difference = _difference(known, batch.contents)
+    else:
+        difference = f"and so was number {number}, the last one"
+    raise InvalidMessage(
+        f"micro-batch {batch.number} of {batch.name!r} was published before, {difference}; nothing was published, and "
+        "its rows are still to come: the checkpoint was put back, has lost files or is used by two queries, or the "
+        "query makes other rows each time; start the query with a new checkpoint: rows that still wait are recognised"
     )
 
 

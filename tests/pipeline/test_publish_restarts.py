@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,13 +10,13 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from durable.errors import InvalidSetting
+from durable.errors import InvalidMessage, InvalidSetting
 from durable.pipeline import publish
 from durable.pipeline.session import spark_errors
 from durable.pipeline.source import register
 from durable.settings import load_settings
 from tests.support.killing import dies_at
-from tests.support.publishing import Outbox, messages, orders
+from tests.support.publishing import Outbox, messages, orders, write
 
 pytestmark = pytest.mark.timeout(600)  # to be cut off amid a call leaves the session of all tests unusable
 
@@ -100,6 +101,70 @@ def test_another_query_publishes_separately(
     run()
     assert outbox.orders == list(range(10)), "the ids are the same"
     assert outbox.one("SELECT count(*) FROM durable.published_batches") == 2
+
+
+@pytest.mark.parametrize("lost", ["checkpoint", "none of it"])
+def test_another_query_under_one_name_of_a_batch_publishes_its_own_rows(
+    spark: SparkSession, outbox: Outbox, run: Callable[..., None], tmp_path: Path, lost: str
+) -> None:
+    for first in (0, 10):
+        come_in(spark, tmp_path, first)
+        run(batch="May")
+    shutil.rmtree(tmp_path / "orders")
+    if lost == "checkpoint":
+        shutil.rmtree(tmp_path / "checkpoint")
+    else:
+        (tmp_path / "checkpoint").rename(tmp_path / "of another query")
+    come_in(spark, tmp_path, 20)
+    run(batch="May")
+    assert outbox.orders == list(range(30))
+    names = outbox.rows("SELECT batch FROM durable.published_batches")
+    assert [name.startswith("May, query ") for (name,) in names] == [True, True]
+
+
+@pytest.mark.parametrize("is_stream_first", [True, False])
+def test_stream_and_batch_under_one_name_are_two(
+    spark: SparkSession, outbox: Outbox, run: Callable[..., None], tmp_path: Path, is_stream_first: bool
+) -> None:
+    come_in(spark, tmp_path, 0)
+    if is_stream_first:
+        run(batch="May")
+    write(messages(orders(spark, 10, first=10)), outbox.url, batch="May")
+    if not is_stream_first:
+        run(batch="May")
+    assert outbox.orders == list(range(20))
+
+
+@pytest.mark.parametrize("batch", [{}, {"batch": "May"}], ids=["no name", "name"])
+@pytest.mark.parametrize("damage", ["older copy", "no offsets"])
+def test_older_checkpoint_is_refused_when_other_rows_follow(
+    spark: SparkSession,
+    outbox: Outbox,
+    run: Callable[..., None],
+    tmp_path: Path,
+    damage: str,
+    batch: dict[str, str],
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    come_in(spark, tmp_path, 0)
+    run(**batch)
+    shutil.copytree(checkpoint, tmp_path / "copy")
+    come_in(spark, tmp_path, 10)
+    run(**batch)
+    if damage == "older copy":
+        shutil.rmtree(checkpoint)
+        (tmp_path / "copy").rename(checkpoint)
+    else:
+        for name in ("offsets", "commits", "sources"):
+            shutil.rmtree(checkpoint / name)
+    come_in(spark, tmp_path, 20)
+    for _ in range(2):
+        with pytest.raises(InvalidMessage, match=r"was published before.*nothing was published.*new checkpoint"):
+            run(**batch)
+        assert outbox.orders == list(range(20))
+    shutil.rmtree(checkpoint)
+    run(**batch)
+    assert outbox.orders == list(range(30))
 
 
 def test_streaming_query_must_write_atomically(

@@ -89,6 +89,7 @@ def write(database_url: str) -> Write:
         place: str,
         *,
         batch: str | None = None,
+        number: int | None = None,
         once: bool = False,
         ids: list[bytes] = IDS,
         copy: Mapping[str, Any] | None = None,
@@ -100,7 +101,8 @@ def write(database_url: str) -> Write:
         intake, name = writer._Intake(to, 0), staging.table_name(to.job, 1)
         writer._copy(to, name, intake.staged(iter([table(*rows)])))
         parts = [Staged(name, intake.rows, intake.local_rows, intake.ordered_rows)]
-        found = Batch(batch or contents.name_of(intake.contents), contents=contents.written(intake.contents))
+        named = batch or contents.name_of(intake.contents)
+        found = Batch(named, number, contents=contents.written(intake.contents))
         with connection(database_url) as conn:
             return staging.publish(conn, to.schema, to.job, found, parts, once=once)
 
@@ -220,6 +222,28 @@ def test_another_destination_is_another_batch_except_under_the_same_name(
     event = write(place, batch="June", **elsewhere)
     assert event is not None
     assert (event.added, waiting(database_url)) == (2, 4)
+
+
+@IN_PLACES
+@pytest.mark.parametrize("is_same", [True, False], ids=["same rows", "other rows"])
+@pytest.mark.parametrize("after", [None, 0, 4, 5, 6])
+@pytest.mark.parametrize("before", [None, 5])
+def test_number_of_a_micro_batch_is_published_once_and_never_drops_rows(
+    database_url: str, write: Write, place: str, before: int | None, after: int | None, is_same: bool
+) -> None:
+    """Numbers of a stream, and None of a batch, under one name."""
+    write(place, batch="May", number=before)
+    ids = IDS if is_same else [uuid8_of("3").bytes]
+    if before is not None and after is not None and after > before:
+        assert write(place, batch="May", number=after, ids=ids) == Published("May", len(ids), 0 if is_same else 1)
+        assert write(place, batch="May", number=after, ids=ids) is None, "the last micro-batch may come again"
+        return
+    if before == after and is_same:
+        assert write(place, batch="May", number=after, ids=ids) is None
+        return
+    with pytest.raises(InvalidMessage, match=r"'May' was published before, .*nothing was published"):
+        write(place, batch="May", number=after, ids=ids)
+    assert waiting(database_url) == 2
 
 
 def test_swapped_values_are_another_batch(write: Write, database_url: str) -> None:

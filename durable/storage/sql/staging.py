@@ -184,15 +184,16 @@ WITH {_REMEMBERED}, past AS (
 {_COUNTED} FROM changed GROUP BY columns
 """)
 # A row comes back unless this batch, or this or a later micro-batch of a stream, was published before. Who publishes
-# the same batch at the same time waits here for the first.
+# the same batch at the same time waits here for the first. Of a stream the contents of the last micro-batch are kept.
 BEGIN_BATCH = Statement("""
 INSERT INTO {schema}.published_batches AS known (batch, job, number, contents)
 VALUES (:batch, CAST(:job AS uuid), CAST(:number AS bigint), CAST(:contents AS jsonb))
-ON CONFLICT (batch) DO UPDATE SET job = excluded.job, number = excluded.number, published_at = clock_timestamp()
+ON CONFLICT (batch) DO UPDATE SET job = excluded.job, number = excluded.number, contents = excluded.contents,
+    published_at = clock_timestamp()
 WHERE known.number < excluded.number
 RETURNING batch
 """)
-READ_CONTENTS = Statement("SELECT contents FROM {schema}.published_batches WHERE batch = :batch")
+READ_CONTENTS = Statement("SELECT number, contents FROM {schema}.published_batches WHERE batch = :batch")
 COUNT_BATCH = Statement("""
 UPDATE {schema}.published_batches SET row_count = :row_count, added_count = :added_count WHERE batch = :batch
 """)
