@@ -198,6 +198,10 @@ class KeyRing:
             if cipher.mark == mark
         )
 
+    def digests(self, message_type: str, message: bytes) -> list[bytes]:
+        """Return the digests of a message under each of the keys."""
+        return [cipher.digest(message_type, message) for cipher in self._now().ciphers.values()]
+
     def parts(self, envelope: Envelope) -> Sealed:
         """The parts of an encrypted body. Raises Forged when it is broken off."""
         sealed = parted(envelope.body)

@@ -4,9 +4,13 @@ A word of 64 bits stands for each value of each row. The words of a column are a
 any order and in any number of parts: two batches do not come to the same by chance, and where they differ, the columns
 tell in what. Everything that reaches the receiver counts, and nothing else.
 
-    row       which ids, and how often
+    rows      how many
     whole     which values belong together
-    carried   of one row: all that it carries, wherever it goes; remembered with its id
+    carried   of one row: all that it carries but its body, wherever it goes; remembered with its id
+
+Bodies are their digests, in all views (durable.pipeline.bodies): `body` and `whole` are of the digests that the rows
+are stored with, `body 1a2b3` and `whole 1a2b3` of those under that key. In the tasks a view is what it adds to these,
+so that parts of which some have no such view can be merged.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from durable.pipeline.bodies import PLAIN, Bodies, Digests
 from durable.pipeline.publishable import CARRIED, TIMES
 
 pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
@@ -30,25 +35,32 @@ Contents: TypeAlias = Mapping[str, tuple[int, int]]
 
 ROWS: Final = "rows"
 NOTHING: Final[Contents] = {}
-_IDENTITY: Final = (ROWS, "id", "destination", "message_type", "body")
+SEALED: Final = "sealed"
+_IDENTITY: Final = (ROWS, "id", "destination", "message_type")
+_VIEWED: Final = ("body", "whole")
+_BESIDES: Final = tuple(name for name in CARRIED if name != "body")
 _WORD: Final = (1 << 64) - 1
 _MISSING: Final = np.uint64(0x9E3779B97F4A7C15)
 _headers = msgspec.json.Decoder(dict[str, str])
 
 
-def words(batch: pa.RecordBatch, dated: pa.BooleanArray) -> dict[str, Words]:
+def words(batch: pa.RecordBatch, dated: pa.BooleanArray, bodies: Bodies) -> dict[str, Words]:
     """The words of one batch of sound rows, by column. `dated`: the rows that came with a `sent_at` of their own."""
     rows = _mixed(_numbers(batch.column("id")))
     found = {"id": rows}
-    for name in ("destination", *CARRIED):
+    for name in ("destination", *_BESIDES):
         column = batch.column(name)
         if name == "sent_at":
             column = pc.if_else(dated, column, pa.scalar(None, column.type))
         if name == "partition_key":
             column = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)  # an empty key is none
         found[name] = _mixed(rows ^ _mixed(_values(name, column) + _salt(name)))
-    found["carried"] = _mixed(np.add.reduce([found[name] for name in CARRIED]))
-    found["whole"] = _mixed(found["carried"] ^ _mixed(found["destination"]))
+    found["carried"] = _mixed(np.add.reduce([found[name] for name in _BESIDES]))
+    besides = found["carried"] ^ _mixed(found["destination"])
+    for view, digests in (("", bodies.own), *((f" {name}", each) for name, each in bodies.views.items())):
+        found[f"body{view}"] = _body(rows, digests)
+        found[f"whole{view}"] = _mixed(besides ^ _mixed(found[f"body{view}"]))
+    found[SEALED] = (bodies.own & 1).astype(np.uint64)
     return found
 
 
@@ -62,9 +74,12 @@ def of(found: Mapping[str, Words]) -> Contents:
     sums = {
         name: (int(np.add.reduce(column)), int(np.bitwise_xor.reduce(column)))
         for name, column in found.items()
-        if name != "carried"
+        if name not in ("carried", SEALED)
     }
-    return {ROWS: (len(found["id"]), 0), **sums}
+    for name in sums:
+        if (base := name.partition(" ")[0]) != name:
+            sums[name] = (sums[name][0] - sums[base][0]) & _WORD, sums[name][1] ^ sums[base][1]
+    return {ROWS: (len(found["id"]), 0), **sums, SEALED: (int(found[SEALED].sum()), 0)}
 
 
 def merged(parts: Iterable[Contents]) -> Contents:
@@ -77,16 +92,50 @@ def merged(parts: Iterable[Contents]) -> Contents:
     return found
 
 
-def name_of(contents: Contents) -> str:
-    """The name of a batch that was given none: corrected bodies are another batch, and so are other destinations."""
-    text = "\n".join(f"{name}\0{contents.get(name)}" for name in _IDENTITY)
-    return f"rows {hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
+def names_of(contents: Contents) -> list[str]:
+    """The names of a batch that was given none, in each view of its bodies: the first is its own, and a batch that is
+    remembered under another is the same. Corrected bodies are another batch, and so are other destinations.
+    """
+    views = sorted(name for name in contents if name.startswith("body "))
+    marks = [name for name in views if name != f"body {PLAIN}"]
+    whole = _whole(contents)
+    return list(dict.fromkeys(_name(whole, name) for name in (*marks, "body", *views)))
 
 
 def written(contents: Contents) -> dict[str, str]:
     """The contents as they are stored."""
-    texts = {name: f"{added:016x}{xored:016x}" for name, (added, xored) in contents.items() if name != ROWS}
-    return {ROWS: str(contents.get(ROWS, (0, 0))[0]), **texts}
+    counts = {name: str(contents.get(name, (0, 0))[0]) for name in (ROWS, SEALED)}
+    return {**counts, **_texts({name: each for name, each in _whole(contents).items() if PLAIN not in name.split()})}
+
+
+def plain(contents: Contents) -> dict[str, str] | None:
+    """The columns of bodies as of rows that are not encrypted, to compare with such, and never to be stored; None where
+    nothing was encrypted.
+    """
+    whole = _whole(contents)
+    found = {base: whole[f"{base} {PLAIN}"] for base in _VIEWED if f"{base} {PLAIN}" in whole}
+    return _texts(found) or None
+
+
+def _whole(contents: Contents) -> dict[str, tuple[int, int]]:
+    """The contents with whole views, in place of what they add."""
+    found = dict(contents)
+    for name, (added, xored) in contents.items():
+        if (base := name.partition(" ")[0]) != name:
+            own = contents[base]
+            found[name] = (own[0] + added) & _WORD, own[1] ^ xored
+    return found
+
+
+def _texts(contents: Contents) -> dict[str, str]:
+    numbered = {name: each for name, each in contents.items() if name not in (ROWS, SEALED)}
+    return {name: f"{added:016x}{xored:016x}" for name, (added, xored) in numbered.items()}
+
+
+def _name(contents: Contents, body: str) -> str:
+    columns = {**{name: contents.get(name) for name in _IDENTITY}, "body": contents.get(body)}
+    text = "\n".join(f"{name}\0{each}" for name, each in columns.items())
+    return f"rows {hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 
 # ---------------------------------------------------------------- words
@@ -101,6 +150,10 @@ def _values(name: str, column: pa.Array) -> Words:
     known = np.array([_hashed(name, value) for value in encoded.dictionary.to_pylist()] + [_MISSING], np.uint64)
     found: Words = known[pc.fill_null(encoded.indices, len(known) - 1).to_numpy(zero_copy_only=False)]
     return found
+
+
+def _body(rows: Words, digests: Digests) -> Words:
+    return _mixed(rows ^ _mixed(digests.view(np.uint64) + _salt("body")))
 
 
 def _hashed(name: str, value: str | bytes) -> int:

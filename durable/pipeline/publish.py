@@ -119,7 +119,7 @@ def publish(
     }
     register(messages.sparkSession)
     if (sealing := Sealing.of(KeyRing.of(settings))) is not None:
-        messages = sealed(messages, sealing)
+        messages = sealed(messages, sealing, with_digests=True)
     with spark_errors():
         named = {} if batch is None else {"batch": batch}
         messages.write.format("durable").mode("append").options(**options, **named).save()

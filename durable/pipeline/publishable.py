@@ -36,7 +36,6 @@ import pyarrow.compute
 from durable.envelope import JSON
 from durable.errors import InvalidSetting
 from durable.grammar import suggestion
-from durable.messages.digest import message_digest
 from durable.messages.routing import LOCAL
 from durable.pipeline.positions import SORTABLE, is_sortable
 
@@ -76,6 +75,8 @@ STAGED: Final = tuple(name for name in FIELDS if name not in ("seq", "order_by")
 """The columns that are staged as they are."""
 CARRIED: Final = tuple(name for name in STAGED if name not in ("id", "destination"))
 """The columns that reach the receiver of a message, besides its id; `sent_at` counts where it was given."""
+DIGESTS: Final = "body_digests"
+"""A column of the tasks' own: digests of a body before it was encrypted, 8 bytes each; 'durable.pipeline.sealing'."""
 IDS: Final = ("id", "correlation_id", "causation_id")
 TEXTS: Final = ("destination", "endpoint", "message_type", "source", "partition_key", "content_type", "headers")
 TIMES: Final = ("sent_at", "deliver_by", "execution_time")
@@ -90,6 +91,8 @@ def check_schema(schema: StructType) -> None:
     given = {field.name: field.dataType for field in schema.fields}
     for name, type_ in given.items():
         kind = type_.simpleString()
+        if name == DIGESTS and kind == "binary":
+            continue
         if name not in FIELDS:
             known = ", ".join(FIELDS)
             raise InvalidSetting(f"column {name}: unknown{suggestion(name, FIELDS)}; the columns are: {known}")
@@ -130,12 +133,11 @@ def dated(batch: pa.RecordBatch) -> pa.BooleanArray:
     return pc.is_valid(_column(batch, "sent_at"))
 
 
-def staged(batch: pa.RecordBatch, local: pa.BooleanArray, more: Mapping[str, pa.Array]) -> pa.RecordBatch:
-    """A whole batch as a staging table holds it, with `more` columns: ids are uuids, local rows have their digest."""
+def staged(batch: pa.RecordBatch, more: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """A whole batch as a staging table holds it, with `more` columns: ids are uuids."""
     columns = {name: batch.column(name) for name in STAGED}
     for name in IDS:
         columns[name] = pa.ExtensionArray.from_storage(pa.uuid(), columns[name].cast(pa.binary(16)))
-    columns["message_digest"] = _digests(batch, local)
     return pa.RecordBatch.from_pydict({**columns, **more})
 
 
@@ -150,15 +152,6 @@ def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
     if index < 0:
         return pa.nulls(batch.num_rows, kind)
     return batch.column(index).cast(kind)
-
-
-def _digests(batch: pa.RecordBatch, local: pa.BooleanArray) -> pa.Array:
-    """Only the inbox compares digests."""
-    if not pc.any(local).as_py():
-        return pa.nulls(batch.num_rows, pa.int64())
-    pairs = zip(local, batch.column("message_type"), batch.column("body"), strict=True)
-    digests = [message_digest(kind.as_py(), body.as_py()) if here.as_py() else None for here, kind, body in pairs]
-    return pa.array(digests, pa.int64())
 
 
 def _expected(name: str) -> str:

@@ -4,6 +4,9 @@
     publish                           encrypts readable bodies, in the tasks, before they are staged
     replay                            under other ids, or to another address, bodies are opened and sealed anew
 
+What is published is compared with what was published before by digests under all keys that are given: so a rotation
+makes no other rows of the same ones.
+
 A body that is sealed anew keeps its key: so the same replay makes the same bytes, and adds nothing the second time,
 also after a rotation.
 """
@@ -22,8 +25,10 @@ from durable.encryption.keys import Keys
 from durable.encryption.ring import KeyRing
 from durable.envelope import Envelope
 from durable.errors import InvalidMessage, InvalidSetting
+from durable.messages.digest import bytes_digest
 from durable.messages.registry import encrypted_types
-from durable.messages.sealed import KEY_ID_AT, MAGIC, is_sealed
+from durable.messages.sealed import DIGEST_BYTES, KEY_ID_AT, MAGIC, is_sealed
+from durable.pipeline.publishable import DIGESTS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,17 +68,21 @@ class Sealing:
 
 
 def seal_batch(batch: pa.RecordBatch, sealing: Sealing, ring: KeyRing) -> pa.RecordBatch:
-    """Encrypt the bodies of whole rows that are readable and should not be."""
+    """Encrypt the bodies of whole rows that are readable and should not be. DIGESTS has those of what was read."""
     import pyarrow as pa
 
-    rows: list[dict[str, Any]] = batch.select(_columns(batch, OLD_ID)).to_pylist()
+    rows: list[dict[str, Any]] = batch.select(_columns(batch, OLD_ID, DIGESTS)).to_pylist()
     bodies = [_sealed(row, sealing, ring) for row in rows]
-    index = batch.schema.get_field_index("body")
-    return batch.set_column(index, "body", pa.array(bodies, pa.binary()))
+    digests = [_digests(row, ring) for row in rows]
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    columns |= {"body": pa.array(bodies, pa.binary()), DIGESTS: pa.array(digests, pa.binary())}
+    return pa.RecordBatch.from_pydict(columns)
 
 
-def sealed(messages: DataFrame, sealing: Sealing | None) -> DataFrame:
+def sealed(messages: DataFrame, sealing: Sealing | None, *, with_digests: bool = False) -> DataFrame:
     """Encrypt what is to be encrypted of messages that are to be published, and seal anew what was for other ids.
+
+    `with_digests`: add DIGESTS, for the writer, which need not have the keys.
 
     Tasks raise InvalidMessage for a text that is not UTF-8: the writer, to which a sealed body is bytes, cannot tell.
     """
@@ -84,8 +93,11 @@ def sealed(messages: DataFrame, sealing: Sealing | None) -> DataFrame:
     kinds = [
         T.StructField("body", T.BinaryType()) if each.name == "body" else each
         for each in messages.schema.fields
-        if each.name != OLD_ID
+        if each.name not in (OLD_ID, DIGESTS)
     ]
+    if with_digests:
+        kinds.append(T.StructField(DIGESTS, T.BinaryType()))
+    wanted = [each.name for each in kinds]
 
     def seal(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from durable.pipeline.screens import misencoded
@@ -94,8 +106,7 @@ def sealed(messages: DataFrame, sealing: Sealing | None) -> DataFrame:
         for batch in batches:
             if reason := misencoded(batch):
                 raise InvalidMessage(reason)
-            done = seal_batch(batch, sealing, ring)
-            yield done.select([name for name in done.schema.names if name != OLD_ID])
+            yield seal_batch(batch, sealing, ring).select(wanted)
 
     return messages.mapInArrow(seal, T.StructType(kinds))
 
@@ -148,6 +159,15 @@ def _sealed(row: Mapping[str, Any], sealing: Sealing, ring: KeyRing) -> bytes | 
     # What came in is sealed for the address that its sender named.
     to = parts.destination if row.get("endpoint") is not None else row["destination"]
     return ring.seal(envelope, ring.open(before, parts), to, digest=parts.digest, key_id=parts.key_id)
+
+
+def _digests(row: Mapping[str, Any], ring: KeyRing) -> bytes | None:
+    """The digests of a body that is read: of its bytes, and under each key; of others what they came with."""
+    if row["body"] is None or row["message_type"] is None or is_sealed(message := _bytes(row["body"])):
+        return row.get(DIGESTS)
+    kind = row["message_type"]
+    plain = bytes_digest(kind, message).to_bytes(DIGEST_BYTES, "big", signed=True)
+    return b"".join([plain, *ring.digests(kind, message)])
 
 
 def _bytes(body: bytes | str) -> bytes:

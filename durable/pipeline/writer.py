@@ -28,11 +28,11 @@ from durable.envelope import new_id
 from durable.errors import InvalidMessage, InvalidSetting, StorageUnavailable
 from durable.failpoints import failpoint
 from durable.grammar import suggestion
-from durable.pipeline import contents
+from durable.pipeline import bodies, contents
 from durable.pipeline.contents import Contents
 from durable.pipeline.copying import arrow_connection, connection, publishing
 from durable.pipeline.positions import positions
-from durable.pipeline.publishable import check_schema, dated, is_local, order_of, staged, whole
+from durable.pipeline.publishable import DIGESTS, check_schema, dated, is_local, order_of, staged, whole
 from durable.pipeline.queueing import queueing
 from durable.pipeline.screens import Limits, flaw, misencoded
 from durable.pipeline.sealing import Sealing, seal_batch
@@ -91,7 +91,7 @@ class EnvelopeWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         written = _sound(self._target, messages)
         found = contents.merged(each.contents for each in written)
-        name = self._target.batch or contents.name_of(found)
+        names = contents.names_of(found) if self._target.batch is None else [self._target.batch]
         with publishing(self._target.url, _NOTHING if self._target.mode == "atomic" else _ALL_PARTS) as conn:
             if self._target.mode == "atomic":
                 parts = [each.staged for each in written]
@@ -99,12 +99,14 @@ class EnvelopeWriter(DataSourceArrowWriter):
                     conn,
                     self._target.schema,
                     self._target.job,
-                    Batch(name, contents=contents.written(found)),
+                    Batch(names[0], contents=contents.written(found), plain=contents.plain(found), others=names[1:]),
                     parts,
                     once=self._target.once,
                 )
             else:
-                done = Published(name, sum(each.staged.rows for each in written), sum(each.added for each in written))
+                done = Published(
+                    names[0], sum(each.staged.rows for each in written), sum(each.added for each in written)
+                )
                 staging.parts_published(
                     conn, self._target.schema, self._target.job, done, contents=contents.written(found)
                 )
@@ -135,7 +137,8 @@ class EnvelopeStreamWriter(DataSourceStreamArrowWriter):
         if not any(each.staged.rows for each in written):
             return
         found = contents.merged(each.contents for each in written)
-        batch = Batch(_name_of(self._target, written[0].query), batchId, contents=contents.written(found))
+        name = _name_of(self._target, written[0].query)
+        batch = Batch(name, batchId, contents=contents.written(found), plain=contents.plain(found))
         with publishing(self._target.url, _NOTHING) as conn:
             parts = [each.staged for each in written]
             staging.publish(conn, self._target.schema, written[0].job, batch, parts, once=self._target.once)
@@ -213,14 +216,25 @@ class _Intake:
             self._refuse(flaw(batch, self._to.limits, self._now))
             local = is_local(batch)
             queues = self._queueing(given, batch, local)
+            digests = given.column(DIGESTS) if DIGESTS in given.schema.names else None
             if self._ring is not None and self._to.sealing is not None:
-                batch = seal_batch(batch, self._to.sealing, self._ring)
+                found = batch if digests is None else batch.append_column(DIGESTS, digests)
+                batch = seal_batch(found, self._to.sealing, self._ring)
+                digests = batch.column(DIGESTS)
+            known = bodies.of(batch, digests)
             self.rows += batch.num_rows
             self.local_rows += pc.sum(local).as_py()
             given_times = dated(given)
-            words = contents.words(batch, given_times)
+            words = contents.words(batch, given_times, known)
             self.contents = contents.merged([self.contents, contents.of(words)])
-            yield staged(batch, local, {**queues, "carried": contents.carried(words), "dated": given_times})
+            more = {
+                **queues,
+                "carried": contents.carried(words),
+                "dated": given_times,
+                "message_digest": pa.array(known.own),
+                "digests": known.others,
+            }
+            yield staged(batch, more)
 
     def _queueing(self, given: pa.RecordBatch, batch: pa.RecordBatch, local: pa.BooleanArray) -> dict[str, pa.Array]:
         lie = {"partition": self._partition, "first_row": self.rows, "count": batch.num_rows}

@@ -30,12 +30,18 @@ from durable.storage import replays
 from durable.storage.database import channel
 from durable.storage.locks import Job, try_lock
 from durable.storage.sql import staging as statements
+from durable.storage.sql.staging import UNTOLD
 from durable.storage.sql.statement import Statement
 
 LONGEST_JOB: Final = timedelta(days=1)
 """A job that has not published after this time has lost its rows, and must be run again."""
 
 
+_WHY: Final = "they were readable then or are now, or were encrypted with a key that is not given"
+_ADVICE: Final = (
+    "give the key of before, too, and encrypt as before; if these are the same rows, they are published, and need "
+    "nothing more: new keys would make them other messages"
+)
 _NOT_KEPT: Final = "what is not kept of messages that were sent or handled"
 
 
@@ -55,6 +61,10 @@ class Batch(NamedTuple):
     number: int | None = None
     contents: Mapping[str, str] | None = None
     """The fingerprint of its rows, by column. Other rows under the same name are refused."""
+    plain: Mapping[str, str] | None = None
+    """The same of bodies that were encrypted here, as if they were not: compared, and never stored."""
+    others: Sequence[str] = ()
+    """Other names under which it may have been published."""
 
 
 class Published(NamedTuple):
@@ -94,6 +104,9 @@ def publish(
     here or with what is there, when the batch had other rows, or when a stream gives a number that is not its next one
     or its last one again; and StorageUnavailable when staged rows are gone.
     """
+    if batch.others:
+        names = {"batches": [batch.name, *batch.others]}
+        batch = batch._replace(name=conn.execute(statements.FIND_NAME.within(schema), names).scalar() or batch.name)
     contents = batch.contents and json.dumps(batch.contents)
     params = {"batch": batch.name, "job": job, "number": batch.number, "contents": contents}
     begun = conn.execute(statements.BEGIN_BATCH.within(schema), params).first()
@@ -224,14 +237,25 @@ def _refuse_ambiguous(conn: Connection, schema: str, tables: Sequence[str]) -> N
         )
 
 
-def _refuse_changed(conn: Connection, schema: str, tables: Sequence[str], not_kept: str = _NOT_KEPT) -> None:
+def _refuse_changed(
+    conn: Connection, schema: str, tables: Sequence[str], not_kept: str = _NOT_KEPT, *, is_told: bool = False
+) -> None:
     """Refuse changed messages: rows that were not new must equal those that are there, or a correction would be
-    dropped without a word. `not_kept`: the name of what differs, where the values of before are gone.
+    dropped without a word. `not_kept`: the name of what differs, where the values of before are gone. `is_told`: the
+    caller knows that something differs, and says so where rows cannot tell.
     """
     changed = conn.execute(_over(statements.FIND_CHANGED, schema, *tables)).all()
     if any(each.columns is None for each in changed):
         changed = [each for each in changed if each.columns is not None]
         changed += conn.execute(_over(statements.NAME_CHANGED, schema, *tables)).all()
+    if changed and all(each.columns and _is_untold(each.columns) for each in changed):
+        if is_told:
+            return
+        raise InvalidMessage(
+            f"bodies of {sum(each.rows for each in changed):,} rows cannot be compared with those published before "
+            f"under the same ids, such as {min(each.id for each in changed)}, because {_WHY}; "
+            f"nothing was published: {_ADVICE}"
+        )
     if changed:
         counts: Counter[str] = Counter()
         for each in changed:
@@ -250,15 +274,14 @@ def _refuse_other_contents(conn: Connection, schema: str, batch: Batch, tables: 
     if number is not None or batch.number is not None:
         _refuse_other_number(batch, number, known)
         return
-    if known is None or batch.contents is None or known == batch.contents:
+    if known is None or batch.contents is None or not (differing := _differing(known, batch)):
         return
     if tables:
-        differing = _differing(known, batch.contents)
         of_same_ids = differing if known["rows"] == batch.contents["rows"] and "id" not in differing else []
-        _refuse_changed(conn, schema, tables, ", ".join(of_same_ids) or _NOT_KEPT)
+        _refuse_changed(conn, schema, tables, ", ".join(of_same_ids) or _NOT_KEPT, is_told=not _is_untold(differing))
     raise InvalidMessage(
-        f"batch {batch.name!r} was published before, {_difference(known, batch.contents)}; nothing was "
-        "published: publish the same rows, or give others a name and keys of their own"
+        f"batch {batch.name!r} was published before, {_difference(known, batch)}; nothing was published: "
+        + (_ADVICE if _is_untold(differing) else "publish the same rows, or give others a name and keys of their own")
     )
 
 
@@ -271,9 +294,14 @@ def _refuse_other_number(batch: Batch, number: int | None, known: Mapping[str, s
             "published: give it another name"
         )
     if number == batch.number and known is not None and batch.contents is not None:
-        if known == batch.contents:
+        if not (differing := _differing(known, batch)):
             return
-        difference = _difference(known, batch.contents)
+        difference = _difference(known, batch)
+        if _is_untold(differing):
+            raise InvalidMessage(
+                f"micro-batch {batch.number} of {batch.name!r} was published before, {difference}; nothing was "
+                f"published: {_ADVICE}"
+            )
     else:
         difference = f"and so was number {number}, the last one"
     raise InvalidMessage(
@@ -283,19 +311,54 @@ def _refuse_other_number(batch: Batch, number: int | None, known: Mapping[str, s
     )
 
 
-def _difference(known: Mapping[str, str], given: Mapping[str, str]) -> str:
+def _difference(known: Mapping[str, str], batch: Batch) -> str:
     """Name the columns; which rows were sent since is not kept."""
+    given, differing = batch.contents or {}, _differing(known, batch)
     if known["rows"] != given["rows"]:
         return f"with other rows ({known['rows']}, and now {given['rows']})"
     if known["id"] != given["id"]:
         return "with other rows"
-    columns = ", ".join(_differing(known, given))
+    if _is_untold(differing):
+        return f"and its bodies cannot be compared, because {_WHY}"
+    columns = ", ".join(name for name in differing if name != "whole")
     return f"with other values in {columns}" if columns else "with the same values in other rows"
 
 
-def _differing(known: Mapping[str, str], given: Mapping[str, str]) -> list[str]:
-    """The columns with other values."""
-    return [name for name in given if known.get(name) != given[name] and name not in ("rows", "whole")]
+def _differing(known: Mapping[str, str], batch: Batch) -> list[str]:
+    """The columns with other values; empty for the same rows."""
+    given = batch.contents or {}
+    names = [name for name in given if name.partition(" ")[0] not in ("sealed", "body", "whole")]
+    differing = [name for name in names if known.get(name) != given[name]]
+    pairs = _views(known, batch)
+    if any(then == now for then, now in pairs):
+        return differing
+    if not pairs:
+        return [*differing, UNTOLD]
+    column = "whole" if any(then[0] == now[0] for then, now in pairs) else "body"
+    return [*differing, column]
+
+
+def _views(known: Mapping[str, str], batch: Batch) -> list[tuple[tuple[str, str], tuple[str, str]]]:
+    """The body and the whole of then and of now, in each way in which they can be compared."""
+    given = batch.contents or {}
+    own = _view(known, ""), _view(given, "")
+    marks = [name.removeprefix("body") for name in given if name.startswith("body ") and name in known]
+    of_as_many = known["sealed"] == given["sealed"]
+    pairs = [(_view(known, mark), _view(given, mark)) for mark in marks if of_as_many]
+    if (of_as_many and known["sealed"] == "0") or own[0] == own[1]:
+        pairs.append(own)
+    elif known["sealed"] == "0" and batch.plain is not None:
+        pairs.append((own[0], _view(batch.plain, "")))
+    return pairs
+
+
+def _view(contents: Mapping[str, str], mark: str) -> tuple[str, str]:
+    return contents[f"body{mark}"], contents[f"whole{mark}"]
+
+
+def _is_untold(differing: Sequence[str]) -> bool:
+    """True when nothing is known to differ."""
+    return set(differing) == {UNTOLD}
 
 
 def _over(statement: Statement, schema: str, *tables: str) -> TextClause:

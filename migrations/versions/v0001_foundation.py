@@ -620,8 +620,8 @@ BEGIN
         'id uuid NOT NULL, message_type text NOT NULL, source text NOT NULL, correlation_id uuid NOT NULL, '
         'causation_id uuid, partition_key text, content_type text NOT NULL, headers text NOT NULL, '
         'body bytea NOT NULL, sent_at timestamptz NOT NULL, deliver_by timestamptz, execution_time timestamptz, '
-        'message_digest bigint, carried bigint NOT NULL, dated boolean NOT NULL, ordering_key text, fair_key text, '
-        'position bytea)';
+        'message_digest bigint NOT NULL, digests text, carried bigint NOT NULL, dated boolean NOT NULL, '
+        'ordering_key text, fair_key text, position bytea)';
     EXECUTE 'GRANT SELECT, INSERT ON "{schema}".' || staging || ' TO ' || quote_ident(for_role);
 END $$;
 

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from durable.envelope import new_id
 from durable.errors import InvalidMessage
-from durable.pipeline import contents, publish, publishable
+from durable.pipeline import bodies, contents, publish, publishable
 from durable.pipeline.contents import Contents
 from durable.pipeline.copying import connection
 from durable.pipeline.source import register
@@ -91,7 +91,7 @@ def contents_of(rows: list[tuple[str, bytes, str | None]]) -> Contents:
         "partition_key": pa.array([key for _, _, key in padded], pa.string()),
     }
     batch = publishable.whole(pa.RecordBatch.from_pydict(columns), datetime.now(UTC)).slice(1, len(rows))
-    return contents.of(contents.words(batch, pa.array([False] * len(rows))))
+    return contents.of(contents.words(batch, pa.array([False] * len(rows)), bodies.of(batch, None)))
 
 
 def test_flaw_of_one_part_is_reported_without_denying_the_others(spark: SparkSession, outbox: Outbox) -> None:

@@ -101,8 +101,8 @@ def write(database_url: str) -> Write:
         intake, name = writer._Intake(to, 0), staging.table_name(to.job, 1)
         writer._copy(to, name, intake.staged(iter([table(*rows)])))
         parts = [Staged(name, intake.rows, intake.local_rows, intake.ordered_rows)]
-        named = batch or contents.name_of(intake.contents)
-        found = Batch(named, number, contents=contents.written(intake.contents))
+        names = contents.names_of(intake.contents) if batch is None else [batch]
+        found = Batch(names[0], number, contents.written(intake.contents), contents.plain(intake.contents), names[1:])
         with connection(database_url) as conn:
             return staging.publish(conn, to.schema, to.job, found, parts, once=once)
 

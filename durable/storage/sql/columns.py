@@ -118,18 +118,7 @@ def key_id_of(body: str) -> str:
     return f"CASE WHEN {is_sealed(body)} THEN encode({key_id}, 'escape') END"
 
 
-def digests_differ(known: str, digest: str) -> str:
-    """The condition that two digests are of different messages; digests under two keys cannot be compared here."""
-    comparable = f"({known} & 1) = ({digest} & 1) AND (({known} & 1) = 0 OR ({known} >> 44) = ({digest} >> 44))"
-    return f"({known} <> {digest} AND {comparable})"
-
-
-def bodies_differ(known: str, body: str) -> str:
-    """The condition that two bodies are of different messages: encrypted ones are compared by their digests."""
-    return f"""CASE WHEN {is_sealed(known)} AND {is_sealed(body)}
-        THEN {digests_differ(_carried_digest(known), _carried_digest(body))} ELSE {known} IS DISTINCT FROM {body} END"""
-
-
-def _carried_digest(body: str) -> str:
+def carried_digest(body: str) -> str:
+    """The digest that an encrypted body carries."""
     digest = f"encode(substring({body} FROM {len(MAGIC) + 1} FOR {DIGEST_BYTES}), 'hex')"
     return f"CAST(CAST('x' || {digest} AS bit(64)) AS bigint)"

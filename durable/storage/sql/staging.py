@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.storage.sql.columns import DATED, NO_TERMS, bodies_differ, digests_differ, remember_undated
+from durable.storage.sql.columns import DATED, NO_TERMS, carried_digest, is_sealed, remember_undated
 from durable.storage.sql.statement import Statement
 
 _ENVELOPE: Final = (
@@ -58,7 +58,7 @@ def _fresh(address: str, digest: str, those: str) -> str:
 
 # An outbox forgets what it has sent. What is to be published once, also after that, is remembered as what was received.
 MOVE_REMOTE_ONCE = Statement(f"""
-WITH {_fresh("destination", "0", "endpoint IS NULL")}
+WITH {_fresh("destination", "message_digest", "endpoint IS NULL")}
 INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, {_QUEUEING})
 SELECT destination, {_SELECT_ENVELOPE}, {_SELECT_QUEUEING} FROM {{staged}} JOIN fresh USING (id, destination)
 WHERE endpoint IS NULL
@@ -101,9 +101,24 @@ _VALUES: Final = {
     "headers": "CAST({0}.headers AS jsonb)",
     "sent_at": "CASE WHEN {0}.dated THEN {0}.sent_at END",
 }
+UNTOLD: Final = "body, which cannot be compared"
+"""In place of a column: one of the bodies is encrypted, and not under a key that the other has a digest of."""
+
+
+def _body_differs(known: str) -> str:
+    """'body' where the message of a staged row has another digest than this one, UNTOLD where nobody can tell."""
+    return f"""CASE
+        WHEN {known} IN (0, staged.message_digest) OR {known} = ANY(CAST(staged.digests AS bigint[])) THEN NULL
+        WHEN {known} & 1 = 0 AND staged.message_digest & 1 = 0 THEN 'body'
+        WHEN {known} & 1 = 1 AND EXISTS (
+            SELECT FROM unnest(CAST(staged.digests AS bigint[]) || staged.message_digest) AS given
+            WHERE given & 1 = 1 AND given >> 44 = {known} >> 44) THEN 'body'
+        ELSE '{UNTOLD}' END"""
 
 
 def _copied(column: str) -> str:
+    if column == "body":
+        return "CASE WHEN count(DISTINCT (message_type, message_digest)) > count(DISTINCT message_type) THEN 'body' END"
     value = _VALUES.get(column, f"staged.{column}").format("staged")
     return f"CASE WHEN count(DISTINCT ROW({value})) > 1 THEN '{column}' END"
 
@@ -111,14 +126,15 @@ def _copied(column: str) -> str:
 # Two rows under one id that are two messages: one of them would be lost without a word.
 FIND_AMBIGUOUS = Statement(f"""
 SELECT id, min(message_type) AS message_type, array_remove(ARRAY[{", ".join(map(_copied, _NAMED))}], NULL) AS columns
-FROM {{staged}} GROUP BY id, destination, endpoint HAVING count(DISTINCT carried) > 1 LIMIT 1
+FROM {{staged}} GROUP BY id, destination, endpoint
+HAVING count(DISTINCT carried) > 1 OR count(DISTINCT message_digest) > 1 LIMIT 1
 """)
 
 
 def _differs(known: str, column: str) -> str:
     differs = f"{known}.{column} IS DISTINCT FROM staged.{column}"
-    if column == "body":
-        differs = bodies_differ(f"{known}.body", "staged.body")
+    if column == "body":  # digests are of the type, too
+        return f"CASE WHEN {known}.message_type = staged.message_type THEN {_bodies_differ(known)} END"
     if column in ("headers", "partition_key"):
         differs = f"{_VALUES[column].format(known)} IS DISTINCT FROM {_VALUES[column].format('staged')}"
     if column == "sent_at":
@@ -132,6 +148,14 @@ def _differs(known: str, column: str) -> str:
     return f"CASE WHEN {differs} THEN '{column}' END"
 
 
+def _bodies_differ(known: str) -> str:
+    if known != "known":
+        return "staged.body_differs"
+    return f"""CASE WHEN {is_sealed("known.body")} THEN {_body_differs(carried_digest("known.body"))}
+        WHEN staged.message_digest & 1 = 1 THEN '{UNTOLD}'
+        WHEN known.body <> staged.body THEN 'body' END"""
+
+
 def _differing(known: str) -> str:
     """The array of the columns in which a staged row differs from a known message."""
     columns = [column for column in _NAMED if known != "past" or column not in _NOT_IN_HISTORY]
@@ -139,10 +163,10 @@ def _differing(known: str) -> str:
 
 
 def _remembered(ids: str, condition: str = "") -> str:
-    return f"""SELECT staged.*, known.endpoint AS address FROM {{staged}}
+    body_differs = _body_differs("known.message_digest")
+    return f"""SELECT staged.*, known.endpoint AS address, {body_differs} AS body_differs FROM {{staged}}
     JOIN {{schema}}.{ids} AS known ON known.id = staged.id AND known.endpoint = COALESCE(staged.endpoint, destination)
-    WHERE (known.carried <> staged.carried OR {digests_differ("known.message_digest", "staged.message_digest")})
-        {condition}"""
+    WHERE (known.carried <> staged.carried OR {body_differs} IS NOT NULL) {condition}"""
 
 
 # Messages that wait in the outbox are compared as they are, others by what is remembered with their ids.
@@ -175,7 +199,8 @@ WITH {_REMEMBERED}, past AS (
     WHERE erasure_id IS NULL ORDER BY history.id, history.side, history.address, finished_at
 ), changed AS (
     SELECT DISTINCT staged.id, staged.address, CASE WHEN waiting.id IS NOT NULL THEN {_differing("waiting")}
-        WHEN past.id IS NOT NULL THEN {_differing("past")} ELSE '{{}}' END AS columns
+        WHEN past.id IS NOT NULL THEN {_differing("past")}
+        ELSE array_remove(ARRAY[staged.body_differs], NULL) END AS columns
     FROM remembered AS staged
     LEFT JOIN {{schema}}.incoming_envelopes AS waiting
         ON waiting.id = staged.id AND waiting.endpoint = staged.endpoint
@@ -193,6 +218,7 @@ ON CONFLICT (batch) DO UPDATE SET job = excluded.job, number = excluded.number, 
 WHERE known.number < excluded.number
 RETURNING batch
 """)
+FIND_NAME = Statement("SELECT min(batch) FROM {schema}.published_batches WHERE batch = ANY(CAST(:batches AS text[]))")
 READ_CONTENTS = Statement("SELECT number, contents FROM {schema}.published_batches WHERE batch = :batch")
 COUNT_BATCH = Statement("""
 UPDATE {schema}.published_batches SET row_count = :row_count, added_count = :added_count WHERE batch = :batch

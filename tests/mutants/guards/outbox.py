@@ -606,4 +606,26 @@ ROWS = (
             "test_process_wakes_the_nodes_before_its_end_when_a_daemon_or_its_exit_commits[daemon]",
         ),
     ),
+    Mutant(
+        "outbox",
+        "an earlier micro-batch with other rows is taken as published",
+        "durable/storage/staging.py",
+        before="        _refuse_other_number(batch, number, known)\n        return\n",
+        after="        return\n",
+        killed_by=(
+            "tests/pipeline/test_publishing_again.py::"
+            "test_number_of_a_micro_batch_is_published_once_and_never_drops_rows[5-0-other rows-outbox]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "batches have no view under the keys of before",
+        "durable/pipeline/bodies.py",
+        before="            views.setdefault(_name(each), own.copy())[row] = each\n",
+        after="            views.setdefault(_name(each), own.copy())\n",
+        killed_by=(
+            "tests/pipeline/test_publishing_under_keys.py::"
+            "test_rows_published_again_are_judged_by_their_messages[a then b, a known]",
+        ),
+    ),
 )
