@@ -30,7 +30,7 @@ def _time_of_day(value: time, made: type[time] = time) -> time:
 
 
 def _time_span(value: timedelta, made: type[timedelta] = timedelta) -> timedelta:
-    """pendulum's `days` and `seconds` of negative spans are others than those of timedelta."""
+    """Read what timedelta has: the `days` and `seconds` of pendulum's negative spans are others."""
     return made(*(part.__get__(value) for part in (timedelta.days, timedelta.seconds, timedelta.microseconds)))
 
 

@@ -244,7 +244,7 @@ ROWS = (
         "sending",
         "a refused change ends the agent",
         "durable/storage/database.py",
-        before="retry_if_exception_type((StorageUnavailable, InvalidMessage, DBAPIError))",
+        before="retry_if_exception_type((StorageUnavailable, SchemaMismatch, InvalidMessage, DBAPIError))",
         after="retry_if_exception_type(StorageUnavailable)",
         killed_by=(
             "tests/integration/agents/test_sending.py::TestRefused::test_refused_latch_is_written_when_allowed",
