@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import reduce
 
 from durable.agents.waking import Waker
 from durable.clock import Clock
@@ -12,8 +11,7 @@ from durable.envelope import ANY_NODE, Envelope, NodeId
 from durable.node import Node
 from durable.outbox.transactions import Ending
 from durable.settings import Settings
-from durable.storage.new_work import NewWork
-from durable.storage.outbox import Sent
+from durable.storage.outbox import Sent, lanes_of
 from durable.telemetry import log
 
 
@@ -46,8 +44,8 @@ class AgentsDispatcher:
     def _hand_over(self, sent: Sequence[Sent]) -> None:
         if node := self._node():
             node.in_loop(node.agents.deliver, sent)
-        if for_others := [each.lane for each in sent if self._is_for_others(each)]:
-            self._waker.wake(reduce(NewWork.and_of, for_others))
+        if for_others := [each for each in sent if self._is_for_others(each)]:
+            self._waker.wake(lanes_of(for_others))
 
     def committing(self, ending: Ending, sent: Sequence[Sent]) -> None:
         self.abandoned(sent)  # whoever claims them then sees whether they are there

@@ -39,16 +39,6 @@ class Sent(NamedTuple):
     def key(self) -> Key:
         return self.envelope.id, self.endpoint or self.envelope.destination
 
-    @property
-    def lane(self) -> NewWork:
-        """The lane in which it waits; ANYWHERE for messages that are claimed by a key or tenant, or at their time."""
-        envelope = self.envelope
-        if self.place != FREE or envelope.execution_time is not None:
-            return ANYWHERE
-        if self.endpoint is None:
-            return NewWork(destinations=frozenset((envelope.destination,)))
-        return NewWork(message_types=frozenset((envelope.message_type,)))
-
 
 Key = tuple[UUID, str]
 """Id and address: the endpoint of a local message, the destination of any other."""
@@ -95,6 +85,19 @@ def _store_one(
 ) -> set[Key]:
     inserted = statement.run(conn, schema, {name: values[0] for name, values in columns.items()}).rowcount
     return set() if inserted else {sent.key}
+
+
+def lanes_of(waiting: Iterable[Sent]) -> NewWork:
+    """Return the lanes in which these wait; ANYWHERE if one is claimed by its key or tenant, or at its time."""
+    message_types, destinations = set[str](), set[str]()
+    for envelope, endpoint, _, place in waiting:
+        if place != FREE or envelope.execution_time is not None:
+            return ANYWHERE
+        if endpoint is None:
+            destinations.add(envelope.destination)
+        else:
+            message_types.add(envelope.message_type)
+    return NewWork(frozenset(message_types), frozenset(destinations))
 
 
 def wake_nodes(conn: Connection, schema: str, new: NewWork = ANYWHERE) -> None:

@@ -577,7 +577,7 @@ ROWS = (
         "recovery",
         "work with a key or of a tenant is named by its lane alone",
         "durable/storage/outbox.py",
-        before="        if self.place != FREE or envelope.execution_time is not None:\n",
+        before="        if place != FREE or envelope.execution_time is not None:\n",
         after="        if envelope.execution_time is not None:\n",
         killed_by=(
             "tests/integration/recovery/test_new_work.py::test_message_stored_by_another_process_is_handled_before_the_next_poll[of a tenant]",
@@ -587,8 +587,8 @@ ROWS = (
         "recovery",
         "work with a delay is named by its lane alone",
         "durable/storage/outbox.py",
-        before="        if self.place != FREE or envelope.execution_time is not None:\n",
-        after="        if self.place != FREE:\n",
+        before="        if place != FREE or envelope.execution_time is not None:\n",
+        after="        if place != FREE:\n",
         killed_by=(
             "tests/integration/recovery/test_new_work.py::test_message_stored_by_another_process_is_handled_before_the_next_poll[with a delay]",
         ),
