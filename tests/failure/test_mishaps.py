@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 
 import psycopg
 import pytest
-from sqlalchemy import event, make_url
+from sqlalchemy import Connection, event, make_url
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from durable import Bus, Retry
 from durable.embedded import Embedded
 from durable.envelope import NodeId
 from durable.settings import load_settings
-from durable.storage import migrator
+from durable.storage import inbox, migrator
+from durable.storage.engines import is_in_autocommit
 from durable.telemetry import Event
 from durable.transports.memory import MemoryTransport
 from tests.failure.app import ADD_ORDER, OrderPlaced, Work
@@ -64,7 +65,9 @@ COMMITS = {
 
 
 class LostReply:
-    """Swallows the reply to the first COMMIT after a certain statement; when it has happened, cuts the connection."""
+    """Swallows the reply to the first COMMIT after a certain statement, or to that statement when it commits by itself;
+    when it has happened, cuts the connection.
+    """
 
     def __init__(self, proxy: ChaosProxy, marker: str, has_happened: Callable[[], bool]) -> None:
         self._proxy = proxy
@@ -84,11 +87,16 @@ class LostReply:
     def _execute(self, conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
         if self._marker in statement and self._cutting is None:
             self._marked = conn
+            if is_in_autocommit(conn):
+                self._swallow()
 
     def _commit(self, conn: Any) -> None:
         if conn is self._marked and self._cutting is None:
-            self._proxy.swallow(DOWN)
-            self._cutting = asyncio.get_running_loop().create_task(self._cut(), name="cut after the lost reply")
+            self._swallow()
+
+    def _swallow(self) -> None:
+        self._proxy.swallow(DOWN)
+        self._cutting = asyncio.get_running_loop().create_task(self._cut(), name="cut after the lost reply")
 
     async def _cut(self) -> None:
         await eventually(self._has_happened)
@@ -124,10 +132,11 @@ async def test_commit_with_a_lost_reply_leads_to_one_effect(make_database: Calla
             marker,
             lambda: has_happened(read_books(orders, billing)),
         )
-        lost.watch(here.runtime.database.engine)
-        lost.watch(here.runtime.sessions.engine)
 
         async with receiver, sender:
+            await have_prepared(receiver)
+            lost.watch(here.runtime.database.engine)
+            lost.watch(here.runtime.sessions.engine)
             if commit == "of the unit of work":
                 with pytest.raises(Exception, match="connection"):
                     await place(sender, 1)
@@ -138,6 +147,17 @@ async def test_commit_with_a_lost_reply_leads_to_one_effect(make_database: Calla
 
             await eventually(lambda: here.runtime.counters[seen_as] == 1, within=60)
     assert not read_books(orders, billing).violations_after_shutdown()
+
+
+async def have_prepared(receiver: Bus) -> None:
+    """Let each connection of its agents know the statement that stores arrivals: the reply that is lost is to that."""
+
+    def store_nothing(conn: Connection, schema: str) -> None:
+        inbox.store(conn, schema, [])
+        conn.exec_driver_sql("SELECT pg_sleep(0.3)")  # until each of them is in use
+
+    database = receiver.runtime.database
+    await asyncio.gather(*(database.transaction(store_nothing) for _ in range(load_settings(**QUICK).agent_pool_size)))
 
 
 def handled_once(orders: str, billing: str) -> Books:

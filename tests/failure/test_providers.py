@@ -116,16 +116,19 @@ async def test_paused_holder_runs_no_call_when_another_one_has_taken_over(databa
 
 
 async def test_paused_holder_refuses_until_its_lock_is_seen_again(database_url: str, caller: Bus) -> None:
+    """Its thread may see the lock before its loop reads the calls: then they are answered, as they may be."""
+    answers = list[object]()
     with providing(database_url, "first", "singleton", "heartbeat_stale=60") as first:
         pinned = caller.caller(Who, at=first.address)
         who = caller.caller(Who)
         assert await who.name() == await pinned.name() == "first"
-        first.pause()
-        late = [asyncio.create_task(pinned.name()) for _ in range(20)]
-        await asyncio.sleep(LEASE + 0.3)
-        first.go_on()
-        answers = await asyncio.gather(*late, return_exceptions=True)
-        assert any(isinstance(each, ProviderSuperseded) for each in answers), answers
+        while not any(isinstance(each, ProviderSuperseded) for each in answers):
+            assert len(answers) < 200, answers
+            first.pause()
+            late = [asyncio.create_task(pinned.name()) for _ in range(20)]
+            await asyncio.sleep(LEASE + 0.3)
+            first.go_on()
+            answers += await asyncio.gather(*late, return_exceptions=True)
         assert await who.name() == "first"
         assert rows(database_url, "SELECT epoch FROM durable.services") == [(1,)]
 

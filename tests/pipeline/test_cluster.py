@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,15 +117,17 @@ except DurableError as error:
 """
 
 
+def is_java(process: Path, word: str) -> bool:
+    """Tell whether this process, which may end meanwhile, is a JVM with this word in its command line."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return word.encode() in (process / "cmdline").read_bytes() and (process / "comm").read_text() == "java\n"
+    return False
+
+
 def test_killed_connect_server_is_named_soon(tmp_path: Path) -> None:
     """Also where the process that began the server lives on."""
     with cluster.connect_server(tmp_path) as remote:
-        (jvm,) = [
-            each.name
-            for each in Path("/proc").glob("[0-9]*")
-            if remote.rpartition(":")[2].encode() in (each / "cmdline").read_bytes()
-            and (each / "comm").read_text() == "java\n"
-        ]
+        (jvm,) = [each.name for each in Path("/proc").glob("[0-9]*") if is_java(each, remote.rpartition(":")[2])]
         done = subprocess.run(
             [sys.executable, "-c", ORPHANED, remote, jvm],
             env=os.environ | {"PYTHONPATH": str(ROOT), "JAVA_HOME": "/nowhere"},

@@ -15,11 +15,13 @@ import pytest
 from durable import Bus, Context, message
 from durable.embedded import Embedded
 from durable.errors import InvalidMessage, RoutingError
+from durable.process import dispatching
 from durable.recovery import agent
 from durable.recovery.incoming import claim_incoming
 from durable.recovery.recurring import Look, Recurring
 from durable.storage import circuits, schedules
 from durable.storage.circuits import CircuitKind
+from durable.storage.new_work import ANYWHERE
 from durable.testing import eventually
 from durable.transports.memory import MemoryTransport
 from tests.failure import leftovers
@@ -436,6 +438,7 @@ class TestScheduledMessages:
         async with bus, other:
             await asyncio.sleep(1)  # until the rounds of the start are over
             monkeypatch.setattr(Recurring, "poll", stand)
+            monkeypatch.setattr(dispatching, "lanes_of", lambda _: ANYWHERE)  # as of what takes a round to be found
             async with other.unit_of_work():
                 other.send(Tick(1))
             await eventually(lambda: works.numbers == [1])
