@@ -68,7 +68,8 @@ def moments(at: datetime) -> dict[str, datetime]:
     own = Moment(
         local.year, local.month, local.day, local.hour, local.minute, local.second, local.microsecond, tzinfo=UTC
     )
-    return {"datetime": own, "pandas": pandas.Timestamp(at)}
+    of_pandas: Any = pandas.Timestamp(at)  # to a type checker it may be NaT
+    return {"datetime": own, "pandas": of_pandas}
 
 
 VALUES: Final[Mapping[str, tuple[type, Any]]] = {

@@ -333,7 +333,7 @@ def test_options_of_subclasses_make_the_envelope_of_plain_ones(envelope_factory:
 
 
 def test_time_of_another_library_is_kept_in_the_header(envelope_factory: EnvelopeFactory) -> None:
-    at = moments(LATER)["pandas"] + pd.Timedelta(nanoseconds=1)
+    at: Any = moments(LATER)["pandas"] + pd.Timedelta(nanoseconds=1)
     [envelope] = send(envelope_factory, Placed(1), "command", at=at)[1]
 
     assert envelope.due_at == LATER
