@@ -45,7 +45,7 @@ def of(batch: pa.RecordBatch, digests: pa.Array | None) -> Bodies:
             others[row] = "{" + ",".join(str(each) for each in known if each & 1) + "}"
         for each in known if own[row] & 1 else ():
             views.setdefault(_name(each), own.copy())[row] = each
-    for name in {_name(int(each)) for each in own if each & 1}:
+    for name in {_name(int(each)) for each in own[own & 1 == 1]}:
         views.setdefault(name, own)
     return Bodies(own, views, pa.array(others, pa.string()))
 
