@@ -5,62 +5,48 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import Annotated, Final
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
 
-from durable.cli import actions, calls, console, demo, describe, inspect, migrate, output, pauses, send, topology
-from durable.cli.dead_letters import commands as dead_letters
-from durable.cli.dead_letters.debug import debug_letter
-from durable.cli.doctor import commands as doctor
-from durable.cli.doctor.deploy import check_deploy
+from durable.cli import output
 from durable.cli.endings import BAD_USAGE, FAILED, INTERRUPTED, NAME, ending_of
 from durable.cli.help import readable
-from durable.cli.keys import commands as keys
 from durable.cli.output import one_line
-from durable.cli.pipeline import commands as pipeline
-from durable.cli.run import typer_command as run_command
-from durable.cli.scheduled import commands as scheduled
 from durable.redaction import has_password, redacted
 from durable.settings import secret_names
 from durable.version import __version__
+
+_COMMANDS: Final = {
+    "run": "run:run",
+    "migrate": "migrate:migrate",
+    "status": "inspect:status",
+    "nodes": "inspect:nodes",
+    "circuits": "inspect:circuits",
+    "actions": "actions:actions",
+    "pause": "pauses:pause",
+    "resume": "pauses:resume",
+    "topology": "topology:topology",
+    "services": "calls:services",
+    "call": "calls:call",
+    "describe": "describe:describe",
+    "console": "console:console",
+    "send": "send:send",
+    "doctor": "doctor.commands:doctor",
+    "check-deploy": "doctor.deploy:check_deploy",
+    "demo": "demo:demo",
+    "dead-letters": "dead_letters.commands:app",
+    "scheduled": "scheduled.commands:app",
+    "keys": "keys.commands:app",
+    "pipeline": "pipeline.commands:app",
+}
+"""Commands and groups of commands, each with its module in durable.cli and its name there."""
 
 _URLS: Final = {"--database-url", "--lock-database-url", "--amqp-url"}  # they may hold no password
 
 _SPELLINGS: Final = {"database-url": "database", "db-schema": "schema"}
 """Options by the names of their settings, which `run` shows, and by the short names of the other commands."""
-
-app = typer.Typer(
-    name=NAME,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"token_normalize_func": lambda token: _SPELLINGS.get(token, token)},
-)
-app.command()(run_command())
-for command in (
-    migrate.migrate,
-    inspect.status,
-    inspect.nodes,
-    inspect.circuits,
-    actions.actions,
-    pauses.pause,
-    pauses.resume,
-    topology.topology,
-    calls.services,
-    calls.call,
-    describe.describe,
-    console.console,
-    send.send,
-    doctor.doctor,
-    check_deploy,
-    demo.demo,
-):
-    app.command()(command)
-dead_letters.app.command("debug")(debug_letter)
-app.add_typer(dead_letters.app, name="dead-letters")
-app.add_typer(scheduled.app, name="scheduled")
-app.add_typer(keys.app, name="keys")
-app.add_typer(pipeline.app, name="pipeline")
 
 
 def _print_version(wanted: bool) -> None:
@@ -72,7 +58,6 @@ def _print_version(wanted: bool) -> None:
 Version = Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")]
 
 
-@app.callback(invoke_without_command=True)
 def durable_agent(context: typer.Context, version: Version = False) -> None:
     """Operate store-and-forward messaging on the application's own Postgres.
 
@@ -83,12 +68,36 @@ def durable_agent(context: typer.Context, version: Version = False) -> None:
         raise typer.Exit(BAD_USAGE)
 
 
+def command_line(*names: str) -> Any:
+    """Return these commands of `durable-agent`, or all of them.
+
+    A command is imported with the libraries that it needs: those of all commands take a second.
+    """
+    app = typer.Typer(
+        name=NAME,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"token_normalize_func": lambda token: _SPELLINGS.get(token, token)},
+    )
+    app.callback(invoke_without_command=True)(durable_agent)
+    for name in names or _COMMANDS:
+        module, _, attribute = _COMMANDS[name].partition(":")
+        command = getattr(import_module(f"durable.cli.{module}"), attribute)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
+    return readable(typer.main.get_command(app))
+
+
 def run(arguments: list[str]) -> int:
     """Run one command of `durable-agent`, and return its exit code."""
     output.begin()
     _warn_of_secrets(arguments)
     try:
-        code = readable(typer.main.get_command(app)).main(args=arguments, prog_name=NAME, standalone_mode=False)
+        named = next((each for each in arguments if not each.startswith("-")), None)
+        names = [named] if named in _COMMANDS else []
+        code = command_line(*names).main(args=arguments, prog_name=NAME, standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0)
     except BrokenPipeError:

@@ -121,7 +121,4 @@ def _setting_flags() -> Iterator[inspect.Parameter]:
         yield _setting_flag(name, field, panel)
 
 
-def typer_command() -> Any:
-    """Return `run` with the signature that Typer reads."""
-    run.__signature__ = _with_settings_as_flags()  # type: ignore[attr-defined]
-    return run
+run.__signature__ = _with_settings_as_flags()  # type: ignore[attr-defined]

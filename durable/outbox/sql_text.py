@@ -21,12 +21,12 @@ _NEXT_LINE: Final = r"(?:[\ \t\f\v]|--[^\n\r]*+)*+[\n\r](?:[\ \t\n\r\f\v]|--[^\n
 _IN_ESCAPES: Final = r"(?:[^'\\]|\\.|'')*+"
 _TOKEN: Final = re.compile(
     rf"""(?P<space>[{_SPACE}]+ | --[^\n\r]*) | (?P<comment>/\*)
-    | (?P<text>E'{_IN_ESCAPES}(?:'{_NEXT_LINE}'{_IN_ESCAPES})*+'? | (?:U&|[BXN])?'(?:[^']|'')*'?)
-    | (?P<name>(?:U&)?"(?:[^"]|"")*"?)
+    | (?P<text>[Ee]'{_IN_ESCAPES}(?:'{_NEXT_LINE}'{_IN_ESCAPES})*+'? | (?:[Uu]&|[BbXxNn])?'(?:[^']|'')*'?)
+    | (?P<name>(?:[Uu]&)?"(?:[^"]|"")*"?)
     | (?P<word>[{_LETTER}][{_LETTER}0-9$]*)
     | (?P<body>\$(?:[{_LETTER}][{_LETTER}0-9]*)?\$)
     | (?P<semicolon>;) | (?P<bracket>[()]) | (?P<other>[^{_SPACE}\-/'"$;(){_LETTER}]+ | .)""",
-    re.DOTALL | re.VERBOSE | re.IGNORECASE,
+    re.DOTALL | re.VERBOSE,  # with IGNORECASE these many letters take twice as long to compile, in every process
 )
 _IN_COMMENT: Final = re.compile(r"/\*|\*/")
 _ESCAPED: Final = r"{0}(?:{0}|\+([0-9A-Fa-f]{{6}})|([0-9A-Fa-f]{{4}}))"

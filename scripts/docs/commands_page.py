@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import typer
-
-from durable.cli.app import app
+from durable.cli.app import command_line
 
 _HEAD = """\
 # Command line
@@ -18,7 +16,7 @@ _HEAD = """\
 
 
 def render() -> str:
-    group: Any = typer.main.get_command(app)
+    group: Any = command_line()
     return "\n".join([_HEAD, *_described(group, "durable-agent", level=2)])
 
 

@@ -16,7 +16,7 @@ import pytest
 import typer
 import yaml  # type: ignore[import-untyped]
 
-from durable.cli.app import app
+from durable.cli.app import command_line
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import LakeTable
 from tests.support.lakes import at, fill, handled, letter, message_id, sent, table
@@ -72,7 +72,7 @@ def understood(line: str) -> str:
     """The command of the pipeline that this line runs. Raises TyperException where it is none, or misspelt."""
     program, group, name, *arguments = shlex.split(jinja2.Template(line).render(ds="2030-05-04"))
     assert (program, group) == ("durable-agent", "pipeline")
-    commands: Any = typer.main.get_command(app)
+    commands: Any = command_line()
     command = commands.commands[group].commands[name]
     command.make_context(name, arguments)
     return name

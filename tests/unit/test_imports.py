@@ -94,6 +94,19 @@ def test_missing_library_of_an_extra_is_reported_with_install_advice(missing: st
     assert "ModuleNotFoundError" not in done.stderr.splitlines()[-1]
 
 
+LOADED = "import atexit, sys; atexit.register(lambda: print(*sys.modules))\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module"),
+    [("status", "inspect"), ("dead-letters list", "dead_letters.commands"), ("pipeline audit", "pipeline.commands")],
+)
+def test_command_line_loads_the_module_of_its_command_alone(arguments: str, module: str) -> None:
+    loaded = run(LOADED + AGENT.format(f"{arguments} --help")).stdout.splitlines()[-1].split()
+    groups = {f"durable.cli.{each}" for each in ("inspect", "dead_letters.commands", "pipeline.commands", "demo")}
+    assert groups & {*loaded} == {f"durable.cli.{module}"}
+
+
 COMMANDS = ("doctor", "migrate", "status")
 EACH_IN_A_FORK = """
 import os, sys

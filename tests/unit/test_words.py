@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
-import typer
 
 from durable import errors
-from durable.cli.app import app
+from durable.cli.app import command_line
 from durable.settings import Settings
 
 ROOT: Final = Path(__file__).parents[2]
@@ -227,7 +226,7 @@ def commands(command: Any, path: str = "durable-agent") -> Iterator[Any]:
         yield from commands(each, f"{path} {name}")
 
 
-COMMANDS: Final = list(commands(typer.main.get_command(app)))
+COMMANDS: Final = list(commands(command_line()))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

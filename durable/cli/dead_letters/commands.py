@@ -18,10 +18,12 @@ import typer
 
 from durable.cli.command import group, taking
 from durable.cli.dead_letters import views
+from durable.cli.dead_letters.debug import debug_letter
 from durable.cli.dead_letters.runs import rehearse_all, resolve_all
 from durable.cli.dead_letters.selection import (
     LARGEST_LETTER,
     Chosen,
+    Reason,
     choose_named,
     find_letter,
     over_letters,
@@ -66,7 +68,6 @@ Rate = Annotated[
 Rehearse = Annotated[
     bool, typer.Option("--rehearse", help="run the handlers of APP:BUS, roll back, and show each outcome")
 ]
-Reason = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="reason; stored with the letter")]
 DiscardReason = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="reason for discarding; stored with the letter")
 ]
@@ -179,6 +180,9 @@ def edit(chosen: Chosen, actor: str, body: Body, rehearse: Rehearse = False, rea
     if not run.done:
         raise DurableError(f"letter {letter.summary.letter_id}: not replayed: {views.left(run)}")
     _report(run, "replayed", _parked(chosen))
+
+
+app.command("debug")(debug_letter)
 
 
 def _action(verb: str, chosen: Chosen, actor: str, reason: str | None) -> Action:

@@ -11,8 +11,7 @@ import typer
 
 from durable.bus import Bus
 from durable.cli.dead_letters import views
-from durable.cli.dead_letters.commands import Reason
-from durable.cli.dead_letters.selection import Chosen, find_letter, parse_words
+from durable.cli.dead_letters.selection import Chosen, Reason, find_letter, parse_words
 from durable.cli.output import emit, is_json, print_json
 from durable.cli.runs import actor_name
 from durable.cli.target import on_bus

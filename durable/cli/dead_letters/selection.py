@@ -68,6 +68,7 @@ TextFilter = Annotated[
 ]
 SinceFilter = Annotated[str | None, _filter("--since", "TIME", "failed then or later: 2h ago, or ISO 8601")]
 UntilFilter = Annotated[str | None, _filter("--until", "TIME", "failed before then: 2h ago, or ISO 8601")]
+Reason = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="reason; stored with the letter")]
 
 
 class Chosen(NamedTuple):

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from durable.cli.app import app
+from durable.cli.app import command_line
 from durable.redaction import keep_secret
 from tests.integration.cli.test_dead_letters import dead, unresolved
 from tests.integration.cli.test_scheduled import wait
@@ -33,7 +32,7 @@ def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]
         yield path
 
 
-COMMANDS = sorted(leaves(typer.main.get_command(app)))
+COMMANDS = sorted(leaves(command_line()))
 
 
 @pytest.fixture
@@ -96,7 +95,7 @@ DESTROYING = {"cancel", "compact", "delete", "discard", "drop", "erase", "prune"
 
 
 def test_table_names_every_bulk_command() -> None:
-    every = dict(_every_command(typer.main.get_command(app)))
+    every = dict(_every_command(command_line()))
     bulk = {path for path, options in every.items() if {"--all", "--yes"} & options or DESTROYING & set(path)}
     assert bulk == {ERASE} | ASKING.keys() | HARMLESS.keys()
     assert {path for path, options in every.items() if "--yes" in options} == {ERASE} | ASKING.keys()

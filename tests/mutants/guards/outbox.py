@@ -431,8 +431,8 @@ ROWS = (
         "outbox",
         "a text that goes on in the next line is read as two",
         "durable/outbox/sql_text.py",
-        before="E'{_IN_ESCAPES}(?:'{_NEXT_LINE}'{_IN_ESCAPES})*+'?",
-        after="E'{_IN_ESCAPES}'?",
+        before="[Ee]'{_IN_ESCAPES}(?:'{_NEXT_LINE}'{_IN_ESCAPES})*+'?",
+        after="[Ee]'{_IN_ESCAPES}'?",
         killed_by=(f"{_TEXTS}::test_text_is_read_as_by_postgres",),
     ),
     Mutant(

@@ -10,9 +10,8 @@ import pytest
 import typer
 
 from durable.cli import output
-from durable.cli.app import app
+from durable.cli.app import command_line
 from durable.cli.command import group, taking
-from durable.cli.help import readable
 from durable.cli.output import Table, emit, is_json
 
 
@@ -97,7 +96,7 @@ def leaves(command: Any, path: str = "durable-agent") -> Iterator[Any]:
         yield from leaves(each, f"{path} {name}")
 
 
-@pytest.mark.parametrize("command", list(leaves(typer.main.get_command(app))))
+@pytest.mark.parametrize("command", list(leaves(command_line())))
 def test_every_command_has_the_common_options(command: Any) -> None:
     assert {"json", "debug"} <= {parameter.name for parameter in command.params}
 
@@ -112,7 +111,7 @@ def tree(command: Any) -> Iterator[Any]:
 
 
 def test_paragraphs_of_help_flow_and_flags_name_no_type(capsys: pytest.CaptureFixture[str]) -> None:
-    command = readable(typer.main.get_command(app))
+    command = command_line()
 
     for each in tree(command):
         assert not any("\n" in paragraph for paragraph in each.help.split("\n\n"))

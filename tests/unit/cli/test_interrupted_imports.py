@@ -21,12 +21,13 @@ sys.meta_path.insert(0, Interrupting())
 from durable.cli import main
 main({arguments!r})
 """
-MODULES = ["durable.cli.app", "typer", "sqlalchemy", "pydantic", "durable.cli.pipeline.commands", "durable.version"]
+MODULES = ["durable.cli.app", "typer", "sqlalchemy", "pydantic", "durable.version"]
 COMMANDS = [["--help"], ["status"], ["run", "app:bus"], ["pipeline", "export"], ["pipeline", "erase"]]
+OF_A_COMMAND = [("durable.cli.pipeline.commands", ["--help"]), ("durable.cli.inspect", ["status"])]
+EVERY = [*((module, arguments) for module in MODULES for arguments in COMMANDS), *OF_A_COMMAND]
 
 
-@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize(("module", "arguments"), EVERY, ids=str)
 def test_interrupt_during_an_import_ends_the_command(module: str, arguments: list[str]) -> None:
     code = INTERRUPTED.format(module=module, arguments=arguments)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
