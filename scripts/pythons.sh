@@ -13,6 +13,7 @@ find_python() {
     done
 }
 
+status=0
 for version in 3.12 3.13 3.14; do
     found="$(find_python "$version")"
     if [ -z "$found" ]; then
@@ -23,5 +24,6 @@ for version in 3.12 3.13 3.14; do
     folder="build/python$version"
     .venv/bin/uv venv --quiet --clear --python "$("$found" -c 'import sys; print(sys.executable)')" "$folder"
     .venv/bin/uv pip install --quiet --python "$folder/bin/python" --no-deps --requirement requirements/dev.txt --editable .
-    "$folder/bin/python" -m pytest --quiet -n auto -p no:cacheprovider tests/unit
+    "$folder/bin/python" -m pytest --quiet -n auto -p no:cacheprovider tests/unit || status=1
 done
+exit $status
