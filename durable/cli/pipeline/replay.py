@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from datetime import UTC, datetime
-from enum import StrEnum
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from durable.cli.arguments import parse_id, parse_time
 from durable.cli.command import reading
-from durable.cli.dead_letters.selection import SideName
 from durable.cli.output import Table, phases, progress
+from durable.cli.pipeline.choice import Chosen, read_choice
 from durable.cli.pipeline.options import LakeUrl, SparkPlace, find_lake
 from durable.cli.pipeline.steps import Ended, Step
 from durable.cli.target import Target, connection, load_target, ring_of
@@ -33,55 +31,10 @@ if TYPE_CHECKING:
     from durable.settings import Settings
 
 
-class Origin(StrEnum):
-    HISTORY = "history"
-    DEAD_LETTERS = "dead-letters"
-
-
-_CHOICE = "What is replayed"
 Name = Annotated[
     str,
     typer.Option("--name", metavar="NAME", help="name of the replay; under one name a message is replayed once"),
 ]
-From = Annotated[Origin, typer.Option("--from", help="table of the lake", rich_help_panel=_CHOICE)]
-Parquet = Annotated[
-    str | None,
-    typer.Option(
-        "--parquet",
-        metavar="PLACE",
-        help="files to read instead of a lake; their place is taken literally, without wildcards",
-        rich_help_panel=_CHOICE,
-    ),
-]
-Service = Annotated[
-    str | None, typer.Option("--service", metavar="NAME", help="archived by this service", rich_help_panel=_CHOICE)
-]
-Side = Annotated[
-    SideName | None,
-    typer.Option("--side", help="messages that the service has sent, or received", rich_help_panel=_CHOICE),
-]
-Types = Annotated[
-    list[str] | None, typer.Option("--type", metavar="TYPE", help="message types", rich_help_panel=_CHOICE)
-]
-Addresses = Annotated[
-    list[str] | None,
-    typer.Option("--address", metavar="NAME", help="went there, or came in here", rich_help_panel=_CHOICE),
-]
-Ids = Annotated[list[str] | None, typer.Option("--id", metavar="UUID", help="ids of messages", rich_help_panel=_CHOICE)]
-Since = Annotated[
-    str | None,
-    typer.Option(
-        "--since", metavar="TIME", help="finished then or later: 2h ago, or ISO 8601", rich_help_panel=_CHOICE
-    ),
-]
-Until = Annotated[
-    str | None, typer.Option("--until", metavar="TIME", help="finished before that", rich_help_panel=_CHOICE)
-]
-Where = Annotated[
-    str | None,
-    typer.Option("--where", metavar="SQL", help="a condition in Spark's SQL over the columns", rich_help_panel=_CHOICE),
-]
-All = Annotated[bool, typer.Option("--all", help="all messages, without any filter", rich_help_panel=_CHOICE)]
 Destination = Annotated[
     str | None, typer.Option("--destination", metavar="URI", help="address to send to; local for this service's inbox")
 ]
@@ -99,23 +52,13 @@ Rate = Annotated[float | None, typer.Option("--rate", metavar="N", min=0.1, help
 Chunk = Annotated[int, typer.Option("--chunk", metavar="N", min=1, help="messages in one transaction")]
 
 
-@reading(target=load_target, spark=SparkPlace)
+@reading(target=load_target, spark=SparkPlace, chosen=read_choice)
 def replay(
     target: Target,
     spark: SparkPlace,
+    chosen: Chosen,
     name: Name,
     lake: LakeUrl = None,
-    origin: From = Origin.HISTORY,
-    parquet: Parquet = None,
-    service: Service = None,
-    side: Side = None,
-    types: Types = None,
-    addresses: Addresses = None,
-    ids: Ids = None,
-    since: Since = None,
-    until: Until = None,
-    where: Where = None,
-    every: All = False,
     destination: Destination = None,
     same_ids: SameIds = False,
     order_by: OrderBy = None,
@@ -124,25 +67,11 @@ def replay(
     chunk: Chunk = 50_000,
 ) -> Step:
     """Send archived messages again, or have them handled again. The same replay a second time adds nothing."""
-    from durable.pipeline.choosing import Choice
     from durable.pipeline.plans import chosen_by, plan_of
 
     check_name("--name", name)
-    now = datetime.now(UTC)
-    choice = Choice(
-        table="dead_letters" if origin is Origin.DEAD_LETTERS else "history",
-        service=service,
-        side=None if side is None else side.value,
-        types=types or (),
-        addresses=addresses or (),
-        ids=[parse_id(each) for each in ids or ()],
-        since=None if since is None else parse_time(since, now, option="--since"),
-        until=None if until is None else parse_time(until, now, option="--until"),
-        where=where,
-    )
-    if not every and not choice.is_narrowed:
-        raise InvalidSetting("replay: filter the messages, such as by --type or --since; or give --all")
     bus, settings = target
+    choice, parquet, since, until = chosen
     place = None if parquet is not None else find_lake(lake, settings)
     plan = plan_of(
         choice,
