@@ -27,11 +27,11 @@ from durable.envelope import ANY_NODE, NodeId
 from durable.errors import StorageUnavailable, said
 from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.recovery.agent import RecoveryAgent
-from durable.recovery.former import Memberships
+from durable.recovery.former_memberships import Memberships
 from durable.recovery.idle_addresses import IdleAddresses
 from durable.recovery.membership import Membership
-from durable.recovery.ordered import OrderedClaims
-from durable.recovery.recurring import Recurring
+from durable.recovery.ordered_claims import OrderedClaims
+from durable.recovery.recurring_schedules import Recurring
 from durable.recovery.registering import LONGEST_LEAVING, Registering
 from durable.storage import leases, nodes, placements
 from durable.storage.database import answer

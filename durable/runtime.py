@@ -33,7 +33,7 @@ from durable.process.life import Life
 from durable.process.starting import once_it_answers
 from durable.process.storing import Storing
 from durable.process.switchboard import Switchboard
-from durable.recovery.former import Memberships
+from durable.recovery.former_memberships import Memberships
 from durable.requests.outcomes import Outcomes
 from durable.requests.watch import Watch
 from durable.settings import Settings

@@ -17,16 +17,16 @@ from durable.agents.pace import Pace
 from durable.agents.sending import SendingAgent
 from durable.envelope import LeaseKey
 from durable.recovery.dormant_nodes import DormantNodes
+from durable.recovery.due_rows import expire, promote_due
+from durable.recovery.fair_claims import Shares
 from durable.recovery.floors import Looks
-from durable.recovery.forgotten import Forgotten
+from durable.recovery.forgotten_rows import Forgotten
 from durable.recovery.idle_addresses import IdleAddresses
-from durable.recovery.incoming import claim_incoming, claim_trials
+from durable.recovery.incoming_claims import claim_incoming, claim_trials
 from durable.recovery.maintenance import maintain
-from durable.recovery.ordered import OrderedClaims
-from durable.recovery.outgoing import DESTINATIONS, LONGEST_STEP, OutgoingClaims
-from durable.recovery.recurring import Recurring
-from durable.recovery.scheduled import expire, promote_due
-from durable.recovery.shares import Shares
+from durable.recovery.ordered_claims import OrderedClaims
+from durable.recovery.outgoing_claims import DESTINATIONS, LONGEST_STEP, OutgoingClaims
+from durable.recovery.recurring_schedules import Recurring
 from durable.recovery.troubles import Troubles
 from durable.storage import agenda, parked
 from durable.storage.agenda import Agenda, Lanes

@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from durable.calls import stored
+from durable.calls import stored_listings
 from durable.errors import InvalidMessage, StorageUnavailable
 from durable.recovery import offering
 from durable.recovery.troubles import Troubles
@@ -119,7 +119,7 @@ class Announcing:
     async def _renew(self, source: str) -> None:
         if (listings := self._wanted.get(source)) is None:
             return
-        loads = stored.loads_of(listings)
+        loads = stored_listings.loads_of(listings)
         renewed = await self._database().transaction(storage.renew, source, loads, lease=self._lease)
         if renewed != self._rows.get(source) and source in self._wanted:
             self._change(source)  # they were swept, because this process stood still

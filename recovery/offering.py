@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from sqlalchemy.exc import DBAPIError
 
-from durable.calls import stored
+from durable.calls import stored_listings
 from durable.envelope import NodeId
 from durable.errors import InvalidMessage
 from durable.storage import registry as storage
@@ -23,7 +23,7 @@ async def write(
 
     Returns the number of rows. Raises StorageUnavailable; InvalidMessage or DBAPIError when all together are refused.
     """
-    rows, methods = stored.rows_of(listings)
+    rows, methods = stored_listings.rows_of(listings)
     try:
         await database.transaction(storage.write, source, rows, methods, lease=lease, node=node)
         return len(rows)

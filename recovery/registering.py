@@ -19,7 +19,7 @@ from typing import Final
 
 from sqlalchemy.exc import DBAPIError
 
-from durable.calls import stored
+from durable.calls import stored_listings
 from durable.calls.grace import Grace
 from durable.calls.registry import Registry
 from durable.envelope import ANY_NODE, NodeId
@@ -64,7 +64,7 @@ class Registering:
         """What the rows say, but for how busy the services are. None: unknown, as a write has begun whose commit is not
         known of."""
         self._rows = 0
-        self._methods: stored.Methods = {}
+        self._methods: stored_listings.Methods = {}
         self._unreadable: Set[bytes] = frozenset()
         self._renewed_at = 0.0
         self._rounds = 0
@@ -112,7 +112,7 @@ class Registering:
     async def read(self) -> None:
         """Read the registry of the database. Raises StorageUnavailable."""
         offers, found = await self._database().transaction(storage.read, self._methods.keys())
-        read = stored.methods_of(found)
+        read = stored_listings.methods_of(found)
         if unreadable := found.keys() - read.keys() - self._unreadable:
             services = sorted({each.offer.service for each in offers if each.offer.digest in unreadable})
             log.warning("offers in the registry are unreadable here, and left out: %s", ", ".join(services))
@@ -123,7 +123,7 @@ class Registering:
         if self._was_away or now - self._read_at > self._lease.total_seconds() / 2:
             self._grace.begin(self._registry.stored, now)
         self._was_away, self._read_at = False, now
-        self._registry.store(self._grace.merged(stored.listings_of(offers, self._methods), now))
+        self._registry.store(self._grace.merged(stored_listings.listings_of(offers, self._methods), now))
 
     @property
     def _may_be_written(self) -> bool:
@@ -145,7 +145,7 @@ class Registering:
         if still == self._written:
             if now - self._renewed_at < self._interval:
                 return
-            loads = stored.loads_of(own)
+            loads = stored_listings.loads_of(own)
             renewed = await self._database().transaction(storage.renew, source, loads, lease=self._lease)
             self._renewed_at = now
             if renewed == self._rows:

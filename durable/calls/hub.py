@@ -18,7 +18,7 @@ from uuid import uuid4
 from msgspec.structs import replace
 
 from durable.calls.registry import Registry
-from durable.calls.taken import Places, Taken, by_process, places_of
+from durable.calls.taken_names import Places, Taken, by_process, places_of
 from durable.errors import InvalidMessage
 from durable.redaction import shown
 from durable.settings import Settings

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 from msgspec import Struct
 
-from durable.calls.unheard import Unheard
+from durable.calls.unheard_failures import Unheard
 from durable.errors import (
     CallExpired,
     CallFailed,

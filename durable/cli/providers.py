@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from durable.bus import Bus
-from durable.calls import stored
+from durable.calls import stored_listings
 from durable.calls.contract import Contract
 from durable.cli.output import Table
 from durable.cli.target import schema_connection
@@ -97,4 +97,6 @@ def registered(bus: Bus) -> Registered:
         )
         for _, _, row, lease in rows
     ]
-    return Registered(listed, [each.offer for _, each in stored.listings_of(rows, stored.methods_of(methods))])
+    return Registered(
+        listed, [each.offer for _, each in stored_listings.listings_of(rows, stored_listings.methods_of(methods))]
+    )

@@ -19,7 +19,7 @@ from typing import Any, Final
 from durable.errors import StorageUnavailable, said, text_of
 from durable.node import DRAINS, Node
 from durable.process.last_resort import EXIT_NO_MEMBER, EXIT_STUCK, Watchdog, end_process
-from durable.recovery.former import Memberships
+from durable.recovery.former_memberships import Memberships
 from durable.recovery.policy import RejoinPolicy
 from durable.settings import Settings
 from durable.tasks.cancelling import raise_if_cancelled

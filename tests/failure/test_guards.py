@@ -26,7 +26,7 @@ from durable.outbox.outbox import Outbox
 from durable.outbox.pending import Pending
 from durable.outcomes import DUPLICATE, STORED, Outcome
 from durable.recovery.dormant_nodes import DormantNodes
-from durable.recovery.forgotten import Forgotten
+from durable.recovery.forgotten_rows import Forgotten
 from durable.storage import inbox, leases
 from durable.storage.sql import inbox as statements
 from durable.storage.sql.recovery import INCOMING

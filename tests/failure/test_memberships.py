@@ -33,8 +33,8 @@ from durable.errors import StorageUnavailable, WiringError
 from durable.node import Node
 from durable.outcomes import STORED, Outcome
 from durable.process.last_resort import EXIT_NO_MEMBER, EXIT_STUCK
-from durable.recovery.former import Memberships
-from durable.recovery.ordered import OrderedClaims
+from durable.recovery.former_memberships import Memberships
+from durable.recovery.ordered_claims import OrderedClaims
 from durable.recovery.registering import Registering
 from durable.storage import migrator
 from durable.storage.ordering import Lane

@@ -19,8 +19,8 @@ from durable.node import Node
 from durable.outbox.outbox import Outbox
 from durable.outcomes import STORED
 from durable.recovery.dormant_nodes import DormantNodes
-from durable.recovery.forgotten import Forgotten
-from durable.recovery.recurring import Recurring
+from durable.recovery.forgotten_rows import Forgotten
+from durable.recovery.recurring_schedules import Recurring
 from durable.storage import inbox as storage_inbox
 from durable.storage.sql import inbox, outbox, recovery
 from durable.storage.sql.statement import Statement

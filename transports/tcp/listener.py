@@ -40,7 +40,7 @@ from durable.transports.gate import Gate
 from durable.transports.tcp.address import SCHEMES, Address
 from durable.transports.tcp.answering import Calls
 from durable.transports.tcp.budget import Budget
-from durable.transports.tcp.connected import Connected
+from durable.transports.tcp.connected_peer import Connected
 from durable.transports.tcp.conversation import Reply
 from durable.transports.tcp.entrance import Admission, Entrance
 from durable.transports.tcp.pace import Pace

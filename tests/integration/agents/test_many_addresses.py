@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from durable import Bus, message
-from durable.recovery import agent, idle_addresses, ordered, outgoing
+from durable.recovery import agent, idle_addresses, ordered_claims, outgoing_claims
 from durable.settings import load_settings
 from durable.storage import circuits, leases, ordering, outbox
 from durable.storage.database import Database
@@ -87,13 +87,13 @@ async def test_keyed_messages_at_many_addresses_are_looked_for_and_claimed_toget
     customers = Customers(database_url, 200)
     await customers.send("k")
     calls = counted(monkeypatch, ordering, "scan", "claim")
-    hint = ordered.OrderedClaims.hint
+    hint = ordered_claims.OrderedClaims.hint
 
-    def of_inbox(self: ordered.OrderedClaims, destination: str | None, key: str) -> None:
+    def of_inbox(self: ordered_claims.OrderedClaims, destination: str | None, key: str) -> None:
         if destination is None:
             hint(self, destination, key)
 
-    monkeypatch.setattr(ordered.OrderedClaims, "hint", of_inbox)
+    monkeypatch.setattr(ordered_claims.OrderedClaims, "hint", of_inbox)
     async with customers.bus:
         assert await customers.all_handled()
     assert calls["scan"] <= 20
@@ -116,7 +116,7 @@ async def test_addresses_beyond_those_of_a_look_have_their_turn_at_once(
     database_url: str, monkeypatch: pytest.MonkeyPatch, key: str | None
 ) -> None:
     """Nothing but the first look is due for minutes."""
-    for module in (ordered, outgoing, agent):
+    for module in (ordered_claims, outgoing_claims, agent):
         monkeypatch.setattr(module, "DESTINATIONS", 8)
     customers = Customers(database_url, 50)
     await customers.send(key)
@@ -128,8 +128,8 @@ async def test_paused_addresses_keep_no_others_waiting_however_short_a_look_is(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look that sees only the first of its addresses goes on behind them, though they wait for ever."""
-    monkeypatch.setattr(ordered, "LONGEST_STEP", 0.0)
-    monkeypatch.setattr(ordered, "DESTINATIONS", 8)
+    monkeypatch.setattr(ordered_claims, "LONGEST_STEP", 0.0)
+    monkeypatch.setattr(ordered_claims, "DESTINATIONS", 8)
     customers = Customers(database_url, 20, batch_size=3)
     for address in sorted(customers.addresses)[:3]:
         await customers.bus.pause(destination=address)
@@ -141,32 +141,32 @@ async def test_paused_addresses_keep_no_others_waiting_however_short_a_look_is(
 async def test_keys_hinted_at_many_addresses_are_all_claimed_however_short_a_step_is(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ordered, "LONGEST_STEP", 0.0)
+    monkeypatch.setattr(ordered_claims, "LONGEST_STEP", 0.0)
     steps: list[int] = []
-    claim = ordered.OrderedClaims._claim_hinted
+    claim = ordered_claims.OrderedClaims._claim_hinted
 
-    async def claimed(self: ordered.OrderedClaims, *args: Any) -> Any:
+    async def claimed(self: ordered_claims.OrderedClaims, *args: Any) -> Any:
         steps[-1] += 1
         return await claim(self, *args)
 
-    claim_hinted = ordered.OrderedClaims.claim_hinted
+    claim_hinted = ordered_claims.OrderedClaims.claim_hinted
 
-    async def stepped(self: ordered.OrderedClaims) -> float:
+    async def stepped(self: ordered_claims.OrderedClaims) -> float:
         steps.append(0)
         return await claim_hinted(self)
 
-    monkeypatch.setattr(ordered.OrderedClaims, "_claim_hinted", claimed)
-    monkeypatch.setattr(ordered.OrderedClaims, "claim_hinted", stepped)
+    monkeypatch.setattr(ordered_claims.OrderedClaims, "_claim_hinted", claimed)
+    monkeypatch.setattr(ordered_claims.OrderedClaims, "claim_hinted", stepped)
     customers = Customers(database_url, 60, batch_size=5)
     async with customers.bus:
-        monkeypatch.setattr(ordered.OrderedClaims, "poll", _nothing)
+        monkeypatch.setattr(ordered_claims.OrderedClaims, "poll", _nothing)
         await customers.send("k")
         assert await customers.all_handled()
     assert max(steps) == 1
     assert len(steps) >= 12
 
 
-async def _nothing(self: ordered.OrderedClaims) -> float:
+async def _nothing(self: ordered_claims.OrderedClaims) -> float:
     self.asked.clear()
     return 0.0
 

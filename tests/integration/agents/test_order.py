@@ -21,7 +21,7 @@ from durable.agents.handling import HandlingAgent
 from durable.agents.sending import SendingAgent
 from durable.envelope import Envelope, LeasedEnvelope
 from durable.outcomes import BUSY, Failed, Outcome
-from durable.recovery import ordered
+from durable.recovery import ordered_claims
 from durable.settings import load_settings
 from durable.storage import dead_letters, ordering
 from durable.storage.dead_letters import LetterRange, Selection
@@ -741,21 +741,21 @@ async def test_every_address_has_its_turn_however_short_a_look_is(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There may be more addresses with keys than a look can see in the time of a step."""
-    monkeypatch.setattr(ordered, "LONGEST_STEP", 0.0)
-    monkeypatch.setattr(ordered, "DESTINATIONS", 8)
+    monkeypatch.setattr(ordered_claims, "LONGEST_STEP", 0.0)
+    monkeypatch.setattr(ordered_claims, "DESTINATIONS", 8)
     looks: list[int] = []
-    poll, look_at = ordered.OrderedClaims.poll, ordered.OrderedClaims._look_at
+    poll, look_at = ordered_claims.OrderedClaims.poll, ordered_claims.OrderedClaims._look_at
 
-    async def polled(self: ordered.OrderedClaims) -> None:
+    async def polled(self: ordered_claims.OrderedClaims) -> None:
         looks.append(0)
         await poll(self)
 
-    async def looked(self: ordered.OrderedClaims, *args: Any) -> Any:
+    async def looked(self: ordered_claims.OrderedClaims, *args: Any) -> Any:
         looks[-1] += 1
         return await look_at(self, *args)
 
-    monkeypatch.setattr(ordered.OrderedClaims, "poll", polled)
-    monkeypatch.setattr(ordered.OrderedClaims, "_look_at", looked)
+    monkeypatch.setattr(ordered_claims.OrderedClaims, "poll", polled)
+    monkeypatch.setattr(ordered_claims.OrderedClaims, "_look_at", looked)
     addresses = [f"memory://place{number}" for number in range(30)]
     transports = [MemoryTransport(load_settings())]
     bus = Bus("workshop", database_url, transports=transports, **dict[str, Any](SLOW_TO_LOOK, batch_size=3))

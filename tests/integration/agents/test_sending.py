@@ -23,8 +23,8 @@ from durable.errors import ConnectionFailed, TransportError
 from durable.messages.ordering import QueueKeys
 from durable.outcomes import BUSY, DUPLICATE, STORED, Failed, Outcome, Rejected
 from durable.recovery.floors import Floors
-from durable.recovery.ordered import OrderedClaims
-from durable.recovery.outgoing import DESTINATIONS, OutgoingClaims
+from durable.recovery.ordered_claims import OrderedClaims
+from durable.recovery.outgoing_claims import DESTINATIONS, OutgoingClaims
 from durable.settings import Settings, load_settings
 from durable.storage import agenda, outbox
 from durable.storage.database import Database

@@ -17,8 +17,8 @@ from durable.embedded import Embedded
 from durable.errors import InvalidMessage, RoutingError
 from durable.process import dispatching
 from durable.recovery import agent
-from durable.recovery.incoming import claim_incoming
-from durable.recovery.recurring import Look, Recurring
+from durable.recovery.incoming_claims import claim_incoming
+from durable.recovery.recurring_schedules import Look, Recurring
 from durable.storage import circuits, schedules
 from durable.storage.circuits import CircuitKind
 from durable.storage.new_work import ANYWHERE

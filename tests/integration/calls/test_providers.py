@@ -18,7 +18,7 @@ from sqlalchemy import NullPool, create_engine
 from durable import Bus, message
 from durable.calls import service
 from durable.calls.singletons import Singletons
-from durable.calls.stored import listings_of, loads_of, methods_of
+from durable.calls.stored_listings import listings_of, loads_of, methods_of
 from durable.envelope import NodeId
 from durable.errors import IncompatibleService, InvalidSetting, NoProvider, Overloaded, ProviderSuperseded
 from durable.recovery import offering

@@ -18,8 +18,8 @@ from durable.clock import SystemClock
 from durable.embedded.ports import free_port
 from durable.envelope import ANY_NODE, NodeId
 from durable.recovery.dormant_nodes import DormantNodes
-from durable.recovery.forgotten import Forgotten
-from durable.recovery.former import Memberships
+from durable.recovery.forgotten_rows import Forgotten
+from durable.recovery.former_memberships import Memberships
 from durable.recovery.membership import Membership
 from durable.settings import load_settings
 from durable.storage import leases, nodes

@@ -13,9 +13,9 @@ from durable.clock import SystemClock
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE
 from durable.messages.ordering import QueueKeys
+from durable.recovery.fair_claims import Shares
 from durable.recovery.floors import Looks
-from durable.recovery.incoming import claim_incoming, claim_trials
-from durable.recovery.shares import Shares
+from durable.recovery.incoming_claims import claim_incoming, claim_trials
 from durable.storage import circuits, inbox
 from durable.storage.circuits import CircuitKind
 from durable.storage.inbox import Arrival

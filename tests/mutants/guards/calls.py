@@ -140,7 +140,7 @@ ROWS = (
     Mutant(
         "calls",
         "a lease that is over ends nothing",
-        "transports/tcp/connected.py",
+        "transports/tcp/connected_peer.py",
         before="            elapsed = watchdog.has_elapsed(self._loop.time())\n",
         after="            watchdog.has_elapsed(self._loop.time())\n",
         killed_by=(f"{_CONNECTIONS}::test_client_is_ended_and_forgotten_when_never_resetting",),
@@ -149,7 +149,7 @@ ROWS = (
     Mutant(
         "calls",
         "offers stay at the end of their connection",
-        "transports/tcp/connected.py",
+        "transports/tcp/connected_peer.py",
         before="        if self._directory is not None and self._watchdog is not None:\n            self._directory.end(self)\n",
         after="",
         killed_by=(f"{_CONNECTIONS}::test_killed_provider_is_taken_away_at_once",),
@@ -268,7 +268,7 @@ ROWS = (
     Mutant(
         "calls",
         "characters are removed from encoded methods",
-        "durable/calls/stored.py",
+        "durable/calls/stored_listings.py",
         before="msgspec.json.encode([_storable(method) for method in each.offer.signatures]).decode()",
         after='msgspec.json.encode(each.offer.signatures).decode().replace("\\\\u0000", "")',
         killed_by=(f"{_PROVIDERS}::test_service_with_escapes_in_its_signature_is_listed_and_called",),
@@ -292,7 +292,7 @@ ROWS = (
     Mutant(
         "calls",
         "unreadable methods stop the reading of all offers",
-        "durable/calls/stored.py",
+        "durable/calls/stored_listings.py",
         before="        with suppress(msgspec.DecodeError):\n",
         after="        with suppress(KeyError):\n",
         killed_by=(f"{_PROVIDERS}::test_unreadable_row_stops_the_reading_of_no_other",),
@@ -332,11 +332,11 @@ ROWS = (
     Mutant(
         "calls",
         "each failure that nobody hears of is a line",
-        "durable/calls/unheard.py",
+        "durable/calls/unheard_failures.py",
         before="            self._begin(method)\n            return\n",
         after="            return\n",
         killed_by=(
-            "tests/unit/calls/test_unheard.py::test_flood_is_one_line_at_once_and_one_with_its_number",
+            "tests/unit/calls/test_unheard_failures.py::test_flood_is_one_line_at_once_and_one_with_its_number",
             f"{_CALLS}::test_many_failures_without_a_hook_are_two_lines",
         ),
     ),
@@ -423,7 +423,7 @@ ROWS = (
     Mutant(
         "calls",
         "each change is a push",
-        "transports/tcp/connected.py",
+        "transports/tcp/connected_peer.py",
         before="                await asyncio.sleep(max(PUSH_SECONDS, size_bytes / _BYTES_A_SECOND))\n",
         after="                await asyncio.sleep(0)\n",
         killed_by=(f"{_CONNECTIONS}::test_flapping_registry_costs_a_few_pushes_a_second",),
@@ -431,7 +431,7 @@ ROWS = (
     Mutant(
         "calls",
         "pushes do not wait for their reader",
-        "transports/tcp/connected.py",
+        "transports/tcp/connected_peer.py",
         before="            await self._stream.write(data)\n        return size_bytes\n",
         after="            self._stream.post(data)\n        return size_bytes\n",
         killed_by=(f"{_CONNECTIONS}::test_slow_reader_of_pushes_is_dropped_and_costs_one_push",),

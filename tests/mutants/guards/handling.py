@@ -465,7 +465,7 @@ ROWS = (
     Mutant(
         "handling",
         "a trial of a long handler is followed by another",
-        "recovery/incoming.py",
+        "recovery/incoming_claims.py",
         before="                lease=(agent.handler.timeout or settings.handler_timeout) + settings.settling_time,\n",
         after="                lease=settings.handler_timeout + settings.settling_time,\n",
         killed_by=(

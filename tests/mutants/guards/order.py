@@ -57,7 +57,7 @@ FROM sent WHERE endpoint IS NULL
     Mutant(
         "order",
         "a look for ordered rows has no end",
-        "recovery/ordered.py",
+        "recovery/ordered_claims.py",
         before="            if waiting and time.monotonic() - began > LONGEST_STEP:\n",
         after="            if not lanes:\n",
         killed_by=("tests/integration/agents/test_order.py::test_every_address_has_its_turn_however_short_a_look_is",),
@@ -65,7 +65,7 @@ FROM sent WHERE endpoint IS NULL
     Mutant(
         "order",
         "a look that was too short begins again",
-        "recovery/ordered.py",
+        "recovery/ordered_claims.py",
         before="                if not self._walk(waiting[0]).pages:\n",
         after="                if not waiting:\n",
         killed_by=(f"{_MANY}::test_paused_addresses_keep_no_others_waiting_however_short_a_look_is",),
@@ -73,7 +73,7 @@ FROM sent WHERE endpoint IS NULL
     Mutant(
         "order",
         "hints left over by a step are forgotten",
-        "recovery/ordered.py",
+        "recovery/ordered_claims.py",
         before="        for turn in chain.from_iterable(batches):\n",
         after="        for turn in chain.from_iterable(batches) if contested else ():\n",
         killed_by=(f"{_MANY}::test_keys_hinted_at_many_addresses_are_all_claimed_however_short_a_step_is",),
@@ -81,7 +81,7 @@ FROM sent WHERE endpoint IS NULL
     Mutant(
         "order",
         "keys of many addresses are claimed address by address",
-        "recovery/ordered.py",
+        "recovery/ordered_claims.py",
         before="        while waiting and is_known and len(group) < self._batch_size:\n",
         after="        while waiting and is_known and len(group) < 1:\n",
         killed_by=(f"{_MANY}::test_keyed_messages_at_many_addresses_are_looked_for_and_claimed_together",),

@@ -61,7 +61,7 @@ ROWS = (
     Mutant(
         "recovery",
         "forgotten rows are not released",
-        "durable/recovery/forgotten.py",
+        "durable/recovery/forgotten_rows.py",
         before="""\
         released = await self._database.transaction(leases.release, self._table, self._node, forgotten)
 """,
@@ -73,7 +73,7 @@ ROWS = (
     Mutant(
         "recovery",
         "a row that came meanwhile is forgotten",
-        "durable/recovery/forgotten.py",
+        "durable/recovery/forgotten_rows.py",
         before="self._policy.forgotten(owned, held | self._held())",
         after="self._policy.forgotten(owned, held)",
         killed_by=(
@@ -83,7 +83,7 @@ ROWS = (
     Mutant(
         "recovery",
         "a row that was finished meanwhile is forgotten",
-        "durable/recovery/forgotten.py",
+        "durable/recovery/forgotten_rows.py",
         before="""\
         held = self._held()
 """,
@@ -172,7 +172,7 @@ ROWS = (
     Mutant(
         "recovery",
         "an occurrence of a schedule is stored and its schedule stays",
-        "durable/recovery/recurring.py",
+        "durable/recovery/recurring_schedules.py",
         before="""\
             occurrence_at=following if moved else row.occurrence_at,
             due_at=following or row.due_at,""",
@@ -228,7 +228,7 @@ ROWS = (
     Mutant(
         "recovery",
         "addresses beyond the first thousand wait for the next poll",
-        "recovery/outgoing.py",
+        "recovery/outgoing_claims.py",
         before="        return bool(waiting or self.after)\n",
         after="        return bool(waiting)\n",
         killed_by=(
@@ -288,7 +288,7 @@ ROWS = (
     Mutant(
         "recovery",
         "the rest after a slow look counts as standing",
-        "recovery/ordered.py",
+        "recovery/ordered_claims.py",
         before="        return 0.0 if claimed else _REST * (time.monotonic() - began)\n",
         after="        await asyncio.sleep(0 if claimed else _REST * (time.monotonic() - began))\n        return 0.0\n",
         killed_by=(
@@ -547,7 +547,7 @@ ROWS = (
     Mutant(
         "recovery",
         "a schedule that cannot run keeps the others from running",
-        "durable/recovery/recurring.py",
+        "durable/recovery/recurring_schedules.py",
         before="sorted(due, key=self._failed.__contains__)",
         after="due",
         killed_by=(

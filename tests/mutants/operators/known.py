@@ -41,19 +41,19 @@ KNOWN: Final[tuple[Known, ...]] = (
         "the membership ends all the same; the log names the failed ROLLBACK instead of its cause",
     ),
     Known(
-        "recovery/ordered.py",
+        "recovery/ordered_claims.py",
         "return 0.0 if claimed else _REST * (time.monotonic() - began)",
         "return 0.0 if claimed else _REST * (time.monotonic() / began)",
         "the length of a rest between two looks that find nothing; a new message is claimed by its hint",
     ),
     Known(
-        "recovery/incoming.py",
+        "recovery/incoming_claims.py",
         "return inbox.claim(conn, schema, message_type=message_type, batch_size=100, node=node)",
         "return inbox.claim(conn, schema, message_type=message_type, batch_size= 101, node=node)",
         "the size of a batch; the rest follows in the next one",
     ),
     Known(
-        "recovery/scheduled.py",
+        "recovery/due_rows.py",
         "there_is_more |= expired == most",
         "there_is_more |= expired >= most",
         "a statement changes no more rows than its limit",

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from durable.calls.unheard import Unheard
+from durable.calls.unheard_failures import Unheard
 from durable.testing import eventually
 
 MORE = re.compile(r"calls of (\S+) failed, .*: (\d+) more")

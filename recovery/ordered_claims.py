@@ -34,8 +34,8 @@ from durable.agents.handling import HandlingAgent
 from durable.agents.node_agents import NodeAgents
 from durable.agents.sending import SendingAgent
 from durable.envelope import LeasedEnvelope, NodeId
-from durable.recovery.incoming import bury_unknown
-from durable.recovery.outgoing import DESTINATIONS, LONGEST_STEP, hand_over
+from durable.recovery.incoming_claims import bury_unknown
+from durable.recovery.outgoing_claims import DESTINATIONS, LONGEST_STEP, hand_over
 from durable.storage import ordering
 from durable.storage.ordering import Claimed, Lane, Turn, Turns
 from durable.telemetry import Event

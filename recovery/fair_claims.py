@@ -12,8 +12,8 @@ from durable.agents.context import AgentContext
 from durable.agents.handling import HandlingAgent
 from durable.agents.sending import SendingAgent
 from durable.envelope import LeasedEnvelope, NodeId
-from durable.recovery.incoming import bury_unknown
-from durable.recovery.outgoing import AgentFor, hand_over, rounds
+from durable.recovery.incoming_claims import bury_unknown
+from durable.recovery.outgoing_claims import AgentFor, hand_over, rounds
 from durable.storage import ordering
 from durable.telemetry import Event
 

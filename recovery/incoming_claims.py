@@ -16,7 +16,7 @@ from durable.grammar import several
 from durable.messages.routing import LOCAL
 from durable.messages.scope import listener_of
 from durable.recovery.floors import Floors
-from durable.recovery.outgoing import rounds
+from durable.recovery.outgoing_claims import rounds
 from durable.storage import inbox, leases, nodes, trials
 from durable.storage.rows import UNCOUNTED, Letter
 from durable.storage.sql.recovery import INCOMING

@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from durable.calls.stored import listings_of, loads_of, methods_of, rows_of
+from durable.calls.stored_listings import listings_of, loads_of, methods_of, rows_of
 from durable.storage.registry import StoredOffer
 from durable.transports.frames import Listing, Offer, Signature
 
