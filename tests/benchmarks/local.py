@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from durable import Bus
 from durable.application.handlers import MaxBatch
 from durable.envelope import Envelope
+from durable.storage.database import channel
 from durable.telemetry import Event
 from tests.benchmarks import floor, session_floor
 from tests.benchmarks.databases import Databases
@@ -123,19 +124,24 @@ class Local:
         self, rows: Sequence[Row], floors: Sequence[Pace], handler: Callable[..., Awaitable[None]], max_batch: MaxBatch
     ) -> None:
         url = self._databases.fresh()
-        async with floor.open_pool(url) as pool:
-            await floor.fill_inbox(pool, floor.envelopes(self._count))
-            await pool.execute("UPDATE durable.incoming_envelopes SET owner_id = 0")
         bus = Bus("bench", url, pool_size=floor.CONNECTIONS)
         bus.handles(Note, max_batch=max_batch, concurrency=floor.CONNECTIONS)(handler)
-        with counting(bus.runtime.sessions.engine) as counts:
-            async with AsyncExitStack() as stack:
+        async with AsyncExitStack() as stack:
+            pool = await stack.enter_async_context(floor.open_pool(url))
+            await floor.fill_inbox(pool, floor.envelopes(self._count))
+            conn = await stack.enter_async_context(pool.acquire())
+            release = conn.transaction()
+            await release.start()  # claims pass by the rows until its commit, when the node has opened its connections
+            await conn.execute("UPDATE durable.incoming_envelopes SET owner_id = 0")
+            await conn.execute("SELECT pg_notify($1, '')", channel("durable"))
+            counts = stack.enter_context(counting(bus.runtime.sessions.engine))
+            await stack.enter_async_context(bus)
 
-                async def handle_all() -> None:
-                    await stack.enter_async_context(bus)
-                    await until(lambda: bus.runtime.counters[Event.HANDLED] >= self._count)
+            async def handle_all() -> None:
+                await release.commit()
+                await until(lambda: bus.runtime.counters[Event.HANDLED] >= self._count)
 
-                ours = await pace(self._count, handle_all)
+            ours = await pace(self._count, handle_all)
         effects = self._count if handler is _take else counts.commits
         added = Counts(counts.statements - effects, counts.commits)
         _note(rows, floors, ours, added, self._count)
