@@ -17,6 +17,7 @@ from durable.messages.routing import LOCAL
 from durable.messages.scope import listener_of
 from durable.recovery.floors import Floors
 from durable.recovery.outgoing_claims import rounds
+from durable.recovery.unreadable_rows import put_aside
 from durable.storage import inbox, leases, nodes, trials
 from durable.storage.rows import UNCOUNTED, Letter
 from durable.storage.sql.recovery import INCOMING
@@ -57,17 +58,18 @@ async def _claim_batch(agent: HandlingAgent, message_type: str, context: AgentCo
         agent.claim_pending = not agent.rests
         return False
     claimed = await context.database.statement(
-        inbox.claim,
+        inbox.claim_alone,
         message_type=message_type,
         handler=agent.handler.message_type,
         batch_size=batch_size,
         node=context.node,
         floor=floors.of(message_type),
     )
-    context.counters.add(Event.CLAIMED, len(claimed))
-    floors.claimed(message_type, claimed, batch_size)
-    agent.take(claimed)
-    return len(claimed) == batch_size
+    context.counters.add(Event.CLAIMED, len(claimed.leases))
+    floors.claimed(message_type, claimed.leases, batch_size)
+    agent.take(claimed.leases)
+    await put_aside(context, INCOMING, claimed)
+    return len(claimed.leases) + len(claimed.unreadable) == batch_size
 
 
 async def claim_trials(

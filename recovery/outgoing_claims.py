@@ -16,9 +16,11 @@ from durable.agents.context import AgentContext
 from durable.agents.sending import SendingAgent
 from durable.envelope import LeasedEnvelope
 from durable.recovery.floors import Floors
+from durable.recovery.unreadable_rows import put_aside
 from durable.settings import Settings
 from durable.storage import outbox
 from durable.storage.outbox import NO_FLOORS
+from durable.storage.sql.recovery import OUTGOING
 from durable.telemetry import Event
 
 AgentFor = Callable[[str], SendingAgent | None]
@@ -67,15 +69,17 @@ class OutgoingClaims:
             return []
         database, floors = self._context.database, self._places(sizes)
         claimed = await (database.transaction if floors else database.statement)(
-            outbox.claim,
+            outbox.claim_alone,
             {agent.destination: size for agent, size in sizes.items()},
             node=self._context.node,
             floors=floors,
         )
-        self._context.counters.add(Event.CLAIMED, len(claimed))
-        self._note_floors(claimed, sizes)
-        hand_over(claimed, self._agent_for)
-        counts = Counter(lease.endpoint for lease in claimed)
+        leases = claimed.leases
+        self._context.counters.add(Event.CLAIMED, len(leases))
+        self._note_floors(leases, sizes)
+        hand_over(leases, self._agent_for)
+        await put_aside(self._context, OUTGOING, claimed)
+        counts = Counter(lease.endpoint for lease in leases)
         return [agent for agent, size in sizes.items() if counts[agent.destination] == size]
 
     def _places(self, agents: Iterable[SendingAgent]) -> Mapping[str, int]:

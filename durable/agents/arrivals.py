@@ -78,10 +78,8 @@ class ArrivalStore:
                 key = (envelope.id, endpoint)
                 reason = self._add(fit, key, envelope)
             if reason is not None:
-                other_body = reason == _OTHER_BODY
-                replayable = not other_body and screening.is_whole(envelope, **self._limits)
-                kept = await self._quarantine_alone(endpoint, envelope, reason, replayable)
-                unfit[position] = OTHER_BODY if other_body and kept == STORED else kept
+                kept = await self._quarantine_alone(endpoint, envelope, reason)
+                unfit[position] = OTHER_BODY if reason == _OTHER_BODY and kept == STORED else kept
         fresh, changed, refused = await self._store_fit(list(fit.values())) if fit else _NOTHING
         outcomes: list[Outcome] = []
         for position, (endpoint, envelope) in enumerate(envelopes):
@@ -121,9 +119,9 @@ class ArrivalStore:
         """Store envelopes that seem sound, and compare those that were known with what is known of them. One that the
         database refuses becomes a dead letter, and the others proceed.
         """
-        fresh, errors = await _in_parts(self._store_together, envelopes)
+        fresh, errors = await _one_by_one(self._store_together, envelopes)
         known = [each for each in envelopes if _key(each) not in fresh and _key(each) not in errors]
-        changed, unsaid = await _in_parts(self._compare_together, known) if known else (set[Key](), {})
+        changed, unsaid = await _one_by_one(self._compare_together, known) if known else (set[Key](), {})
         errors |= unsaid
         if await self._is_the_wiring(errors, len(envelopes)):
             raise next(iter(errors.values()))
@@ -209,22 +207,25 @@ class ArrivalStore:
             inbox.quarantine(conn, schema, self._node, _unfit(arrival))
         return changed
 
-    async def _quarantine_alone(
-        self, endpoint: str, envelope: Envelope, reason: str, replayable: bool = False
-    ) -> Outcome:
+    async def _quarantine_alone(self, endpoint: str, envelope: Envelope, reason: str) -> Outcome:
         """Stored, as a dead letter; Rejected when the database refuses even that: then its sender keeps it as one."""
         unfit = Unfit(endpoint, _raw(envelope), reason, _known(envelope))
-        if replayable:
+        kept = [unfit]
+        if reason != _OTHER_BODY and screening.is_whole(envelope, **self._limits):
             place = self._places.incoming(envelope)
-            unfit = unfit._replace(headers=envelope.headers, replayable=True, place=place)
-        try:
-            await self.quarantine(unfit)
-        except RefusedPerhaps:  # rather than of this message it may tell of the table of dead letters
-            raise
-        except InvalidMessage as error:
-            log.error("cannot quarantine %s at %s, rejected: %s", envelope.id, endpoint, error)
-            return Rejected(f"{reason}; as a dead letter: {error}"[:LONGEST_REASON])
-        return STORED
+            kept.insert(0, unfit._replace(headers=envelope.headers, replayable=True, place=place))
+        errors: list[InvalidMessage] = []
+        for each in kept:
+            try:
+                await self.quarantine(each)
+            except RefusedPerhaps:  # rather than of this message it may tell of the table of dead letters
+                raise
+            except InvalidMessage as error:  # its headers, say, are what the database cannot store
+                errors.append(error)
+            else:
+                return STORED
+        log.error("cannot quarantine %s at %s, rejected: %s", envelope.id, endpoint, errors[-1])
+        return Rejected(f"{reason}; as a dead letter: {errors[-1]}"[:LONGEST_REASON])
 
     def _tell_quarantined(self, unfit: Unfit) -> None:
         """Log and count it: after the COMMIT, because a transaction may run more than once."""
@@ -235,6 +236,22 @@ class ArrivalStore:
     def _unacceptable(self, envelope: Envelope) -> str | None:
         reason = screening.find_error(envelope, **self._limits) or screening.find_misplaced(envelope)
         return reason or screening.find_misdating(envelope, self._clock.now(), **self._settings.window)
+
+
+async def _one_by_one(
+    work: Callable[[Sequence[_Arrived]], Awaitable[set[Key]]], envelopes: Sequence[_Arrived]
+) -> tuple[set[Key], dict[Key, InvalidMessage]]:
+    """Do _in_parts(), and once more for those that were refused perhaps because of the wiring: a right, say, may have
+    come back in the midst of it. Raises RefusedPerhaps when work for no envelopes is refused, too.
+    """
+    done, errors = await _in_parts(work, envelopes)
+    doubtful = [each for each in envelopes if isinstance(errors.get(_key(each)), RefusedPerhaps)]
+    if not doubtful:
+        return done, errors
+    await work(())
+    again, refused = await _in_parts(work, doubtful)
+    certain = {key: error for key, error in errors.items() if not isinstance(error, RefusedPerhaps)}
+    return done | again, certain | refused
 
 
 async def _in_parts(

@@ -18,7 +18,16 @@ from durable.messages.ordering import FREE, QueueKeys
 from durable.messages.repeats import Known
 from durable.storage import circuits
 from durable.storage.circuits import CircuitKind
-from durable.storage.isolation import batch, isolated, left_alone, quarantining, readable, refusals_named
+from durable.storage.isolation import (
+    Claimed,
+    batch,
+    isolated,
+    left_alone,
+    put_aside,
+    quarantining,
+    read,
+    refusals_named,
+)
 from durable.storage.leases import fence
 from durable.storage.rows import (
     ONCE,
@@ -146,7 +155,7 @@ def _digest(arrival: Arrival) -> int:
     return message_digest(envelope.message_type, envelope.body) if arrival.digest is None else arrival.digest
 
 
-def claim(
+def claim_alone(
     conn: Connection,
     schema: str,
     *,
@@ -156,16 +165,35 @@ def claim(
     node: NodeId,
     is_trial: bool = False,
     floor: int = 0,
-) -> list[LeasedEnvelope]:
-    """Take up to `batch_size` unowned messages of this type, oldest first; of a stopped handler only for a trial.
-
-    `handler` is the type of the handler where that is a newer version. `floor` is the place in the queue to begin at.
+) -> Claimed:
+    """claim(), by one statement: rows that cannot be read are left to the caller, for put_aside(). A commit of the
+    claim alone must not leave the others owned and in nobody's hands.
     """
     params = {"message_type": message_type, "batch_size": batch_size, "node": node, "is_trial": is_trial}
     params |= {"handler": handler or message_type, "floor": floor}
     refused = quarantining(conn, schema, INCOMING, node, "claim")
-    claimed = batch(conn, schema, statements.CLAIM_INCOMING, params, refused)
-    return readable(conn, schema, INCOMING, node, claimed)
+    return read(batch(conn, schema, statements.CLAIM_INCOMING, params, refused))
+
+
+def claim(
+    conn: Connection,
+    schema: str,
+    *,
+    message_type: str,
+    batch_size: int,
+    node: NodeId,
+    is_trial: bool = False,
+    floor: int = 0,
+) -> list[LeasedEnvelope]:
+    """Take up to `batch_size` unowned messages of this type, oldest first; of a stopped handler only for a trial.
+
+    `floor` is the place in the queue to begin at.
+    """
+    leases, unreadable = claim_alone(
+        conn, schema, message_type=message_type, batch_size=batch_size, node=node, is_trial=is_trial, floor=floor
+    )
+    put_aside(conn, schema, INCOMING, node, unreadable)
+    return leases
 
 
 def finish_handled(

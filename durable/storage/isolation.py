@@ -163,32 +163,51 @@ def isolated(
         return done
     if found.may_be_of_the_wiring and _tried(conn, lambda: work(()))[1] is not None:
         raise found.error
-    done, failed = _halved(conn, rows, work, found, until)
-    if len(rows) > 1 and not done and _alike([each for _, each in failed]):
+    parts = _halved(conn, rows, work, found, until)
+    if len(rows) > 1 and all(failed for _, failed in parts) and _alike([each for _, [(_, each)] in parts]):
         raise found.error
-    for row, each in failed:
-        refused(row, each.reason)
-    return done
+    results: list[T] = []
+    for done, failed in parts:
+        results += done
+        for row, before in failed:
+            again, why_not = _tried_again(conn, row, work, before)
+            results += again
+            if why_not is not None:
+                refused(row, why_not.reason)
+    return results
+
+
+_Part = tuple[list[T], list[tuple[R, Refusal]]]
+"""The result of the work for some rows, or a row that is refused alone."""
 
 
 def _halved(
     conn: Connection, rows: Sequence[R], work: Callable[[Sequence[R]], T], found: Refusal, until: float
-) -> tuple[list[T], list[tuple[R, Refusal]]]:
-    """Run the work for halves of rows that are refused together; return its results, and the rows refused alone."""
+) -> list[_Part[T, R]]:
+    """Run the work for halves of rows that are refused together; return the parts in the order of the rows."""
     if len(rows) == 1:
-        return [], [(rows[0], found)]
-    results: list[T] = []
-    failed: list[tuple[R, Refusal]] = []
+        return [([], [(rows[0], found)])]
+    parts: list[_Part[T, R]] = []
     middle = len(rows) // 2
     for part in (rows[:middle], rows[middle:]):
-        if failed and time.monotonic() > until:
+        if any(failed for _, failed in parts) and time.monotonic() > until:
             break
         done, why_not = _tried(conn, partial(work, part))
-        if why_not is not None:
-            done, alone = _halved(conn, part, work, why_not, until)
-            failed += alone
-        results += done
-    return results, failed
+        parts += [(done, [])] if why_not is None else _halved(conn, part, work, why_not, until)
+    return parts
+
+
+def _tried_again(
+    conn: Connection, row: R, work: Callable[[Sequence[R]], T], before: Refusal
+) -> tuple[list[T], Refusal | None]:
+    """Try a row again that was refused, perhaps because of the wiring, which may have been put right meanwhile. Raises
+    the error when it was not.
+    """
+    if not before.may_be_of_the_wiring:
+        return [], before
+    if _tried(conn, lambda: work(()))[1] is not None:
+        raise before.error
+    return _tried(conn, lambda: work([row]))
 
 
 def _alike(found: Sequence[Refusal]) -> bool:
@@ -237,17 +256,41 @@ def quarantining(conn: Connection, schema: str, table: Recovery, node: NodeId, d
     return refused
 
 
+class Claimed(NamedTuple):
+    """Rows that a node owns now: messages, and rows that cannot be read, each with the reason."""
+
+    leases: list[LeasedEnvelope]
+    unreadable: list[tuple[LeaseKey, str]]
+
+
+def read(claimed: Iterable[Row[Any]]) -> Claimed:
+    """Read claimed rows. Those that cannot be read are for put_aside()."""
+    found = Claimed([], [])
+    for row in claimed:
+        try:
+            found.leases.append(leased(row))
+        except InvalidMessage as error:
+            found.unreadable.append((key_of(row), str(error)))
+    return found
+
+
+def put_aside(
+    conn: Connection, schema: str, table: Recovery, node: NodeId, unreadable: Iterable[tuple[LeaseKey, str]]
+) -> None:
+    """Make dead letters of rows that this node owns and cannot read; where that is refused, mark them."""
+    for row, why in unreadable:
+        letter = Letter.because(f"the row cannot be read: {why}", UNREADABLE)
+        _put_aside(conn, schema, table, node, row, letter, f"cannot be read: {why}")
+
+
 def readable(
     conn: Connection, schema: str, table: Recovery, node: NodeId, claimed: Iterable[Row[Any]]
 ) -> list[LeasedEnvelope]:
-    """Return the claimed rows; one that cannot be read becomes a dead letter, and the others go on."""
-    leases = []
-    for row in claimed:
-        try:
-            leases.append(leased(row))
-        except InvalidMessage as error:
-            letter = Letter.because(f"the row cannot be read: {error}", UNREADABLE)
-            _put_aside(conn, schema, table, node, key_of(row), letter, f"cannot be read: {error}")
+    """Return the claimed rows, in the transaction of their claim; one that cannot be read becomes a dead letter, and
+    the others go on.
+    """
+    leases, unreadable = read(claimed)
+    put_aside(conn, schema, table, node, unreadable)
     return leases
 
 

@@ -14,7 +14,7 @@ from durable.envelope import Envelope, LeasedEnvelope, LeaseKey, NodeId, is_gene
 from durable.messages.digest import message_digest
 from durable.messages.ordering import FREE, QueueKeys
 from durable.storage.database import channel
-from durable.storage.isolation import batch, isolated, left_alone, quarantining, readable
+from durable.storage.isolation import Claimed, batch, isolated, left_alone, put_aside, quarantining, read
 from durable.storage.leases import fence
 from durable.storage.new_work import ANYWHERE, NewWork
 from durable.storage.outages import mismatch
@@ -105,19 +105,29 @@ def wake_nodes(conn: Connection, schema: str, new: NewWork = ANYWHERE) -> None:
     statements.WAKE_NODES.run(conn, schema, {"channel": channel(schema), "payload": new.payload()})
 
 
-def claim(
+def claim_alone(
     conn: Connection, schema: str, sizes: Mapping[str, int], *, node: NodeId, floors: Mapping[str, int] = NO_FLOORS
-) -> list[LeasedEnvelope]:
-    """Take unowned rows for these destinations, of each as many as its size says, oldest first. `floors` are the places
-    in their queues to begin at, while handled rows are in the way.
+) -> Claimed:
+    """claim(), by one statement unless there are floors: rows that cannot be read are left to the caller, for
+    put_aside(). A commit of the claim alone must not leave the others owned and in nobody's hands.
     """
     if floors:
         conn.execute(ALONG_THE_INDEX.within(schema))
     params = {"destinations": list(sizes), "sizes": list(sizes.values()), "batch_size": sum(sizes.values())}
     params |= {"floors": [floors.get(destination, 0) for destination in sizes]}
     refused = quarantining(conn, schema, OUTGOING, node, "claim")
-    claimed = batch(conn, schema, statements.CLAIM_OUTGOING, params | {"node": node}, refused)
-    return readable(conn, schema, OUTGOING, node, claimed)
+    return read(batch(conn, schema, statements.CLAIM_OUTGOING, params | {"node": node}, refused))
+
+
+def claim(
+    conn: Connection, schema: str, sizes: Mapping[str, int], *, node: NodeId, floors: Mapping[str, int] = NO_FLOORS
+) -> list[LeasedEnvelope]:
+    """Take unowned rows for these destinations, of each as many as its size says, oldest first. `floors` are the places
+    in their queues to begin at, while handled rows are in the way.
+    """
+    leases, unreadable = claim_alone(conn, schema, sizes, node=node, floors=floors)
+    put_aside(conn, schema, OUTGOING, node, unreadable)
+    return leases
 
 
 def delete_sent(

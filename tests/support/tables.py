@@ -112,3 +112,23 @@ def shared_tables(server: Embedded) -> Iterator[Tables]:
         url = make("app")
         with psycopg.connect(url, autocommit=True) as conn:
             yield Tables(url, conn)
+
+
+@contextmanager
+def refusing_statements(tables: Tables, where: str, count: int, code: str) -> Iterator[None]:
+    """Refuse so many statements, such as `INSERT ON durable.incoming_envelopes`, with this code, as if a right were
+    away, and then no more. A sequence counts them, because no rollback takes it back.
+    """
+    tables.execute("CREATE SEQUENCE public.refused")
+    tables.execute(f"""CREATE FUNCTION public.refuse_statement() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF nextval('public.refused') <= {count} THEN RAISE EXCEPTION 'no right' USING ERRCODE = '{code}'; END IF;
+        RETURN NULL;
+    END $$""")
+    tables.execute(
+        f"CREATE TRIGGER refuse_statement BEFORE {where} FOR EACH STATEMENT EXECUTE FUNCTION public.refuse_statement()"
+    )
+    try:
+        yield
+    finally:
+        tables.execute("DROP FUNCTION public.refuse_statement CASCADE")
+        tables.execute("DROP SEQUENCE public.refused")

@@ -178,8 +178,8 @@ async def test_agent_ended_during_a_claim_is_replaced(
     """Nobody would look for the rows of an agent that has ended before minutes have passed."""
     customers = Customers(database_url, 20, forgotten_after=timedelta(minutes=5))
     await customers.send(key)
-    module = ordering if key else outbox
-    claim: Callable[..., Any] = module.claim
+    module, name = (ordering, "claim") if key else (outbox, "claim_alone")
+    claim: Callable[..., Any] = getattr(module, name)
     ended = Counter[str]()
 
     def claimed(*args: Any, **kwargs: Any) -> Any:
@@ -191,7 +191,7 @@ async def test_agent_ended_during_a_claim_is_replaced(
                 ended[address] += node.agents.retire(address)
         return found
 
-    monkeypatch.setattr(module, "claim", claimed)
+    monkeypatch.setattr(module, name, claimed)
     async with customers.bus:
         assert await customers.all_handled()
     assert ended.total() == 20

@@ -23,7 +23,7 @@ from durable.storage import inbox
 from durable.storage.database import Database
 from durable.telemetry import Counters, Event
 from durable.testing import eventually
-from tests.support.tables import Tables, shared_tables
+from tests.support.tables import Tables, refusing_statements, shared_tables
 
 NODE = NodeId(7)
 SHOP = "shop"  # an endpoint
@@ -393,6 +393,33 @@ class TestQuarantine:
         finally:
             tables.execute("DROP TRIGGER forbid ON durable.incoming_envelopes")
         assert tables.count("dead_letters") == 0
+
+    @pytest.mark.parametrize("code", ["42501", "0A000", "3F000"])
+    @pytest.mark.parametrize("refusals", [*range(1, 17), 31])
+    async def test_right_coming_back_amid_a_batch_makes_no_dead_letters(
+        self, house: House, tables: Tables, refusals: int, code: str
+    ) -> None:
+        batch = envelopes(8)
+        with refusing_statements(tables, "INSERT ON durable.incoming_envelopes", refusals, code):
+            outcomes = await house.receive(*batch)
+            assert all(outcome == STORED or isinstance(outcome, Failed) for outcome in outcomes)
+            while any(isinstance(outcome, Failed) for outcome in outcomes):
+                outcomes = await house.receive(*batch)
+        assert (tables.count("incoming_envelopes"), tables.count("dead_letters")) == (8, 0)
+        assert {*outcomes} <= {STORED, DUPLICATE}
+
+    @pytest.mark.parametrize("count", [1, 5])
+    @pytest.mark.parametrize("code", ["42501", "22000"])
+    async def test_refused_whole_envelope_is_replayable(
+        self, house: House, tables: Tables, code: str, count: int
+    ) -> None:
+        poison = envelope(b"poison " + code.encode())
+        assert await house.receive(*envelopes(count - 1), poison) == [STORED] * count
+        assert tables.one("SELECT id, replayable, headers FROM durable.dead_letters") == (
+            poison.id,
+            True,
+            poison.headers,
+        )
 
     async def test_envelope_older_than_the_dedupe_window_is_quarantined(self, house: House, tables: Tables) -> None:
         week_ago = int((datetime.now(UTC) - timedelta(days=7, minutes=1)).timestamp() * 1000)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -50,7 +51,7 @@ from durable.storage.sql import dead_letters as letter_statements
 from durable.storage.sql import housekeeping
 from durable.storage.sql.recovery import INCOMING, OUTGOING, REFUSED_OWNER, Recovery
 from tests.failure.leftovers import MESSAGE_TYPE, envelope
-from tests.support.tables import Tables, shared_tables
+from tests.support.tables import Tables, refusing_statements, shared_tables
 
 REFUSE = """
 CREATE TABLE poison (id uuid, operation text, code text NOT NULL DEFAULT '54000');
@@ -241,7 +242,7 @@ BATCHES: dict[str, Batch] = {
     ),
     "claim outgoing by a statement": Batch(
         "outgoing", UNOWNED, "UPDATE",
-        lambda db, _: db.statement(outbox.claim, {PEER: 100}, node=NODE),
+        lambda db, _: db.statement(outbox.claim_alone, {PEER: 100}, node=NODE),
     ),
     "claim incoming": Batch(
         "incoming", UNOWNED, "UPDATE",
@@ -249,7 +250,7 @@ BATCHES: dict[str, Batch] = {
     ),
     "claim incoming by a statement": Batch(
         "incoming", UNOWNED, "UPDATE",
-        lambda db, _: db.statement(inbox.claim, message_type=MESSAGE_TYPE, batch_size=100, node=NODE),
+        lambda db, _: db.statement(inbox.claim_alone, message_type=MESSAGE_TYPE, batch_size=100, node=NODE),
     ),
     "delete what was sent": Batch(
         "outgoing", OWNED, "DELETE", lambda db, owned: db.transaction(outbox.delete_sent, NODE, owned)
@@ -509,6 +510,25 @@ async def test_single_row_is_blamed_when_the_statement_works_over_no_rows(
     finally:
         tables.execute("DROP TRIGGER forbid ON durable.incoming_envelopes")
     assert tables.rows("SELECT id FROM durable.dead_letters") == ([] if is_general else [first.envelope.id])
+
+
+@pytest.mark.parametrize("code", ["42501", "0A000"])
+@pytest.mark.parametrize("refusals", range(1, 16))
+@pytest.mark.parametrize("name", ["claim outgoing", "claim incoming by a statement", "delete what was sent"])
+async def test_right_coming_back_between_statements_puts_no_row_aside(
+    database: Database, tables: Tables, name: str, refusals: int, code: str
+) -> None:
+    side, state, operation, run, _ = BATCHES[name]
+    owned = await given(database, side)
+    await tables.change(f"UPDATE durable.{side}_envelopes SET {state}")
+    with refusing_statements(tables, f"{operation} ON durable.{side}_envelopes", refusals, code):
+        for _ in range(refusals + 1):
+            with suppress(DBAPIError):
+                await run(database, owned)
+                break
+    assert tables.count("dead_letters") == 0
+    rows = found(tables, side).values()
+    assert {row[0] for row in rows} == (set() if operation == "DELETE" else {NODE})
 
 
 async def test_uncountable_attempt_does_not_prevent_the_sending(database: Database, tables: Tables) -> None:

@@ -9,7 +9,7 @@ ROWS = (
         "receiving",
         "another message under a known id is a duplicate",
         "durable/agents/arrivals.py",
-        before="await _in_parts(self._compare_together, known) if known else (set[Key](), {})",
+        before="await _one_by_one(self._compare_together, known) if known else (set[Key](), {})",
         after="set[Key](), {}",
         killed_by=(
             "tests/integration/agents/test_receiving.py::TestDuplicates::test_another_body_under_a_known_id_is_quarantined[later]",
@@ -208,6 +208,26 @@ def outlives""",
         killed_by=(
             "tests/integration/storage/functions/test_ends.py::"
             "test_waiting_message_lives_longer_after_its_lock_is_rolled_back",
+        ),
+    ),
+    Mutant(
+        "receiving",
+        "an envelope is quarantined although the right for it has come back",
+        "durable/agents/arrivals.py",
+        before="    if not doubtful:\n        return done, errors\n",
+        after="    return done, errors\n",
+        killed_by=(
+            "tests/integration/agents/test_receiving.py::TestQuarantine::test_right_coming_back_amid_a_batch_makes_no_dead_letters",
+        ),
+    ),
+    Mutant(
+        "receiving",
+        "a whole envelope that the database refuses is kept as bytes alone",
+        "durable/agents/arrivals.py",
+        before="        if reason != _OTHER_BODY and screening.is_whole(envelope, **self._limits):\n",
+        after="        if False:\n",
+        killed_by=(
+            "tests/integration/agents/test_receiving.py::TestQuarantine::test_refused_whole_envelope_is_replayable",
         ),
     ),
 )

@@ -593,4 +593,14 @@ ROWS = (
             "tests/integration/recovery/test_new_work.py::test_message_stored_by_another_process_is_handled_before_the_next_poll[with a delay]",
         ),
     ),
+    Mutant(
+        "recovery",
+        "a row that can neither be read nor be put aside is named by nobody",
+        "durable/recovery/unreadable_rows.py",
+        before="    except (DurableError, DBAPIError) as error:\n",
+        after="    except ZeroDivisionError as error:\n",
+        killed_by=(
+            "tests/integration/recovery/test_unreadable_rows.py::test_unreadable_row_does_not_hold_its_neighbours_up",
+        ),
+    ),
 )

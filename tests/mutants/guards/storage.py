@@ -423,10 +423,32 @@ ROWS = (
         "storage",
         "refused rows of a distant database are all singled out in one transaction",
         "durable/storage/isolation.py",
-        before="        if failed and time.monotonic() > until:\n",
+        before="        if any(failed for _, failed in parts) and time.monotonic() > until:\n",
         after="        if False:\n",
         killed_by=(
             "tests/integration/storage/test_refused_rows.py::test_many_refused_rows_are_put_aside_by_several_transactions_when_each_takes_long[at once asyncpg-claim incoming]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a row is put aside although the right for it has come back",
+        "durable/storage/isolation.py",
+        before="    if not before.may_be_of_the_wiring:\n        return [], before\n",
+        after="    return [], before\n",
+        killed_by=(
+            "tests/integration/storage/test_refused_rows.py::test_right_coming_back_between_statements_puts_no_row_aside",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "an unreadable row leaves the others of its claim in nobody's hands",
+        "durable/storage/inbox.py",
+        before="    return read(batch(conn, schema, statements.CLAIM_INCOMING, params, refused))\n",
+        after="    found = read(batch(conn, schema, statements.CLAIM_INCOMING, params, refused))\n"
+        "    put_aside(conn, schema, INCOMING, node, found.unreadable)\n"
+        "    return Claimed(found.leases, [])\n",
+        killed_by=(
+            "tests/integration/recovery/test_unreadable_rows.py::test_unreadable_row_does_not_hold_its_neighbours_up",
         ),
     ),
     Mutant(
