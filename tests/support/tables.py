@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -115,13 +115,14 @@ def shared_tables(server: Embedded) -> Iterator[Tables]:
 
 
 @contextmanager
-def refusing_statements(tables: Tables, where: str, count: int, code: str) -> Iterator[None]:
-    """Refuse so many statements, such as `INSERT ON durable.incoming_envelopes`, with this code, as if a right were
-    away, and then no more. A sequence counts them, because no rollback takes it back.
+def refusing_statements(tables: Tables, where: str, refused: Collection[int], code: str) -> Iterator[None]:
+    """Refuse the statements of these numbers, from 1, with this code, as if a right were away. `where`: such as `INSERT
+    ON durable.incoming_envelopes`. A sequence counts them, because no rollback takes it back.
     """
     tables.execute("CREATE SEQUENCE public.refused")
+    numbers = ", ".join(map(str, refused))
     tables.execute(f"""CREATE FUNCTION public.refuse_statement() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-        IF nextval('public.refused') <= {count} THEN RAISE EXCEPTION 'no right' USING ERRCODE = '{code}'; END IF;
+        IF nextval('public.refused') IN ({numbers}) THEN RAISE EXCEPTION 'no right' USING ERRCODE = '{code}'; END IF;
         RETURN NULL;
     END $$""")
     tables.execute(

@@ -395,12 +395,12 @@ class TestQuarantine:
         assert tables.count("dead_letters") == 0
 
     @pytest.mark.parametrize("code", ["42501", "0A000", "3F000"])
-    @pytest.mark.parametrize("refusals", [*range(1, 17), 31])
+    @pytest.mark.parametrize("refused", [range(1, 2 + count) for count in (*range(16), 30)], ids=len)
     async def test_right_coming_back_amid_a_batch_makes_no_dead_letters(
-        self, house: House, tables: Tables, refusals: int, code: str
+        self, house: House, tables: Tables, refused: range, code: str
     ) -> None:
         batch = envelopes(8)
-        with refusing_statements(tables, "INSERT ON durable.incoming_envelopes", refusals, code):
+        with refusing_statements(tables, "INSERT ON durable.incoming_envelopes", refused, code):
             outcomes = await house.receive(*batch)
             assert all(outcome == STORED or isinstance(outcome, Failed) for outcome in outcomes)
             while any(isinstance(outcome, Failed) for outcome in outcomes):
