@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from durable.pipeline.undisturbed import publishing
 from durable.pipeline.unwritable import writing
 from durable.settings import load_settings
 from tests.support.command import Agent
-from tests.support.history import add_history
+from tests.support.history import add_history, add_old_day
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -40,10 +41,13 @@ class Disk:
     def __init__(self, place: Path) -> None:
         self.place = place
 
-    def fill(self) -> None:
-        with suppress(OSError), (self.place / "filler").open("wb", buffering=0) as file:
+    def fill(self, *, room: int = 0) -> None:
+        """Leave room for so many bytes."""
+        filler = self.place / "filler"
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(4_096))
+        os.truncate(filler, filler.stat().st_size - room)
 
     def break_by(self, fault: str) -> None:
         if fault == "full":
@@ -101,6 +105,27 @@ def test_command_names_the_unwritable_file_and_goes_on_later(
     disk.repair()
     again = agent("pipeline", *COMMANDS[name])
     assert (again.code, again.err) == (0, "")
+
+
+def test_failed_archive_leaves_the_disk_as_it_was(
+    agent: Agent, disk: Disk, emptied_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = disk.place / "lake"
+    monkeypatch.setenv("DURABLE_DATABASE_URL", emptied_url)
+    monkeypatch.setenv("DURABLE_LAKE", str(lake))
+    with psycopg.connect(emptied_url, autocommit=True) as conn:
+        for day in range(1, 5):
+            add_old_day(conn, day, 4_000, first=day * 10_000)
+    disk.fill(room=80 * 1024)  # for some of the four files
+
+    for _ in range(2):
+        ended = agent("pipeline", *COMMANDS["archive"])
+        assert (ended.code, "No space left on device" in ended.err) == (1, True), ended
+        assert list(lake.rglob("day=*/*")) == []
+
+    disk.repair()
+    assert agent("pipeline", *COMMANDS["archive"]).code == 0
+    assert len(list(lake.rglob("history/day=*/*.parquet"))) == 4
 
 
 # ---------------------------------------------------------------- whose error it is
