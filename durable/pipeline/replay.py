@@ -158,6 +158,24 @@ def refuse_forgotten(chosen: DataFrame, dedupe_window: timedelta, dropped_until:
         )
 
 
+def refuse_foreign(rows: DataFrame, database: str | None, destination: str | None = None) -> None:
+    """Raise InvalidSetting when rows of a lake are local messages of another database than this one, which would handle
+    them under the same ids a second time: of local messages only the history of their own database knows.
+    """
+    from pyspark.sql import functions as F
+
+    is_local = F.lit(destination == LOCAL) if destination is not None else F.col("address") == LOCAL
+    other = F.col("database").isNotNull() & ~F.col("database").eqNullSafe(F.lit(database))
+    with spark_errors():
+        (foreign,) = rows.select(F.count_if(is_local & other & F.col("body").isNotNull())).collect()[0]
+    if foreign:
+        raise InvalidSetting(
+            f"same_ids: {foreign:,} of these messages are local to another database of the lake, and this one cannot "
+            f"tell whether they were handled there; choose its own, by --where \"database = '{database}'\", or replay "
+            "them under new ids"
+        )
+
+
 def _shown(moment: datetime | None) -> str:
     return "" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -267,6 +268,34 @@ async def test_local_messages_are_handled_once_after_a_purge_below_the_dedupe_wi
         assert "same_ids: 5 of these messages are local and were sent before" in ended.err
     await settle()
     assert sorted(handled) == [0, 1, 2, 3, 4]
+
+
+def test_local_messages_of_another_database_are_refused_under_their_ids(
+    spark: SparkSession,
+    lake: Lake,
+    again: Callable[..., dict[str, Any]],
+    agent: Agent,
+    make_database: Callable[[str], str],
+) -> None:
+    """Both have local messages, and messages that came in at an endpoint: two of each."""
+    urls = [make_database("app"), make_database("app")]
+    for number, url in enumerate(urls):
+        with psycopg.connect(url, autocommit=True) as conn:
+            add_history(conn, 4, first=1 + 10 * number)
+            conn.execute(
+                "UPDATE durable.envelope_history SET side = 'incoming', outcome = 'handled', body = '{}', "
+                "address = CASE WHEN id IN (SELECT id FROM durable.envelope_history ORDER BY id LIMIT 2) "
+                "THEN 'local' ELSE 'shop' END"
+            )
+        archived(spark, lake, url)
+    command = ("pipeline", "replay", "--lake", lake.url, "--database", urls[0], "--same-ids", "--all")
+    for options, count in (((), 2), (("--dry-run",), 2), (("--destination", LOCAL), 4)):
+        ended = agent(*command, "--name", "all", *options)
+        assert (ended.code, ended.err.count("\n")) == (2, 1), ended
+        assert f"same_ids: {count} of these messages are local to another database of the lake" in ended.err
+    (condition,) = re.findall(r"--where \"(.*?)\"", ended.err)
+    assert again(urls[0], "--name", "own", "--same-ids", "--all", "--where", condition)["messages"] == 4
+    assert again(urls[0], "--name", "new", "--all")["messages"] == 8
 
 
 def test_purge_is_refused_while_a_replay_is_at_work(

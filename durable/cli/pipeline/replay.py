@@ -19,7 +19,7 @@ from durable.errors import InvalidSetting
 from durable.pipeline.session import needs_spark, spark_errors
 from durable.pipeline.texts import check_name
 from durable.pipeline.undisturbed import Undisturbed, publishing
-from durable.storage import migrator, placements, purging, replays
+from durable.storage import archives, migrator, placements, purging, replays
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,7 +90,7 @@ def replay(
     if bus is not None and not dry_run:
         _declare(bus, settings)
     with needs_spark():
-        from durable.pipeline.replay import messages, refuse_forgotten
+        from durable.pipeline.replay import messages, refuse_foreign, refuse_forgotten
         from durable.pipeline.sealing import Sealing
     with nullcontext() if dry_run else publishing(settings, place) as undisturbed:
         with phases("replay") as phase:
@@ -98,6 +98,8 @@ def replay(
             session = spark.open_session([place] if place else None)
             phase("counting messages")
             rows, groups = _chosen(session, choice, place, parquet)
+            if same_ids and place is not None:
+                refuse_foreign(rows, _database(settings), destination)
         sealing = Sealing.of(ring_of(target))
         named = messages(
             rows,
@@ -123,6 +125,11 @@ def _declare(bus: Bus, settings: Settings) -> None:
     with connection(settings) as conn:
         migrator.check_version(conn, settings.db_schema)
         placements.declare(conn, settings.db_schema, bus.application.placements())
+
+
+def _database(settings: Settings) -> str | None:
+    with connection(settings, read_only=True) as conn:
+        return archives.known_database(conn, settings.db_schema)
 
 
 def _dropped_until(settings: Settings) -> datetime | None:
