@@ -22,7 +22,7 @@ from durable.recovery.fair_claims import Shares
 from durable.recovery.floors import Looks
 from durable.recovery.forgotten_rows import Forgotten
 from durable.recovery.idle_addresses import IdleAddresses
-from durable.recovery.incoming_claims import claim_incoming, claim_trials
+from durable.recovery.incoming_claims import claim_incoming, claim_trials, unhandled
 from durable.recovery.maintenance import maintain
 from durable.recovery.ordered_claims import OrderedClaims
 from durable.recovery.outgoing_claims import DESTINATIONS, LONGEST_STEP, OutgoingClaims
@@ -93,7 +93,7 @@ class RecoveryAgent:
         self._troubles = Troubles(often=[name for name, _ in (*self._claims, *self._times)])
         self._looked_for_trials: dict[str, Looked] = {}
         self._looks = Looks(asyncio.get_running_loop().time)
-        self._outgoing = OutgoingClaims(context, agents.agent_for, self._looks.destinations)
+        self._outgoing = OutgoingClaims(context, agents.agent_for, agents.senders, self._looks.destinations)
         self._shares = Shares(context, agents.agent_for)
         self._dormant = DormantNodes(context)
         self._forgotten = [
@@ -150,17 +150,20 @@ class RecoveryAgent:
         return max(_SHORTEST_WAIT, min([poll, *(due - now for due in self._due_at)]))
 
     async def _claim_new(self, new: NewWork) -> bool:
-        """Claim this work; False when it takes a round to find it."""
-        looks = self._looks
+        """Claim this work; False when it takes a round to find it. Anybody may have named these lanes, many that hold
+        nothing: of types that no node handles, a look finds those with messages.
+        """
+        looks, by_type = self._looks, self._agents.by_type
         if new.is_anywhere or looks.are_slow:
             return False
 
         async def claim() -> bool:
-            self._go_on(await self._outgoing.claim(list(new.destinations)))
-            self._go_on(await claim_incoming(self._context, self._agents.by_type, list(new.message_types), looks.types))
-            return True
+            self._go_on(await self._outgoing.claim_named(list(new.destinations)))
+            own = new.message_types & by_type.keys()
+            self._go_on(await claim_incoming(self._context, by_type, list(own), looks.types))
+            return not await unhandled(self._context, new.message_types - own)
 
-        return await self._surviving(_CLAIM_NEW, claim) is not None
+        return await self._surviving(_CLAIM_NEW, claim) or False
 
     def _look_again_in(self, wait: timedelta | None) -> None:
         if wait is not None:

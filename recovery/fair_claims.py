@@ -86,7 +86,7 @@ class Shares:
         claimed, self._next[key] = await self._database.transaction(turn)
         self._context.counters.add(Event.CLAIMED, len(claimed))
         if isinstance(agent, SendingAgent):
-            hand_over(claimed, self._agent_for)
+            await hand_over(claimed, self._agent_for, self._context)
         else:
             agent.take(claimed)
         return bool(claimed or start)  # otherwise once round from the first tenant, and nothing was there

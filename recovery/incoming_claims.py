@@ -102,7 +102,7 @@ async def bury_unknown(context: AgentContext, message_type: str, claim: ClaimOfT
     now = time.monotonic()
     if now < context.left_alone.get(message_type, 0.0):
         return
-    if not await context.database.transaction(_nobody_handles, message_type):
+    if not await unhandled(context, frozenset([message_type])):
         return
     dead, others = await context.database.transaction(_dead_letter_unknown, context, message_type, claim)
     if dead:
@@ -116,9 +116,13 @@ async def bury_unknown(context: AgentContext, message_type: str, claim: ClaimOfT
         context.left_alone[message_type] = now + _LEFT_ALONE
 
 
-def _nobody_handles(conn: Connection, schema: str, message_type: str) -> bool:
-    """Tell whether no node handles this type: while a deploy is under way, nodes with newer code may know it."""
-    return not any(message_type in node.message_types for node in nodes.read(conn, schema))
+async def unhandled(context: AgentContext, message_types: frozenset[str]) -> frozenset[str]:
+    """Return those of these types that no node handles: while a deploy is under way, nodes with newer code may know
+    them.
+    """
+    if not message_types:
+        return message_types
+    return message_types.difference(*(node.message_types for node in await context.database.transaction(nodes.read)))
 
 
 def _claim_any(conn: Connection, schema: str, message_type: str, node: NodeId) -> list[LeasedEnvelope]:

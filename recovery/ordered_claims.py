@@ -261,7 +261,7 @@ class OrderedClaims:
         )
         self._context.counters.add(Event.CLAIMED, len(claimed.leases))
         if not is_incoming:
-            hand_over(claimed.leases, self._agent_for)
+            await hand_over(claimed.leases, self._agent_for, self._context)
             return claimed
         for name, leases in _by_type(claimed.leases).items():
             agents[name].take(leases)

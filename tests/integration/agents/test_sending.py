@@ -157,7 +157,7 @@ class Office:
 
     async def claim(self) -> None:
         """As often as there may be more, as a node does it."""
-        claims = OutgoingClaims(self.context(), self.agents.get, Floors(time.monotonic))
+        claims = OutgoingClaims(self.context(), self.agents.get, self.agents, Floors(time.monotonic))
         is_done = False
         while not is_done:
             found = await self.database.transaction(agenda.read, after=claims.after, count=DESTINATIONS)

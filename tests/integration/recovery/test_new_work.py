@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -125,6 +127,65 @@ async def test_message_stored_by_another_process_is_handled_before_the_next_poll
         if kind in BY_NAME:
             assert looks.count == before
     assert sorted(shop.handled) == list(range(COUNT))
+
+
+def forged(destinations: Sequence[str] = (), types: Sequence[str] = ()) -> str:
+    return json.dumps({"types": list(types), "destinations": list(destinations)})
+
+
+FORGED = {
+    "addresses": [forged([f"memory://{number}" for number in range(100)])],
+    "other addresses each time": [forged([f"memory://{number}.{each}" for each in range(9)]) for number in range(30)],
+    "more addresses than are claimed by name": [forged([f"memory://{number}" for number in range(300)])],
+    "no addresses": [forged(["x", "tcp://", "http://["])],
+    "texts that no column holds": [forged([text], [text]) for text in ("\0", "\ud800", "", "x" * 3_000)],
+    "types": [forged(types=[f"new-work.{number}" for number in range(100)])],
+}
+
+
+@pytest.mark.parametrize("kind", FORGED)
+async def test_named_lane_without_rows_starts_no_sender(
+    tables: Tables, looks: Looks, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """Any role of the database may send a NOTIFY."""
+    shop = Shop(tables)
+    async with shop.idle(looks):
+        for payload in FORGED[kind]:
+            tables.execute("SELECT pg_notify('durable_durable', %s)", payload)
+            await asyncio.sleep(0.01)
+        await shop.send(Placed, range(1), to=ADDRESS)
+        await eventually(lambda: shop.handled == [0], within=30)
+        assert senders_of(shop.node) == {ADDRESS}
+        await looks.are_over()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_named_destination_starts_a_sender_on_one_node(tables: Tables, looks: Looks) -> None:
+    shop, other = Shop(tables), Shop(tables)
+    async with shop.idle(looks), other.node:
+        await looks.are_over()
+        await shop.send(Placed, range(1), to=ADDRESS)
+        await eventually(lambda: shop.handled == [0] or other.handled == [0], within=30)
+        assert len(senders_of(shop.node)) + len(senders_of(other.node)) == 1
+
+
+async def test_row_without_a_transport_goes_back_when_its_destination_is_named(
+    tables: Tables, looks: Looks, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop, told = Shop(tables), "envelopes for smoke://signal stay in the outbox"
+    async with shop.idle(looks):
+        await shop.send(Placed, range(1), to=ADDRESS, delay=timedelta(hours=1))
+        tables.execute("UPDATE durable.outgoing_envelopes SET destination = 'smoke://signal', execution_time = NULL")
+        tables.execute("SELECT pg_notify('durable_durable', %s)", forged(["smoke://signal"]))
+        await eventually(lambda: told in caplog.text, within=30)
+        await eventually(lambda: tables.one("SELECT owner_id FROM durable.outgoing_envelopes") == 0, within=30)
+        assert senders_of(shop.node) == set()
+
+
+def senders_of(bus: Bus) -> set[str]:
+    node = bus.runtime.node
+    assert node is not None
+    return set(node.agents.senders)
 
 
 async def test_named_work_of_slow_looks_is_looked_for(

@@ -603,4 +603,62 @@ ROWS = (
             "tests/integration/recovery/test_unreadable_rows.py::test_unreadable_row_does_not_hold_its_neighbours_up",
         ),
     ),
+    Mutant(
+        "recovery",
+        "addresses that somebody names have senders before they have rows",
+        "recovery/outgoing_claims.py",
+        before="        return await self._claim(names)\n",
+        after="        return await self.claim(names)\n",
+        killed_by=(
+            "tests/integration/recovery/test_new_work.py::test_named_lane_without_rows_starts_no_sender[addresses]",
+            "tests/integration/recovery/test_new_work.py::test_named_destination_starts_a_sender_on_one_node",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "claimed rows that no transport sends are kept",
+        "recovery/outgoing_claims.py",
+        before="    if left:\n        await context.database.transaction(release, OUTGOING, context.node, left)\n",
+        after="",
+        killed_by=(
+            "tests/integration/recovery/test_new_work.py::test_row_without_a_transport_goes_back_when_its_destination_is_named",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "any number of lanes is read from a NOTIFY",
+        "durable/storage/new_work.py",
+        before="Lanes = Annotated[frozenset[Name], msgspec.Meta(max_length=MOST)]",
+        after="Lanes = frozenset[Name]",
+        killed_by=("tests/unit/storage/test_new_work.py::test_lanes_are_told_read_and_added_up_to_a_number",),
+    ),
+    Mutant(
+        "recovery",
+        "lanes of many NOTIFYs add up without a bound",
+        "durable/storage/new_work.py",
+        before=" or max(len(message_types), len(destinations)) > MOST\n",
+        after="\n",
+        killed_by=("tests/unit/storage/test_new_work.py::test_lanes_are_told_read_and_added_up_to_a_number",),
+    ),
+    Mutant(
+        "recovery",
+        "texts that no column holds are read from a NOTIFY",
+        "durable/storage/new_work.py",
+        before='Name = Annotated[str, msgspec.Meta(min_length=1, max_length=1_000, pattern=r"\\A[^\\x00-\\x1f\\x7f\\ud800-\\udfff]+\\Z")]',
+        after="Name = str",
+        killed_by=(
+            "tests/unit/storage/test_new_work.py::test_payload_of_lanes_without_names_is_work_anywhere[odd8]",
+            "tests/integration/recovery/test_new_work.py::test_named_lane_without_rows_starts_no_sender[texts that no column holds]",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "named types that no node handles wait for the next poll",
+        "recovery/agent.py",
+        before="            return not await unhandled(self._context, new.message_types - own)\n",
+        after="            return True\n",
+        killed_by=(
+            "tests/integration/recovery/test_new_work.py::test_named_work_without_a_handler_becomes_a_dead_letter_before_the_next_poll",
+        ),
+    ),
 )
