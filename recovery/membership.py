@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
     from durable.storage.answering import PsycopgConnection
 
+_LONG_TRANSACTIONS = "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'"
+"""Statements have a limit of their own. Postgres has this one from 17 on."""
+
 _LISTEN_SECONDS = 0.2  # how soon the thread notices that it should stop
 
 
@@ -141,6 +144,7 @@ class Membership:
             f"set_config('{name}', '{value}', false)" for name, value in _server_settings(self._settings).items()
         )
         conn.exec_driver_sql(f"SELECT {values}")
+        conn.exec_driver_sql(_LONG_TRANSACTIONS)
         row = conn.execute(
             self._sql(housekeeping.REGISTER_NODE),
             {
@@ -231,6 +235,7 @@ def _server_settings(settings: Settings) -> dict[str, str]:
         "tcp_keepalives_count": "3",
         "tcp_user_timeout": f"{_milliseconds(settings.tcp_user_timeout)}ms",
         "client_connection_check_interval": "2s",
+        "idle_session_timeout": "0",  # whatever the role has: it would end the membership between two heartbeats
         "idle_in_transaction_session_timeout": timeout,
         "statement_timeout": timeout,
         "search_path": OWN_PATH,

@@ -187,6 +187,7 @@ class _Guard:
             "tcp_keepalives_count": "3",
             "tcp_user_timeout": str(_milliseconds(self._tcp_user_timeout)),
             "client_connection_check_interval": "2000",
+            "idle_session_timeout": "0",  # whatever the role has: a pool keeps its connections until they are used
             **self._limits.settings(),
             **({} if self._limits.search_path is None else _OWN_ISOLATION),
         }

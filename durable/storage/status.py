@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from sqlalchemy import Connection
@@ -79,6 +79,11 @@ def server(conn: Connection, schema: str) -> Server:
 def is_encrypted(conn: Connection, schema: str) -> bool:
     """Tell whether this connection is, as far as the server sees it."""
     return bool(conn.execute(housekeeping.READ_ENCRYPTION.within(schema)).scalar_one())
+
+
+def transaction_limit(conn: Connection, schema: str) -> timedelta:
+    """Return the time after which the server ends a transaction of this role; zero: it does not."""
+    return timedelta(milliseconds=conn.execute(housekeeping.READ_TRANSACTION_LIMIT.within(schema)).scalar_one())
 
 
 def clock(conn: Connection, schema: str) -> datetime:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, pool
 from durable.cli.doctor.checks import Check, attempted, fail, ok, warn
 from durable.cli.target import connection
 from durable.errors import SchemaMismatch, StorageUnavailable
-from durable.grammar import several
+from durable.grammar import lasting, several
 from durable.settings import Settings
 from durable.storage import maintenance, migrator, nodes, status
 from durable.storage.connection_names import OF_COMMANDS
@@ -47,6 +47,7 @@ def _connected(conn: Connection, settings: Settings, has_sync_handlers: bool) ->
     yield clock_skew(conn, schema)
     yield encryption(settings, status.is_encrypted(conn, schema))
     yield pooler(conn, settings)
+    yield transaction_limit(conn, schema, settings)
     yield attempted(
         "lock connection",
         lambda: lock_connection(settings),
@@ -99,6 +100,19 @@ def pooler(conn: Connection, settings: Settings) -> Check:
     if settings.lock_database_url is None:
         return fail("pooler", detail, "set DURABLE_LOCK_DATABASE_URL to a direct connection, for the node's lock")
     return ok("pooler", detail)
+
+
+def transaction_limit(conn: Connection, schema: str, settings: Settings) -> Check:
+    """Check that the role lets transactions last as long as durable does, which sets every other limit of a session."""
+    longest = max(4 * settings.statement_timeout, settings.handler_timeout, settings.unit_of_work_timeout)
+    limit = status.transaction_limit(conn, schema)
+    if not limit or limit >= longest:
+        return ok("transaction limit", lasting(limit) if limit else "none")
+    return warn(
+        "transaction limit",
+        f"transaction_timeout is {lasting(limit)} for this role: Postgres ends longer transactions, with their session",
+        f"ALTER ROLE ... SET transaction_timeout = 0, or let it be {lasting(longest)} at least",
+    )
 
 
 def encryption(settings: Settings, is_encrypted: bool) -> Check:

@@ -120,6 +120,10 @@ SELECT COALESCE((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), fals
 """)
 READ_CLOCK = Statement("SELECT clock_timestamp()")
 COUNT_PREPARED = Statement("SELECT count(*) FROM pg_prepared_statements WHERE name <> ''")
+# Postgres has it from 17 on. The value of the role: a session of durable may have another.
+READ_TRANSACTION_LIMIT = Statement("""
+SELECT COALESCE((SELECT CAST(setting AS bigint) FROM pg_settings WHERE name = 'transaction_timeout'), 0)
+""")
 READ_SERVER_SETTING = Statement("SELECT current_setting(:name)")
 # How many days from today each daily partition is; the parents are partitioned by UTC days.
 READ_PARTITION_DAYS = Statement("""

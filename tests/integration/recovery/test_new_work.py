@@ -175,10 +175,11 @@ async def test_row_without_a_transport_goes_back_when_its_destination_is_named(
     shop, told = Shop(tables), "envelopes for smoke://signal stay in the outbox"
     async with shop.idle(looks):
         await shop.send(Placed, range(1), to=ADDRESS, delay=timedelta(hours=1))
+        await looks.are_over()
         tables.execute("UPDATE durable.outgoing_envelopes SET destination = 'smoke://signal', execution_time = NULL")
         tables.execute("SELECT pg_notify('durable_durable', %s)", forged(["smoke://signal"]))
         await eventually(lambda: told in caplog.text, within=30)
-        await eventually(lambda: tables.one("SELECT owner_id FROM durable.outgoing_envelopes") == 0, within=30)
+        await eventually(lambda: tables.one("SELECT owner_id FROM durable.outgoing_envelopes") == 0, within=5)
         assert senders_of(shop.node) == set()
 
 

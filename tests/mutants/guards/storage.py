@@ -491,4 +491,44 @@ ROWS = (
             "tests/integration/storage/test_pooler.py::test_statement_of_its_own_has_the_limits_of_a_transaction[auto-asyncpg]",
         ),
     ),
+    Mutant(
+        "storage",
+        "pooled sessions end when they are idle, as the role has it",
+        "durable/storage/engines.py",
+        before='            "idle_session_timeout": "0",  # whatever the role has: a pool keeps its connections until they are used\n',
+        after="",
+        killed_by=(
+            "tests/integration/storage/test_session_settings.py::test_session_has_its_own_limits_for_those_of_the_role[of_agents-expected1-asyncpg]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "the node's own session ends when it is idle, as the role has it",
+        "recovery/membership.py",
+        before='        "idle_session_timeout": "0",  # whatever the role has: it would end the membership between two heartbeats\n',
+        after="",
+        killed_by=(
+            "tests/integration/storage/test_session_settings.py::test_member_stays_one_when_idle_sessions_are_ended",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "transactions of the node's own session have the limit of the role",
+        "recovery/membership.py",
+        before="        conn.exec_driver_sql(_LONG_TRANSACTIONS)\n",
+        after="",
+        killed_by=(
+            "tests/integration/storage/test_session_settings.py::test_session_has_its_own_limits_for_those_of_the_role[of_node-expected0-psycopg]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a short limit of transactions is no finding",
+        "durable/cli/doctor/database.py",
+        before="    if not limit or limit >= longest:\n",
+        after="    if True:\n",
+        killed_by=(
+            "tests/integration/storage/test_session_settings.py::test_limit_of_transactions_is_examined[500ms-True]",
+        ),
+    ),
 )
