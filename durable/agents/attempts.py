@@ -341,6 +341,7 @@ class Attempts:
     def end_nothing(self, conn: Connection, schema: str) -> None:
         """Do for no message what the end of an attempt does: the database refuses it for as long as it refuses that."""
         self._write_down([], conn)
+        inbox.try_to_finish(conn, schema)
         store(conn, schema, [])
 
     def _write_down(self, owned: Sequence[LeasedEnvelope], conn: Connection) -> None:

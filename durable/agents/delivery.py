@@ -11,8 +11,9 @@ rule of durable.agents.group_size says how many. There a message that has failed
 fails only the one that failed is run at once; the others go back to the queue, so that any worker may take them.
 
 Any error of a handler is a failed attempt, also a BaseException. A failure of the infrastructure is none: without a
-connection or a thread a message goes back uncounted, and when the database goes away in an attempt it runs again. So it
-does, for some times, when the database says that it must be repeated because of other transactions.
+connection or a thread a message goes back uncounted, and when the database goes away in an attempt it runs again, as
+durable.agents.patience says. So it does, for some times, when the database says that it must be repeated because of
+other transactions.
 
 A message whose nodes died again and again is a suspect. Its attempts are counted before they run, and a node runs one
 suspect at a time: so the one that kills its process is found and comes to its end, and its neighbours are handled.
@@ -21,6 +22,7 @@ suspect at a time: so the one that kills its process is found and comes to its e
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
@@ -35,7 +37,8 @@ from durable.agents.context import AgentContext
 from durable.agents.group_size import GroupSize
 from durable.agents.handler_circuit import HandlerCircuit
 from durable.agents.pace import Pace
-from durable.agents.runner import NoRoom, Outage
+from durable.agents.patience import Patience
+from durable.agents.runner import NoRoom, Outage, Shortage
 from durable.agents.settling import Settling
 from durable.application.handlers import Handler
 from durable.application.retry import DeadLetter, Pause, Policy, RunAgain, RunLater
@@ -51,7 +54,6 @@ _LOCKS: Final = ("40P01", "55P03")  # a deadlock; a lock that is not to be had
 _SUSPICIOUS: Final = 2  # deaths; one is an accident, and what the dead node had in memory is handled at full speed
 _FREE_CONFLICTS: Final = 20  # of one message, in a row; the database rolls back one of two transactions by chance
 _CONFLICT_PAUSE: Final = 0.01  # seconds, times the conflicts so far, at most
-_FREE_OUTAGES: Final = 2  # of one message, in a row; a handler that breaks its connection each time comes to its end
 
 
 class BlockedKeys(set[str]):
@@ -100,6 +102,8 @@ class Delivery:
         self.parked: Set[str] = frozenset()
         self.stopping = False
         self.no_room: NoRoomSpell | None = None
+        self._has_shortage = False
+        """Has the last end of an attempt met a shortage?"""
         self._handler = handler
         self._attempts = attempts
         self._database = context.database
@@ -331,7 +335,7 @@ class Delivery:
 
     async def _handle_alone(self, first: Task, held: BlockedKeys) -> None:
         task: Task | None = first
-        lease, failures, outages, conflicts = first.lease, list[Failure](), 0, 0
+        lease, failures, patience, conflicts = first.lease, list[Failure](), Patience(), 0
         while task is not None:
             error, attempt = await self._attempt(Group([task])), task.attempt
             if error is None:
@@ -345,9 +349,9 @@ class Delivery:
             if isinstance(error, NoRoom):
                 await self._give_back([task], error, held)
                 return
-            if isinstance(error, Outage) and outages < _FREE_OUTAGES:
-                outages += 1
-                log.warning("handler %s runs message %s again: %s", self._handler.name, lease.envelope.id, error)
+            if isinstance(error, Outage) and patience.bears(error):
+                self._tell_outage(lease, error)
+                await patience.pause(error)
                 await self._wait_for_database()
                 if not await self._may_begin(lease, held):
                     return
@@ -358,12 +362,19 @@ class Delivery:
                 if not await self._may_begin(lease, held):
                     return
             else:
-                outages = conflicts = 0
+                patience.renew()
+                conflicts = 0
                 failures = [*failures, self._failure(error, attempt)][-self._settings.kept_attempts :]
                 if not await self._runs_again(lease, attempt, error, failures, held):
                     return
                 attempt += 1
             task = await self._decode(lease, attempt, held)
+
+    def _tell_outage(self, lease: LeasedEnvelope, error: Outage) -> None:
+        """Log why a message runs again; once for all that meet the same shortage."""
+        level = logging.DEBUG if self._has_shortage and isinstance(error, Shortage) else logging.WARNING
+        self._has_shortage = isinstance(error, Shortage)
+        log.log(level, "handler %s runs message %s again: %s", self._handler.name, lease.envelope.id, error)
 
     async def _runs_again(
         self, lease: LeasedEnvelope, attempt: int, error: BaseException, failures: Sequence[Failure], held: BlockedKeys
@@ -396,6 +407,7 @@ class Delivery:
         return False
 
     async def _handled(self, owned: Sequence[LeasedEnvelope]) -> None:
+        self._has_shortage = False
         self._counters.add(Event.HANDLED, len(owned))
         await self.circuit.handled(owned)
 

@@ -29,7 +29,7 @@ from durable.errors import NoUnitOfWork, SchemaMismatch, StorageUnavailable, Tra
 from durable.outbox.outbox import Outbox
 from durable.outbox.sessions import Sessions
 from durable.outbox.unit_of_work import close
-from durable.storage.outages import denial, described, is_outage, outage_in, translated, unusable
+from durable.storage.outages import denial, described, is_outage, is_shortage, outage_in, translated, unusable
 
 T = TypeVar("T")
 
@@ -40,6 +40,10 @@ class NoRoom(StorageUnavailable):
 
 class Outage(StorageUnavailable):
     """The database went away before the attempt was committed; whether it is committed is unknown."""
+
+
+class Shortage(Outage):
+    """The database lacked room, memory or connections for the end of the attempt."""
 
 
 class Place(Protocol):
@@ -211,11 +215,12 @@ def _outage(error: Exception, fence: Fence) -> Outage:
     """Make the error of an attempt that the database is the cause of. The handler may have told it in words of its own,
     which may hold data, or have swallowed it.
     """
+    kind = Shortage if is_shortage(error) else Outage
     cause = error if isinstance(error, SchemaMismatch) else outage_in(error)  # tables that are missing for a while
     if isinstance(cause, StorageUnavailable | SchemaMismatch):
-        return Outage(text_of(cause))
+        return kind(text_of(cause))
     reason = described(cause) if cause is not None else fence.loss
-    return Outage(unusable(reason or type(error).__name__))
+    return kind(unusable(reason or type(error).__name__))
 
 
 def _has_changes(session: Session) -> bool:

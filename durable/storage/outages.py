@@ -26,10 +26,11 @@ _BAD_DATA: Final = "22"  # SQLSTATE class: data exception
 _NO_TABLE: Final = "42P01"
 _NO_RIGHT: Final = "42501"
 _SERIALIZATION_FAILURE: Final = "40001"
+_SHORTAGE: Final = "53"  # SQLSTATE class: insufficient resources
 _NO_COLUMN: Final = "42703"
 LOST_STATEMENTS: Final = ("26000", "42P05")
 """A prepared statement is missing, or its name is taken: a pooler has put another server connection behind ours."""
-_OUTAGE: Final = (*LOST_STATEMENTS, "08", "25006", "25P03", "28", "3D", "53", "57P", "58")
+_OUTAGE: Final = (*LOST_STATEMENTS, "08", "25006", "25P03", "28", "3D", _SHORTAGE, "57P", "58")
 # connection · read-only after a failover · idle in its transaction, for longer than the work may take: the statement
 # was lost, or the process paused · authorization · no such database · resources · shutdown · system
 _PASSING: Final = (*_OUTAGE, "25", "40", "55006", "55P", "57")
@@ -64,6 +65,11 @@ def is_serialization_failure(error: BaseException) -> bool:
     The causes of the error count too, and the errors of the drivers.
     """
     return any(_state(each) == _SERIALIZATION_FAILURE for each in _causes(error))
+
+
+def is_shortage(error: BaseException) -> bool:
+    """True where the database has no room, memory or connections left, by the error or a cause of it."""
+    return any(str(_state(each)).startswith(_SHORTAGE) for each in _causes(error))
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

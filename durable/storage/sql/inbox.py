@@ -121,6 +121,12 @@ WITH handled AS (
 SELECT count(*) FROM handled
 """)
 
+FINISH_MADE_UP = Statement("""
+INSERT INTO {schema}.envelope_history
+    (id, side, outcome, address, message_type, source, correlation_id, sent_at, attempts, interruptions, node_id)
+SELECT id, 'incoming', 'handled', 'local', 'durable.made-up', 'durable', id, now(), 0, 0, 0 FROM gen_random_uuid() AS id
+""")
+
 # Only for a message whose nodes died while they owned it: counted before it runs, so that one that kills its process
 # comes to its end.
 BEGIN_SUSPECT_ATTEMPT = Statement(f"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -86,6 +87,7 @@ def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
 def tables(database: Tables) -> Tables:
     database.clear()
     database.execute("TRUNCATE effects, once")
+    have_resources(database)
     return database
 
 
@@ -124,6 +126,28 @@ def full_once(tables: Tables, table: str) -> Iterator[None]:
     yield
     tables.execute("DROP FUNCTION fail_once CASCADE")
     tables.execute("DROP SEQUENCE commits")
+
+
+SHORTAGES = ["53000", "53100", "53200", "53300", "53400"]
+"""Insufficient resources, disk full, out of memory, too many connections, configuration limit exceeded."""
+
+
+def fall_short(tables: Tables, table: str, code: str, *, where: str = "true", deferred: bool = False) -> None:
+    """Let the database lack resources for such rows, from now on."""
+    tables.execute(
+        f"""CREATE FUNCTION fall_short() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN RAISE EXCEPTION 'no resources' USING ERRCODE = '{code}'; END $$"""
+    )
+    kind = "CONSTRAINT TRIGGER" if deferred else "TRIGGER"
+    when = "DEFERRABLE INITIALLY DEFERRED" if deferred else ""
+    tables.execute(
+        f"CREATE {kind} fall_short AFTER INSERT ON {table} {when} FOR EACH ROW WHEN ({where}) "
+        "EXECUTE FUNCTION fall_short()"
+    )
+
+
+def have_resources(tables: Tables) -> None:
+    tables.execute("DROP FUNCTION IF EXISTS fall_short CASCADE")
 
 
 class TestBeingCancelled:
@@ -387,6 +411,76 @@ class TestNoAttempt:
         assert (sorted(shop.effects()), shop.inbox(), shop.tables.count("dead_letters")) == ([1, 2], [], 0)
         assert shop.counters[Event.ATTEMPT_FAILED] == 0
         assert len(attempts) <= 6
+
+    @pytest.mark.parametrize("group", [1, 3])
+    @pytest.mark.parametrize("code", SHORTAGES)
+    @pytest.mark.parametrize(
+        ("table", "deferred"),
+        [("durable.envelope_history", False), ("durable.outgoing_envelopes", False), ("effects", True)],
+    )
+    async def test_shortage_at_the_end_of_an_attempt_counts_as_no_attempt(
+        self, shop: Shop, caplog: pytest.LogCaptureFixture, table: str, deferred: bool, code: str, group: int
+    ) -> None:
+        """However long it lasts: the third attempt in a row that meets it would count."""
+        attempts = list[int]()
+
+        async def handle(order: Placed, session: AsyncSession, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+            await shop.write(session, order.number)
+            ctx.send(Billed(order.number))
+
+        shop.handles(handle, max_batch=group, concurrency=2)
+        fall_short(shop.tables, table, code, deferred=deferred)
+        async with shop.open():
+            await shop.receive(1, 2, 3)
+            await asyncio.sleep(1.5)
+            have_resources(shop.tables)
+            await shop.settled()
+        assert (sorted(shop.effects()), shop.inbox(), shop.tables.count("dead_letters")) == ([1, 2, 3], [], 0)
+        assert (shop.counters[Event.ATTEMPT_FAILED], set(attempts)) == (0, {1})
+        assert len(attempts) <= 24
+        told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+        assert 1 <= sum("the database cannot be used: no resources" in each for each in told) <= 2
+        assert len(told) == sum("no resources" in each for each in told)
+        assert shop.tables.one("SELECT count(*) FROM durable.envelope_history WHERE source = 'durable'") == 0
+
+    async def test_message_waits_for_room_for_its_history(self, shop: Shop) -> None:
+        attempts = list[int]()
+
+        async def handle(order: Placed, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+
+        shop.handles(handle)
+        fall_short(shop.tables, "durable.envelope_history", "53100")
+        async with shop.open():
+            await shop.receive(1)
+            await asyncio.sleep(1.5)
+            have_resources(shop.tables)
+            await shop.settled()
+        assert attempts == [1, 1]
+
+    @pytest.mark.parametrize("table", ["durable.outgoing_envelopes", "effects"])
+    async def test_shortage_of_one_message_alone_counts_after_a_while(
+        self, shop: Shop, monkeypatch: pytest.MonkeyPatch, table: str
+    ) -> None:
+        """A trigger of the application may use such a number for a row that it does not want."""
+        monkeypatch.setattr("durable.agents.patience.LONGEST", 0.5)
+        attempts = list[int]()
+
+        async def handle(order: Placed, session: AsyncSession, ctx: Context) -> None:
+            if order.number == 1:
+                attempts.append(ctx.attempt)
+                ctx.send(Billed(1))
+            await shop.write(session, order.number)
+
+        shop.handles(handle, retry=Retry(immediate=1, delays=[]))
+        unwanted = "NEW.number = 1" if table == "effects" else "NEW.message_type = 'handling.billed'"
+        fall_short(shop.tables, table, "53400", where=unwanted, deferred=True)
+        async with shop.open():
+            await shop.receive(1, 2)
+            await shop.settled()
+        assert (shop.effects(), shop.inbox()) == ([2], [])
+        assert attempts == [1, 1, 1, 1, 2]
 
     @pytest.mark.parametrize("ends", ["raises", "swallows it"])
     async def test_lost_connection_is_logged_with_its_cause_and_without_the_words_of_the_handler(

@@ -443,7 +443,8 @@ def test_doctor_passes_with_a_warning_when_a_peer_is_silent(agent: Agent, databa
 
     assert report["healthy"]
     assert {check["name"]: check["verdict"] for check in report["checks"]} == {
-        "settings": "ok", "database": "ok", "clock": "ok", "pooler": "ok", "lock connection": "ok", "schema": "ok",
+        "settings": "ok", "database": "ok", "clock": "ok", "pooler": "ok", "transaction limit": "ok",
+        "lock connection": "ok", "schema": "ok",
         "encryption": "ok", "rights": "warn", "partitions": "ok", "connections": "ok", "services": "ok",
         "retention": "ok", "handlers": "ok", "destination": "warn",
     }  # fmt: skip

@@ -589,4 +589,65 @@ ROWS = (
         after="if False:",
         killed_by=("tests/unit/observability/test_standstill.py::test_suspended_process_names_none",),
     ),
+    Mutant(
+        "handling",
+        "a shortage counts at the third attempt",
+        "durable/agents/patience.py",
+        before="        if isinstance(error, Shortage):\n            return self._paused < LONGEST\n",
+        after="",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_shortage_at_the_end_of_an_attempt_counts_as_no_attempt[effects-True-53100-1]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a shortage is met again at once",
+        "durable/agents/patience.py",
+        before="            await asyncio.sleep(self._pause * random.uniform(0.8, 1.0))\n",
+        after="",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_shortage_at_the_end_of_an_attempt_counts_as_no_attempt[effects-True-53100-1]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a shortage of one message holds its handler for ever",
+        "durable/agents/patience.py",
+        before="            return self._paused < LONGEST\n",
+        after="            return True\n",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_shortage_of_one_message_alone_counts_after_a_while[effects]",
+        ),
+        hangs=True,
+    ),
+    Mutant(
+        "handling",
+        "messages run without room for their history",
+        "durable/agents/attempts.py",
+        before="        inbox.try_to_finish(conn, schema)\n",
+        after="",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_message_waits_for_room_for_its_history",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "the try for room stays in the history",
+        "durable/storage/inbox.py",
+        before="        raise _Undone\n",
+        after="",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_shortage_at_the_end_of_an_attempt_counts_as_no_attempt[effects-True-53100-1]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a shortage is told for each message and attempt",
+        "durable/agents/delivery.py",
+        before="logging.DEBUG if self._has_shortage and isinstance(error, Shortage) else logging.WARNING",
+        after="logging.WARNING",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_shortage_at_the_end_of_an_attempt_counts_as_no_attempt[effects-True-53100-1]",
+        ),
+    ),
 )

@@ -31,6 +31,12 @@ from tests.simulation.sql.registry import Params, Rows, does
 from tests.simulation.tables import Transaction
 
 
+@does(sql.FINISH_MADE_UP)
+def finish_made_up(tx: Transaction, p: Params) -> Rows:
+    """It is undone: there is always room."""
+    return []
+
+
 @does(sql.STORE_RECEIVED, "id endpoint")
 def store_received(tx: Transaction, p: Params) -> Rows:
     stored = []
