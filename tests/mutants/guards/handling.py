@@ -277,8 +277,8 @@ ROWS = (
         "handling",
         "an outage in an attempt counts",
         "durable/agents/delivery.py",
-        before="            if isinstance(error, Outage) and outages < _FREE_OUTAGES:",
-        after="            if False:",
+        before="            if isinstance(error, Outage) and patience.bears(error):\n",
+        after="            if False:\n",
         killed_by=(
             "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_loss_of_the_database_is_no_attempt[handler-async]",
         ),
