@@ -30,6 +30,7 @@ from durable.storage.database import channel, lock_url
 from durable.storage.engines import OWN_PATH
 from durable.storage.locks import nodes_class
 from durable.storage.new_work import NewWork
+from durable.storage.outages import lack_of
 from durable.storage.registry import CHANGED
 from durable.storage.sql import housekeeping
 from durable.storage.sql.statement import Statement
@@ -209,6 +210,8 @@ class Membership:
             self._joined.set_result(node)
 
     def _report_failure(self, error: BaseException) -> None:
+        if isinstance(error, DBAPIError):
+            error = lack_of(error, self._settings.db_schema) or error
         if not self._joined.done():
             if not isinstance(error, InvalidSetting):
                 unavailable = StorageUnavailable(f"cannot join the nodes: {said(error)}")

@@ -22,6 +22,7 @@ from durable.errors import LeaseLost
 from durable.settings import Settings
 from durable.storage import registry
 from durable.storage.locks import nodes_class, singletons_class
+from durable.storage.outages import described
 from durable.storage.sql import registry as statements
 from durable.storage.sql.statement import Statement
 from durable.telemetry import log
@@ -105,8 +106,8 @@ class SingletonLocks:
             if error.connection_invalidated:
                 raise
             if not self._has_warned:
-                self._has_warned = True
-                log.warning("session of a node that was struck off cannot be ended, and keeps %s: %s", service, error)
+                self._has_warned, said = True, described(error)
+                log.warning("session of a node that was struck off cannot be ended, and keeps %s: %s", service, said)
             return
         if ended:
             log.warning("session of a node that was struck off is ended: it kept the lock of %s", service)

@@ -44,7 +44,7 @@ from durable.outbox.outbox import Outbox
 from durable.outbox.sessions import Sessions
 from durable.storage import answers, inbox
 from durable.storage.answers import Arrived
-from durable.storage.outages import denial, mismatch, translated
+from durable.storage.outages import lack_of, translated
 from durable.storage.outbox import store
 from durable.telemetry import log
 
@@ -332,8 +332,8 @@ class Attempts:
         try:
             self._write_down(owned, session.connection())
         except DBAPIError as error:
-            if fault := mismatch(error, self._schema) or denial(error):
-                raise fault from error
+            if lack := lack_of(error, self._schema):
+                raise lack from error
             raise
         outbox.allow_last_commit()
         failpoint("C16")

@@ -29,7 +29,7 @@ from durable.errors import NoUnitOfWork, SchemaMismatch, StorageUnavailable, Tra
 from durable.outbox.outbox import Outbox
 from durable.outbox.sessions import Sessions
 from durable.outbox.unit_of_work import close
-from durable.storage.outages import denial, described, is_outage, is_shortage, outage_in, translated, unusable
+from durable.storage.outages import described, is_outage, is_shortage, outage_in, translated, unusable
 
 T = TypeVar("T")
 
@@ -206,8 +206,6 @@ class Run:
             is_lost = fence.has_lost_connection and _is_consequence(error)
             if is_lost or isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage(error):
                 raise _outage(error, fence) from error
-            if fence.is_complete and (fault := denial(error)):  # of what stores the messages that it has sent
-                raise Outage(text_of(fault)) from error
             raise
 
 

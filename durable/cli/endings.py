@@ -13,10 +13,10 @@ import typer
 from sqlalchemy.exc import DBAPIError
 
 from durable.errors import DurableError, StorageUnavailable, UndecodableMessages, WiringError, place_of
+from durable.storage.outages import advice_of, described, is_lack
 
 NAME: Final = "durable-agent"
 FAILED, BAD_USAGE, INTERRUPTED = 1, 2, 130
-_NO_PERMISSION = "42501"
 _NO_DATABASE: Final = re.compile(r'database "(.+)" does not exist')
 _NO_ENTRY: Final = re.compile(
     r'authentication failed for user|role ".+" does not exist|no password supplied|no pg_hba.conf entry'
@@ -48,6 +48,8 @@ def ending_of(error: BaseException) -> Ending:
             return Ending(BAD_USAGE, str(error), has_lines=True)
         case WiringError():
             return Ending(BAD_USAGE, f"{error}{_at(error)}")
+        case StorageUnavailable() if is_lack(error):
+            return Ending(FAILED, str(error))
         case StorageUnavailable():
             return Ending(FAILED, f"{error}; {_way_in(error)}")
         case DBAPIError():
@@ -88,9 +90,5 @@ def _way_in(error: StorageUnavailable) -> str:
 
 
 def _refusal(error: DBAPIError) -> str:
-    if getattr(error.orig, "sqlstate", None) == _NO_PERMISSION:
-        return (
-            f"refused by the database: {error.orig}; use the role that owns the schema, "
-            f"or grant the rights with that role: {NAME} migrate --grant-to ROLE"
-        )
-    return f"refused by the database: {error.orig}"
+    advice = advice_of(error) or "--debug shows the statement"
+    return f"refused by the database: {described(error)}; {advice}"

@@ -106,7 +106,7 @@ def schema_connection(settings: Settings) -> Iterator[Connection]:
 def connection(
     settings: Settings, *, isolation: str = "READ COMMITTED", read_only: bool = False
 ) -> Iterator[Connection]:
-    """Open a connection of its own, committed at the end. Raises StorageUnavailable."""
+    """Open a connection of its own to durable's tables, committed at the end. Raises StorageUnavailable."""
     engine = make_engine(
         sync_url(settings),
         settings,
@@ -115,7 +115,7 @@ def connection(
         name=OF_COMMANDS,
         execution_options={"isolation_level": isolation, "postgresql_readonly": read_only},
     )
-    with translated(), engine.begin() as conn:
+    with translated(settings.db_schema), engine.begin() as conn:
         yield conn
 
 

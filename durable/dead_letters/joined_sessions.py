@@ -160,7 +160,7 @@ class JoinedDatabase(Database):
     async def transaction(
         self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        with translated():
+        with translated(self.schema):
             result = await self._sessions.join(lambda conn: work(conn, self.schema, *args, **kwargs))
         if work in _TOLD:
             self._sessions.done.append(_TOLD[work].format(*args, **kwargs))

@@ -62,7 +62,7 @@ def locked(engine: Engine, schema: str) -> Iterator[Connection]:
     Raises ArchiveConflict when another archiver still holds it after two seconds: that of one which has just died is
     free as soon as the database has noticed.
     """
-    with translated(), engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+    with translated(schema), engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
         migrator.check_version(conn, schema)
         if not patiently(archives.try_lock, conn, schema):
             raise ArchiveConflict("another archiver is at work on this database; wait for it to end")

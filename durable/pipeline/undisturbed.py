@@ -82,7 +82,7 @@ def publishing(settings: Settings, lake: Lake | None) -> Iterator[Undisturbed]:
     schema = settings.db_schema
     with (
         opened(lock_url(settings)) as engine,
-        translated(),
+        translated(schema),
         engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn,
     ):
         migrator.check_version(conn, schema)

@@ -132,7 +132,7 @@ def verify(
     """
     table, whose = of.table, Whose(origin.service, of.database)
     rows = Rows(lake.table_url(table), table, whose, of.offset)
-    with opened(origin.url) as engine, translated(), exported_snapshot(engine) as snapshot:
+    with opened(origin.url) as engine, translated(origin.schema), exported_snapshot(engine) as snapshot:
         with joined(engine, snapshot) as seen:
             here = archived_content.digests(seen, origin.schema, SOURCES[table], of.offset, until=until)
         days = sorted({block.day for block in here})

@@ -22,6 +22,7 @@ from durable.process.last_resort import EXIT_NO_MEMBER, EXIT_STUCK, Watchdog, en
 from durable.recovery.former_memberships import Memberships
 from durable.recovery.policy import RejoinPolicy
 from durable.settings import Settings
+from durable.storage.outages import is_lack
 from durable.tasks.cancelling import raise_if_cancelled
 from durable.tasks.crew import Stuck, cancel_once, end, wait
 from durable.tasks.waiting import is_set_within
@@ -162,7 +163,8 @@ class Life:
 
     def _failed(self, error: BaseException) -> None:
         """Tell of it: in full the first time, and in a line while it goes on."""
-        text = "no database" if isinstance(error, StorageUnavailable) else text_of(error)  # one outage has many texts
+        is_away = isinstance(error, StorageUnavailable) and not is_lack(error)
+        text = "no database" if is_away else text_of(error)  # one outage has many texts
         is_new, self._last_failure = self._is_another_outage(error) or text != self._last_failure, text
         match error:
             case StorageUnavailable():

@@ -67,9 +67,9 @@ class Database:
 
         It is run again, in a new transaction, when the database refuses a row that it would have put aside.
 
-        Raises StorageUnavailable when the database cannot be used, or does not answer (whether a commit took place is
-        then unknown), InvalidMessage when it refuses the data, and WiringError in an event loop other than that of the
-        first transaction.
+        Raises StorageUnavailable when the database cannot be used, lacks something of durable, or does not answer
+        (whether a commit took place is then unknown), InvalidMessage when it refuses the data, and WiringError in an
+        event loop other than that of the first transaction.
         """
         async with self._bounded():
             with suppress(SavepointsNeeded):
@@ -90,7 +90,7 @@ class Database:
     @asynccontextmanager
     async def _bounded(self) -> AsyncIterator[None]:
         loops.enter(self.engine)
-        with keeping_cancellation(), translated():
+        with keeping_cancellation(), translated(self.schema):
             # Each wait within has a limit of its own; this one holds for all of them together.
             limit = asyncio.timeout(self._longest)
             try:

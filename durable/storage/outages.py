@@ -3,6 +3,7 @@
     refused data      InvalidMessage       the same row fails again, whoever writes it
     outage            StorageUnavailable   the database, or the way to it, is away: no fault of the work
     passing           StorageUnavailable   for agents only: deadlocks, locks, time limits; their work is done again
+    lack              Lack                 a table, column or right of durable is missing: no fault of the work either
     anything else     as it is             a mistake in a statement
 
 SQLAlchemy's own texts hold the statement and its parameters, and Postgres' details hold rows: neither is repeated.
@@ -11,6 +12,7 @@ SQLAlchemy's own texts hold the statement and its parameters, and Postgres' deta
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -28,6 +30,11 @@ _NO_RIGHT: Final = "42501"
 _SERIALIZATION_FAILURE: Final = "40001"
 _SHORTAGE: Final = "53"  # SQLSTATE class: insufficient resources
 _NO_COLUMN: Final = "42703"
+_MIGRATE: Final = "run: durable-agent migrate APP:BUS"
+_GRANT: Final = "as owner of the schema, run: durable-agent migrate APP:BUS --grant-to ROLE"
+_ADVICE: Final = {_NO_TABLE: _MIGRATE, _NO_COLUMN: _MIGRATE, _NO_RIGHT: _GRANT}
+_PARAMETERS: Final = re.compile(r"^[^\n]*\$1 = (?:'|NULL).*", re.MULTILINE | re.DOTALL)
+"""The last part of a context, where the setting log_parameter_max_length_on_error adds it."""
 LOST_STATEMENTS: Final = ("26000", "42P05")
 """A prepared statement is missing, or its name is taken: a pooler has put another server connection behind ours."""
 _OUTAGE: Final = (*LOST_STATEMENTS, "08", "25006", "25P03", "28", "3D", _SHORTAGE, "57P", "58")
@@ -35,6 +42,10 @@ _OUTAGE: Final = (*LOST_STATEMENTS, "08", "25006", "25P03", "28", "3D", _SHORTAG
 # was lost, or the process paused · authorization · no such database · resources · shutdown · system
 _PASSING: Final = (*_OUTAGE, "25", "40", "55006", "55P", "57")
 # transaction state · serialization and deadlock · in use, lock not available · operator: gone at the next try
+
+
+class Lack(StorageUnavailable):
+    """A table, a column or a right of durable is missing: the text says which, and what to run."""
 
 
 def is_outage(error: BaseException | None) -> bool:
@@ -132,8 +143,11 @@ def _first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """The drivers' errors as durable's; what is neither bad data nor passing is left as it is, and errors of files."""
+def translated(schema: str | None = None) -> Iterator[None]:
+    """The drivers' errors as durable's; what is neither bad data nor passing is left as it is, and errors of files.
+
+    `schema`: for statements over the tables of durable alone; what they lack is told as a Lack.
+    """
     try:
         yield
     except DBAPIError as error:
@@ -141,6 +155,8 @@ def translated() -> Iterator[None]:
             raise InvalidMessage(f"the database refuses the data: {_condition(error)}") from None
         if is_passing(error):
             raise _unavailable(error) from error.orig
+        if schema is not None and (lack := lack_of(error, schema)):
+            raise lack from error.orig
         raise
     except (TimeoutError, PoolTimeout) as error:
         raise _unavailable(error) from error
@@ -159,23 +175,43 @@ def translated() -> Iterator[None]:
 
 
 def mismatch(error: DBAPIError, schema: str) -> SchemaMismatch | None:
-    """Return the error for tables of durable that are missing, or of another version; None for any other fault."""
+    """Return the error for tables of durable that are missing, or of another version; None for any other fault of one
+    of its statements."""
     faults = {_NO_TABLE: "has no durable tables", _NO_COLUMN: "is at another version than this code"}
     fault = faults.get(sqlstate(error))
-    if fault is None:
+    if fault is None or _is_within_code(error, schema):
         return None
     reason = str(error.orig).partition("\n")[0]
-    return SchemaMismatch(f"schema {schema!r} {fault} ({reason}); run: durable-agent migrate APP:BUS")
+    return SchemaMismatch(f"schema {schema!r} {fault} ({reason}); {_MIGRATE}")
 
 
-def denial(error: BaseException) -> StorageUnavailable | None:
-    """Return the error for a right on durable's tables that is missing; None for any other fault. The causes of the
-    error count too.
+def lack_of(error: DBAPIError, schema: str) -> Lack | None:
+    """Return the error for a table, column or right that a statement of durable lacks; None for any other fault."""
+    advice = advice_of(error)
+    if advice is None or _is_within_code(error, schema):
+        return None
+    return Lack(unusable(f"{described(error)}; {advice}"))
+
+
+def advice_of(error: DBAPIError) -> str | None:
+    """Return what to do about a table, column or right that is missing; None for any other fault."""
+    return _ADVICE.get(sqlstate(error))
+
+
+def is_lack(error: BaseException) -> bool:
+    """True where something of durable is missing; the causes of the error count too."""
+    return any(isinstance(each, Lack) for each in _causes(error))
+
+
+def _is_within_code(error: DBAPIError, schema: str) -> bool:
+    """Tell whether a trigger or function of the application has met the fault, within a statement of durable.
+
+    The context names it then, in any language; the functions and tables of durable are named with their schema.
     """
-    for each in _causes(error):
-        if isinstance(each, DBAPIError) and sqlstate(each) == _NO_RIGHT:
-            return StorageUnavailable(unusable(f"{described(each)}; run: durable-agent migrate --grant-to ROLE"))
-    return None
+    raised = _raised(error)
+    context = getattr(getattr(raised, "diag", raised), "context", None) or ""
+    code = _PARAMETERS.sub("", context)
+    return bool(code) and not re.search(rf"\b{re.escape(schema)}\.", f"{_first_line(error)} {code}")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from durable.storage.database import channel
 from durable.storage.isolation import Claimed, batch, isolated, left_alone, put_aside, quarantining, read
 from durable.storage.leases import fence
 from durable.storage.new_work import ANYWHERE, NewWork
-from durable.storage.outages import mismatch
+from durable.storage.outages import lack_of, mismatch
 from durable.storage.rows import Letter, envelope_columns, queueing_columns
 from durable.storage.sql import outbox as statements
 from durable.storage.sql.recovery import OUTGOING
@@ -49,12 +49,12 @@ def store(conn: Connection, schema: str, sending: Sequence[Sent]) -> set[Key]:
     whole server at commit, and makes PREPARE TRANSACTION impossible.
 
     Returns the keys of what was not inserted, because it had been sent before. No two may have the same key. Raises
-    SchemaMismatch when there are no tables of this version.
+    SchemaMismatch when there are no tables of this version, and Lack when this role may not write to them.
     """
     try:
         return _store(conn, schema, sending)
     except DBAPIError as error:
-        if found := mismatch(error, schema):
+        if found := mismatch(error, schema) or lack_of(error, schema):
             raise found from None
         raise
 

@@ -103,7 +103,7 @@ class SimulatedDatabase(Database):
 
     @asynccontextmanager
     async def _bounded(self) -> AsyncIterator[None]:
-        with keeping_cancellation(), translated():
+        with keeping_cancellation(), translated(self.schema):
             try:
                 yield
             except ServerError as error:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from durable.errors import DurableError
-from durable.storage.outages import described
+from durable.storage.outages import advice_of, described
 
 
 class Verdict(StrEnum):
@@ -41,12 +41,14 @@ def fail(name: str, detail: str, advice: str) -> Check:
 
 
 def attempted(name: str, check: Callable[[], Check], advice: str) -> Check:
-    """Run a check; a database or network error makes it fail."""
+    """Run a check; a database or network error makes it fail. `advice`: for what has none of its own."""
     from psycopg import Error as DriverError  # with the drivers, which load when used
 
     try:
         return check()
     except DurableError as error:
         return fail(name, str(error), advice)
+    except DBAPIError as error:
+        return fail(name, described(error), advice_of(error) or advice)
     except (OSError, TimeoutError, SQLAlchemyError, DriverError) as error:
         return fail(name, described(error), advice)

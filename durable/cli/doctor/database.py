@@ -59,9 +59,9 @@ def _connected(conn: Connection, settings: Settings, has_sync_handlers: bool) ->
     if allowed.advice or not version.advice:  # without tables no right is missing
         yield allowed
     if not version.advice:
-        yield partitions(conn, settings)
-        yield connections(conn, settings, has_sync_handlers)
-        yield services(conn, schema)
+        yield attempted("partitions", lambda: partitions(conn, settings), _MIGRATE)
+        yield attempted("connections", lambda: connections(conn, settings, has_sync_handlers), _MIGRATE)
+        yield attempted("services", lambda: services(conn, schema), _MIGRATE)
 
 
 def server_version(conn: Connection, schema: str) -> Check:

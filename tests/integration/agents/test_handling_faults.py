@@ -77,6 +77,31 @@ FAULTS = {
 """Statements that break durable's tables, and mend them."""
 
 
+CODE = {
+    "a table": "INSERT INTO public.audit VALUES (1)",
+    "a column": "INSERT INTO public.effects (elsewhere) VALUES (1)",
+    "an error of its own": "RAISE EXCEPTION 'you may not book after closing time' USING ERRCODE = '42501'",
+}
+"""What a trigger of the application does that the database refuses."""
+
+
+@contextmanager
+def refusing_once(tables: Tables, table: str, code: str) -> Iterator[None]:
+    """Let the first transaction that inserts into this table meet this code at its COMMIT."""
+    tables.execute("CREATE SEQUENCE commits")
+    tables.execute(
+        "CREATE FUNCTION refuse_once() RETURNS trigger LANGUAGE plpgsql AS $$ "
+        f"BEGIN IF nextval('public.commits') = 1 THEN {code}; END IF; RETURN NULL; END $$"
+    )
+    tables.execute(
+        f"CREATE CONSTRAINT TRIGGER refuse_once AFTER INSERT ON {table} DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION refuse_once()"
+    )
+    yield
+    tables.execute("DROP FUNCTION refuse_once CASCADE")
+    tables.execute("DROP SEQUENCE commits")
+
+
 @pytest.fixture(scope="module")
 def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
     with shop_tables(servers(18)) as tables:
@@ -481,6 +506,26 @@ class TestNoAttempt:
             await shop.settled()
         assert (shop.effects(), shop.inbox()) == ([2], [])
         assert attempts == [1, 1, 1, 1, 2]
+
+    @pytest.mark.parametrize("code", CODE)
+    @pytest.mark.parametrize("where", ["effects", "durable.envelope_history"])
+    async def test_fault_of_a_trigger_of_the_application_counts_as_an_attempt_and_keeps_its_error(
+        self, shop: Shop, caplog: pytest.LogCaptureFixture, where: str, code: str
+    ) -> None:
+        attempts: list[int] = []
+
+        async def handle(order: Placed, session: AsyncSession) -> None:
+            attempts.append(order.number)
+            await shop.write(session, order.number)
+
+        shop.handles(handle, retry=Retry(immediate=0, delays=[]))
+        with refusing_once(shop.tables, where, CODE[code]):
+            async with shop.open():
+                await shop.receive(1)
+                await shop.settled()
+        assert (attempts, shop.effects(), shop.counters[Event.ATTEMPT_FAILED]) == ([1], [], 1)
+        assert [letter[1] for letter in shop.tables.dead_letters()] == ["sqlalchemy.exc.ProgrammingError"]
+        assert "durable-agent migrate" not in caplog.text
 
     @pytest.mark.parametrize("ends", ["raises", "swallows it"])
     async def test_lost_connection_is_logged_with_its_cause_and_without_the_words_of_the_handler(

@@ -563,8 +563,8 @@ ROWS = (
         "handling",
         "a missing right to finish a message counts as a failed attempt",
         "durable/agents/attempts.py",
-        before=" or denial(error):",
-        after=":",
+        before="if lack := lack_of(error, self._schema):",
+        after="if False and (lack := lack_of(error, self._schema)):",
         killed_by=(
             "tests/integration/agents/test_handling_faults.py::"
             "TestNoAttempt::test_missing_table_or_right_of_durable_counts_as_no_attempt[1-no right to the history]",
@@ -573,9 +573,9 @@ ROWS = (
     Mutant(
         "handling",
         "a missing right to send counts as a failed attempt",
-        "durable/agents/runner.py",
-        before="if fence.is_complete and (fault := denial(error)):",
-        after="if False and (fault := denial(error)):",
+        "durable/storage/outbox.py",
+        before=" or lack_of(error, schema):",
+        after=":",
         killed_by=(
             "tests/integration/agents/test_handling_faults.py::"
             "TestNoAttempt::test_missing_table_or_right_of_durable_counts_as_no_attempt[1-no right to the outbox]",
@@ -648,6 +648,18 @@ ROWS = (
         after="logging.WARNING",
         killed_by=(
             "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_shortage_at_the_end_of_an_attempt_counts_as_no_attempt[effects-True-53100-1]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a right that a trigger lacks at the commit counts as no attempt",
+        "durable/agents/runner.py",
+        before="isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage(error):",
+        after="isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage(error) or fence.is_complete:",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py::TestNoAttempt::"
+            "test_fault_of_a_trigger_of_the_application_counts_as_an_attempt_and_keeps_its_error"
+            "[effects-an error of its own]",
         ),
     ),
 )

@@ -661,4 +661,12 @@ ROWS = (
             "tests/integration/recovery/test_new_work.py::test_named_work_without_a_handler_becomes_a_dead_letter_before_the_next_poll",
         ),
     ),
+    Mutant(
+        "recovery",
+        "each story tells of the same missing table, each time",
+        "recovery/troubles.py",
+        before="str(error) not in self._lacks.values(), str(error)",
+        after="True, str(error)",
+        killed_by=("tests/unit/recovery/test_troubles.py::test_lack_is_told_once_for_all_stories_and_so_is_its_end",),
+    ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_LACKS = "tests/integration/storage/test_lacks.py"
 _GIVEN = "tests/integration/outbox/unit_of_work/test_given_engines.py"
 
 ROWS = (
@@ -503,12 +504,32 @@ ROWS = (
     ),
     Mutant(
         "storage",
+        "what durable lacks is told as a mistake in a statement",
+        "durable/storage/database.py",
+        before="translated(self.schema):",
+        after="translated():",
+        killed_by=(
+            "tests/integration/requests/test_waiting_through_lacks.py::test_caller_waits_through_a_lack[answers]",
+        ),
+    ),
+    Mutant(
+        "storage",
         "the node's own session ends when it is idle, as the role has it",
         "recovery/membership.py",
         before='        "idle_session_timeout": "0",  # whatever the role has: it would end the membership between two heartbeats\n',
         after="",
         killed_by=(
             "tests/integration/storage/test_session_settings.py::test_member_stays_one_when_idle_sessions_are_ended",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "what a trigger of the application lacks is told as durable's",
+        "durable/storage/outages.py",
+        before="if advice is None or _is_within_code(error, schema):",
+        after="if advice is None:",
+        killed_by=(
+            f"{_LACKS}::test_fault_of_a_trigger_of_the_application_is_none_of_durable[a table-at once-silent-asyncpg]",
         ),
     ),
     Mutant(
@@ -523,6 +544,26 @@ ROWS = (
     ),
     Mutant(
         "storage",
+        "a commit tells the fault of a trigger as another version of the tables",
+        "durable/storage/outages.py",
+        before="if fault is None or _is_within_code(error, schema):",
+        after="if fault is None:",
+        killed_by=(f"{_LACKS}::test_commit_raises_the_unchanged_error_of_a_trigger[a column-at once]",),
+    ),
+    Mutant(
+        "storage",
+        "parameters in an error are taken for code of the application",
+        "durable/storage/outages.py",
+        before='    code = _PARAMETERS.sub("", context)\n',
+        after="    code = context\n",
+        killed_by=(
+            f"{_LACKS}::test_lack_is_named_with_its_advice[a right-with parameters-asyncpg]",
+            f"{_LACKS}::test_fault_of_a_trigger_of_the_application_is_none_of_durable"
+            "[a right-at once-with parameters-psycopg]",
+        ),
+    ),
+    Mutant(
+        "storage",
         "a short limit of transactions is no finding",
         "durable/cli/doctor/database.py",
         before="    if not limit or limit >= longest:\n",
@@ -530,5 +571,29 @@ ROWS = (
         killed_by=(
             "tests/integration/storage/test_session_settings.py::test_limit_of_transactions_is_examined[500ms-True]",
         ),
+    ),
+    Mutant(
+        "storage",
+        "what a function of durable lacks is told as the application's",
+        "durable/storage/outages.py",
+        before='    return bool(code) and not re.search(rf"\\b{re.escape(schema)}\\.", f"{_first_line(error)} {code}")\n',
+        after="    return bool(code)\n",
+        killed_by=(f"{_LACKS}::test_lack_of_a_function_of_durable_is_named_with_its_advice[psycopg]",),
+    ),
+    Mutant(
+        "storage",
+        "a command that lacks a table is advised to look whether Postgres runs",
+        "durable/cli/endings.py",
+        before="case StorageUnavailable() if is_lack(error):",
+        after="case StorageUnavailable() if False:",
+        killed_by=("tests/unit/cli/test_mistakes.py::test_wrapped_lack_keeps_its_own_advice",),
+    ),
+    Mutant(
+        "storage",
+        "doctor ends at a missing table",
+        "durable/cli/doctor/database.py",
+        before='        yield attempted("services", lambda: services(conn, schema), _MIGRATE)\n',
+        after="        yield services(conn, schema)\n",
+        killed_by=("tests/integration/cli/test_lacks.py::test_doctor_makes_its_other_checks_without_a_table",),
     ),
 )

@@ -11,6 +11,7 @@ from durable.cli import pauses
 from durable.cli.endings import ending_of
 from durable.errors import InvalidSetting, StorageUnavailable
 from durable.storage import known_names
+from durable.storage.outages import Lack
 from tests.support.command import Agent
 
 
@@ -78,6 +79,13 @@ def test_advice_for_a_refused_connection_follows_its_cause(text: str, sqlstate: 
     error = StorageUnavailable(f"the database cannot be used: {text}")
     error.__cause__ = Refused(sqlstate)
     assert f"; {advice}" in ending_of(error).message
+
+
+def test_wrapped_lack_keeps_its_own_advice() -> None:
+    lack = Lack("the database cannot be used: no such table; run: durable-agent migrate APP:BUS")
+    error = StorageUnavailable(f"{lack}; 3 letters were replayed: run the command again for the rest")
+    error.__cause__ = lack
+    assert ending_of(error).message == str(error)
 
 
 def test_command_without_a_letter_asks_for_one_with_an_example(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:

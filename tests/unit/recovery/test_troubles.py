@@ -8,6 +8,7 @@ import pytest
 
 from durable.errors import StorageUnavailable
 from durable.recovery.troubles import Troubles
+from durable.storage.outages import Lack
 
 TEXTS = ["[Errno 104] Connection reset by peer", "unexpected connection_lost() call"]
 
@@ -53,3 +54,18 @@ def test_another_failure_is_told_each_time_and_traced_once(said: pytest.LogCaptu
         troubles.meet("claim", ValueError("wrong"))
     assert [record.levelname for record in said.records] == ["ERROR"] * 3
     assert [record.exc_info is not None for record in said.records] == [True, False, False]
+
+
+def test_lack_is_told_once_for_all_stories_and_so_is_its_end(
+    said: pytest.LogCaptureFixture,
+) -> None:
+    troubles = Troubles(often=["claim", "promote"])
+    for _ in range(3):
+        for name, missing in [("claim", "inbox"), ("promote", "inbox"), ("sweep", "nodes")]:
+            troubles.meet(name, Lack(f"no {missing}"))
+        troubles.overcome("look")
+    assert [record.levelname for record in said.records] == ["WARNING", "WARNING"]
+    assert not any(record.exc_info for record in said.records)
+    for name in ("claim", "promote", "sweep", "sweep"):
+        troubles.overcome(name)
+    assert [record.levelname for record in said.records[2:]] == ["INFO", "INFO"]
