@@ -107,7 +107,7 @@ def test_command_names_the_unwritable_file_and_goes_on_later(
     assert (again.code, again.err) == (0, "")
 
 
-def test_failed_archive_leaves_the_disk_as_it_was(
+def test_failed_archive_leaves_no_files(
     agent: Agent, disk: Disk, emptied_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = disk.place / "lake"

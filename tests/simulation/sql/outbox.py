@@ -138,10 +138,9 @@ def owned_outgoing(tx: Transaction, p: Params) -> Rows:
 
 @does(sql.EXPIRE_OWNED_OUTGOING, "id expired")
 def expire_owned_outgoing(tx: Transaction, p: Params) -> Rows:
-    found = []
-    for row in mine(tx, OUT, p):
-        is_late = row.deliver_by is not None and row.deliver_by < tx.clock
-        if is_late:
-            finish(tx, OUT, row, "expired", p, "expired before it was sent")
-        found.append((row.id, is_late))
-    return sorted(found, key=lambda each: not each[1])
+    rows = list(mine(tx, OUT, p))
+    late = [row for row in rows if row.deliver_by is not None and row.deliver_by < tx.clock]
+    for row in late:
+        finish(tx, OUT, row, "expired", p, "expired before it was sent")
+    expired = {row.id for row in late}
+    return [*((row.id, True) for row in late), *((row.id, False) for row in rows if row.id not in expired)]
