@@ -16,7 +16,8 @@ from datetime import date
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from durable.pipeline import places
+from durable.errors import DurableError
+from durable.pipeline import checksums, places
 from durable.pipeline.files import TaskFiles
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import DataFile, LakeTable, Whose, file_schema
@@ -101,13 +102,13 @@ def count_erased(lake: Lake, table: LakeTable, below: Mapping[UUID, int]) -> Cou
     paths = [*_paths(lake, table)]
     if not (paths and below):
         return found
-    data = places.dataset(lake.table_url(table), paths, file_schema(table))
+    data = places.ParquetFiles(lake.table_url(table), paths, file_schema(table))
     erased = ds.field("erasure_id").is_valid()
     try:
         for rows in data.to_batches(columns=["erasure_id", "xid"], filter=erased):
             for erasure, xid in zip(*(column.to_pylist() for column in rows.columns), strict=True):
                 found[UUID(bytes=erasure)] += xid < below.get(UUID(bytes=erasure), 0)
-    except (OSError, ValueError):  # Arrow's errors are of these kinds
+    except DurableError:
         return None
     return found
 
@@ -132,6 +133,7 @@ def rewritten(
         for path in paths:
             data = _dataset(lake, table, path)
             if data.count_rows(filter=wanted.condition()):
+                checksums.check(lake.table_url(table), [path])
                 with TaskFiles(lake.table_url(table), table, None, f"{name}-{len(replaced)}") as writing:
                     for rows in data.to_batches(batch_size=_BATCH_ROWS):
                         writing.add_whole(_emptied(rows, table, wanted, erasure_id))
@@ -158,5 +160,5 @@ def _paths(lake: Lake, table: LakeTable) -> Iterator[str]:
         yield from paths
 
 
-def _dataset(lake: Lake, table: LakeTable, path: str) -> ds.Dataset:
-    return places.dataset(lake.table_url(table), [path], file_schema(table))
+def _dataset(lake: Lake, table: LakeTable, path: str) -> places.ParquetFiles:
+    return places.ParquetFiles(lake.table_url(table), [path], file_schema(table))

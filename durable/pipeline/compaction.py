@@ -10,14 +10,16 @@ that it has begun with. Rows, offsets and spans stay as they are.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
 from durable.errors import InvalidSetting
+from durable.pipeline import checksums, places
 from durable.pipeline.lake import Lake
-from durable.pipeline.lake_tables import LakeTable
+from durable.pipeline.lake_tables import LakeTable, file_schema
 from durable.pipeline.leftovers import remove_erased
 from durable.pipeline.progress import Show
 from durable.pipeline.unwritable import writing
@@ -42,13 +44,14 @@ def compact(lake: Lake, table: LakeTable, *, above: int = 2, show: Show = lambda
     A day that another process compacts at the same time is left to it.
     """
     from deltalake import WriterProperties
-    from deltalake.exceptions import CommitFailedError
+    from deltalake.exceptions import CommitFailedError, DeltaError
 
-    crowded = {day: len(files) for day, files in sorted(lake.files_by_day(table).items()) if len(files) > above}
+    crowded = {day: files for day, files in sorted(lake.files_by_day(table).items()) if len(files) > above}
     days = after = 0
-    for done, (day, count) in enumerate(crowded.items()):
+    for done, (day, files) in enumerate(crowded.items()):
         show(done, len(crowded))
-        after += count
+        after += len(files)
+        checksums.check(lake.table_url(table), files)
         try:
             with writing(f"{lake.table_url(table)}/day={day}"):
                 metrics = lake.opened(table).optimize.compact(
@@ -58,11 +61,22 @@ def compact(lake: Lake, table: LakeTable, *, above: int = 2, show: Show = lambda
                 )
         except CommitFailedError:
             remove_erased(lake, table)  # an erasure may have been first, and this has written what it has erased
+        except DeltaError as error:
+            raise places.ParquetFiles(lake.table_url(table), files, file_schema(table)).named(error) from error
         else:
             after += metrics["numFilesAdded"] - metrics["numFilesRemoved"]
             days += 1
+            _note_checksums(lake, table, {*lake.files_by_day(table).get(day, ())} - {*files})
     show(len(crowded), len(crowded))
-    return Compacted(table=table, days=days, files_before=sum(crowded.values()), files_after=after)
+    return Compacted(table=table, days=days, files_before=sum(map(len, crowded.values())), files_after=after)
+
+
+def _note_checksums(lake: Lake, table: LakeTable, written: Iterable[str]) -> None:
+    """Note those of files that the Delta library has written; archivers note those of their own."""
+    table_url = lake.table_url(table)
+    for path in written:
+        if checksums.noted(table_url, path) is None:
+            checksums.note(table_url, path, checksums.of(places.read(table_url, path)))
 
 
 def vacuum(lake: Lake, table: LakeTable, keep: timedelta) -> int:
@@ -79,6 +93,7 @@ def vacuum(lake: Lake, table: LakeTable, keep: timedelta) -> int:
     hours, removed = int(keep.total_seconds() // 3_600), remove_erased(lake, table)
     with suppress(CommitFailedError), writing(lake.table_url(table)):
         removed += len(lake.opened(table).vacuum(hours, dry_run=False, enforce_retention_duration=False))
+    checksums.remove_stray(lake.table_url(table))
     return removed
 
 

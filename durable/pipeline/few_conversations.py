@@ -80,7 +80,7 @@ def _rows(
             for file in each
         ]
         read.append(
-            places.dataset(lake.table_url("history"), files, schema).to_table(list(trees.COLUMNS), filter=where)
+            places.ParquetFiles(lake.table_url("history"), files, schema).to_table(list(trees.COLUMNS), filter=where)
         )
     return _in_micros(pa.concat_tables(read))
 

@@ -16,6 +16,8 @@ from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from durable.errors import DurableError
+from durable.pipeline import checksums
+from durable.pipeline.checksums import Summed
 from durable.pipeline.lake_tables import DAY_OF, DataFile, LakeTable, Whose, file_schema
 from durable.pipeline.places import created
 from durable.pipeline.unwritable import writing
@@ -63,7 +65,7 @@ _STATISTICS: Final = (
 class _OpenFile:
     path: str
     day: date
-    stream: Any
+    stream: Summed
     writer: pq.ParquetWriter
     described: list[pq.FileMetaData]
     """One, when the writer is closed."""
@@ -161,7 +163,7 @@ class TaskFiles:
         path = f"day={day}/part-{self._name}-{self._begun_count}.parquet"
         self._begun_count += 1
         closing = self._closing.enter_context(ExitStack())
-        stream = closing.enter_context(created(self._table_url, path))
+        stream = Summed(closing.enter_context(created(self._table_url, path)))
         few: Any = [name for name in self._schema.names if name in _FEW_VALUES]
         described: list[pq.FileMetaData] = []
         writer = pq.ParquetWriter(
@@ -181,6 +183,7 @@ class TaskFiles:
             _close(file.writer)
             size = file.stream.tell()
             file.closing.close()
+        checksums.note(self._table_url, file.path, file.stream.checksum())
         return DataFile(file.path, file.day, file.rows, size, _statistics(file.described[0]))
 
 

@@ -121,7 +121,7 @@ class Parted:
     def _in_lake(self, paths: Sequence[str], chosen: ds.Expression | None = None) -> pa.Table:
         import pyarrow.dataset as ds
 
-        files = places.dataset(self.lake.table_url(self.table), paths, file_schema(self.table))
+        files = places.ParquetFiles(self.lake.table_url(self.table), paths, file_schema(self.table))
         wanted = self.whose.condition() & (ds.field("xid") >= self.since)
         wanted = wanted if chosen is None else wanted & chosen
         return files.to_table(columns=[*KEYS[self.table], "xid"], filter=wanted)

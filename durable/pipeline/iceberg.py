@@ -195,8 +195,9 @@ def _manifests(found: Table) -> set[str]:
 
 
 def _wanted(lake: Lake, table: LakeTable) -> set[str]:
-    folder = _url(lake.table_url(table))
-    return {f"{folder}/{path}" for paths in lake.files_by_day(table).values() for path in paths}
+    folder, paths = _url(lake.table_url(table)), [path for each in lake.files_by_day(table).values() for path in each]
+    places.check_present(lake.table_url(table), paths)
+    return {f"{folder}/{path}" for path in paths}
 
 
 def _version(place: str) -> int | None:

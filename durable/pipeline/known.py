@@ -69,7 +69,7 @@ class KnownRows:
         named, schema = list(KEYS[self.table]), file_schema(self.table)
         if not self.files.get(day):
             return pa.schema([schema.field(name) for name in named]).empty_table()
-        files = places.dataset(self.table_url, self.files[day], schema)
+        files = places.ParquetFiles(self.table_url, self.files[day], schema)
         return files.to_table(columns=named, filter=self.whose.condition())
 
 

@@ -13,8 +13,7 @@ The tables are written by `deltalake` and read by Spark as plain Parquet files, 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
@@ -22,16 +21,16 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from durable.errors import ArchiveConflict, InvalidSetting
-from durable.pipeline import places
+from durable.pipeline import checksums, lake_log, places
 from durable.pipeline.describing import DESCRIPTIONS, commented, describe, properties, refuse_newer
+from durable.pipeline.lake_log import LakeFile
 from durable.pipeline.lake_marks import Whole, commit_mark, marked, span_of
 from durable.pipeline.lake_tables import DAY_OF, SOURCES, DataFile, LakeTable, Whose, arrow_schema, spark_schema
 from durable.pipeline.places import StoredFile
 from durable.pipeline.session import needs_spark
 from durable.pipeline.spans import NO_SPAN, Span
-from durable.pipeline.unwritable import in_one_line, writing
+from durable.pipeline.unwritable import writing
 from durable.storage.archives import Absent
-from durable.storage.days import midnight
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -68,18 +67,25 @@ class Lake:
         self, spark: SparkSession, table: LakeTable, since: date | None = None, until: date | None = None
     ) -> DataFrame:
         """The rows of these days as a DataFrame; `since` is included, `until` is not. Columns as in spark_schema()."""
-        files = self.files(table, since, until)
+        paths = self._chosen(table, since, until)
         schema = spark_schema(table)
-        if not files:
+        if not paths:
             return spark.createDataFrame([], schema)
+        places.check_present(self.table_url(table), paths)
         named = {"basePath": places.hadoop(self.table_url(table)), "__globPaths__": "false"}  # brackets are no patterns
-        return spark.read.schema(schema).options(**named).parquet(*files)
+        return spark.read.schema(schema).options(**named).parquet(*self._named(table, paths))
 
     def files(self, table: LakeTable, since: date | None = None, until: date | None = None) -> list[str]:
         """The URLs of the files that hold these days."""
+        return self._named(table, self._chosen(table, since, until))
+
+    def _named(self, table: LakeTable, paths: Sequence[str]) -> list[str]:
         folder = places.hadoop(self.table_url(table))
+        return [f"{folder}/{path}" for path in paths]
+
+    def _chosen(self, table: LakeTable, since: date | None, until: date | None) -> list[str]:
         return [
-            f"{folder}/{path}"
+            path
             for day, path, _ in self.listed(table)
             if (since is None or since <= day) and (until is None or day < until)
         ]
@@ -99,8 +105,15 @@ class Lake:
         """Day, path and number of rows of each file."""
         if not self.exists(table):
             return []
-        with _readable(self.url):
-            return _adds(self.opened(table))
+        with lake_log.readable(self.url):
+            return lake_log.adds(self.opened(table))
+
+    def logged(self, table: LakeTable) -> list[LakeFile]:
+        """All that the log says of each file."""
+        if not self.exists(table):
+            return []
+        with lake_log.readable(self.url):
+            return lake_log.files(self.opened(table))
 
     def tables(self) -> list[LakeTable]:
         """The tables that something was archived into."""
@@ -109,7 +122,7 @@ class Lake:
     def exists(self, table: LakeTable) -> bool:
         with needs_spark():
             from deltalake import DeltaTable
-        with _readable(self.url):
+        with lake_log.readable(self.url):
             return DeltaTable.is_deltatable(self.table_url(table))
 
     def require(self, table: LakeTable) -> None:
@@ -130,7 +143,7 @@ class Lake:
         """Return the transaction below which rows were archived here; 0 if never. It is always read anew."""
         if not self.exists(table):
             return 0
-        with _readable(self.url):
+        with lake_log.readable(self.url):
             return self.opened(table).transaction_version(app_id) or 0
 
     def commit_id(self, app_id: str, table: LakeTable) -> int | None:
@@ -143,7 +156,7 @@ class Lake:
         """
         if not self.exists(table):
             return {}
-        with _readable(self.url):
+        with lake_log.readable(self.url):
             found = self.opened(table).history()
         return {int(each[_COMMIT]): int(each[_HIGH]) for each in found if each.get(_APP) == app_id}
 
@@ -151,7 +164,7 @@ class Lake:
         """Tell whether Delta's RESTORE has put the table back since the last commit of this archive that its log has.
         It leaves the offsets where they are.
         """
-        with _readable(self.url):
+        with lake_log.readable(self.url):
             found = self.opened(table).history()
         since = next((place for place, each in enumerate(found) if each.get(_APP) == app_id), len(found))
         return any(each.get("operation") == "RESTORE" for each in found[:since])
@@ -160,7 +173,7 @@ class Lake:
         """Return the numbers that the table's log keeps for these names, where it has one."""
         if not self.exists(table):
             return {}
-        with _readable(self.url):
+        with lake_log.readable(self.url):
             opened = self.opened(table)
             found = {name: opened.transaction_version(name) for name in names}
         return {name: number for name, number in found.items() if number is not None}
@@ -171,7 +184,7 @@ class Lake:
         """
         if not self.exists(table):
             return NO_SPAN
-        with _readable(self.url):
+        with lake_log.readable(self.url):
             return span_of(self.opened(table), whose)
 
     def rows_from(self, table: LakeTable, whose: Whose, xid: int) -> dict[str, Absent]:
@@ -180,8 +193,8 @@ class Lake:
         """
         if not self.exists(table):
             return {}
-        with _readable(self.url):
-            return _rows_from(self.opened(table), DAY_OF[table], whose, xid)
+        with lake_log.readable(self.url):
+            return lake_log.rows_from(self.opened(table), DAY_OF[table], whose, xid)
 
     def table_id(self, table: LakeTable) -> str | None:
         """Return the unique id of a table; None where there is no table."""
@@ -191,7 +204,7 @@ class Lake:
         """Return the time when a table was made; None where there is none, or it does not say."""
         if not self.exists(table):
             return None
-        with _readable(self.url):
+        with lake_log.readable(self.url):
             made = self.opened(table).metadata().created_time  # in milliseconds; other writers may leave it out
         return datetime.fromtimestamp(made / 1_000, UTC) if made else None
 
@@ -199,7 +212,7 @@ class Lake:
         """Return the time when rows were last committed; None if never. Rows of long before are in the table."""
         if not self.exists(table):
             return None
-        with _readable(self.url):
+        with lake_log.readable(self.url):
             commits = self.opened(table).history()
         appends = [commit for commit in commits if commit.get("operation") == "WRITE" and _REPLACES not in commit]
         written = [commit["timestamp"] for commit in appends]
@@ -215,7 +228,7 @@ class Lake:
         with needs_spark():
             from deltalake import DeltaTable, Schema
         schema = Schema.from_arrow(commented(arrow_schema(table), table))
-        with _readable(self.url), writing(self.table_url(table)):
+        with lake_log.readable(self.url), writing(self.table_url(table)):
             if not self.exists(table):
                 DeltaTable.create(
                     self.table_url(table),
@@ -307,7 +320,7 @@ class Lake:
         adds = [AddAction(file.path, file.size, {"day": str(file.day)}, now, True, file.stats) for file in files]
         if any((opened.transaction_version(name) or 0) != offset for name, offset in offsets.items()):
             raise ArchiveConflict
-        if not {path for _, path in replaced} <= {path for _, path, _ in _adds(opened)}:
+        if not {path for _, path in replaced} <= {path for _, path, _ in lake_log.adds(opened)}:
             raise ArchiveConflict  # Delta takes the removal of a file that is gone already
         properties = CommitProperties(
             custom_metadata={_REPLACES: "true"},
@@ -333,7 +346,7 @@ class Lake:
         Files that a later commit has replaced are none of them: readers of older versions need them until vacuum().
         """
         folder = f"day={day}"
-        with _readable(self.url):
+        with lake_log.readable(self.url):
             replaced = self.opened(table).vacuum(0, dry_run=True, enforce_retention_duration=False)
         committed = [*self.files_by_day(table).get(day, []), *replaced]
         listed = {file.rpartition("/")[2] for file in committed}
@@ -345,61 +358,22 @@ class Lake:
         The folder is read first: a file that is committed meanwhile is none of them.
         """
         found = [file for file in places.files(self.table_url(table)) if file.path.startswith("day=")]
-        with _readable(self.url):
+        with lake_log.readable(self.url):
             opened = self.opened(table)
             replaced = opened.vacuum(0, dry_run=True, enforce_retention_duration=False)
-            committed = [*(path for _, path, _ in _adds(opened)), *replaced]
+            committed = [*(path for _, path, _ in lake_log.adds(opened)), *replaced]
         listed = {path.rpartition("/")[2] for path in committed}
         return [file for file in found if file.path.rpartition("/")[2] not in listed]
 
     def remove(self, table: LakeTable, path: str) -> None:
         places.remove(self.table_url(table), path)
+        checksums.remove(self.table_url(table), path)
 
     def opened(self, table: LakeTable) -> DeltaTable:
         """The table as it is now. Raises InvalidSetting where only a newer version of durable may touch it."""
         from deltalake import DeltaTable
 
-        found = DeltaTable(self.table_url(table))
+        with lake_log.readable(self.url), lake_log.sound_log(self.table_url(table)):
+            found = DeltaTable(self.table_url(table))
         refuse_newer(found, self.url)
         return found
-
-
-def _adds(opened: DeltaTable) -> list[tuple[date, str, int]]:
-    import pyarrow as pa
-
-    adds = pa.table(opened.get_add_actions(flatten=True)).to_pydict()
-    each = zip(adds["partition.day"], adds["path"], adds["num_records"], strict=True)
-    return [(day, unquote(path), rows or 0) for day, path, rows in each]
-
-
-def _rows_from(opened: DeltaTable, time: str, whose: Whose, xid: int) -> dict[str, Absent]:
-    import pyarrow as pa
-
-    found = {}
-    for file in pa.table(opened.get_add_actions(flatten=True)).to_pylist():
-        is_other = any(
-            not file[f"min.{name}"] <= own <= file[f"max.{name}"]
-            for name, own in zip(("service", "database"), whose, strict=True)
-            if file.get(f"min.{name}") is not None
-        )
-        last_xid = file.get("max.xid")
-        if not is_other and (last_xid is None or last_xid >= xid):
-            day = file["partition.day"]
-            first, last = file.get(f"min.{time}") or midnight(day), file.get(f"max.{time}") or midnight(day + _DAY)
-            below = xid + 1 if last_xid is None else last_xid + 1
-            found[unquote(file["path"])] = Absent(day, first, last, file["num_records"] or 0, below)
-    return found
-
-
-@contextmanager
-def _readable(url: str) -> Iterator[None]:
-    """Turn the library's error about an unusable place into one line that names the place."""
-    from deltalake.exceptions import DeltaError
-
-    try:
-        yield
-    except (DeltaError, OSError, ValueError) as error:
-        said = in_one_line(str(error))
-        raise InvalidSetting(
-            f"lake {url}: {said}; name a folder or the URL of an object store that this machine may read"
-        ) from error

@@ -2,20 +2,22 @@
 
     files of the lake ──> shares of some hundred thousand rows ──> tasks: counts and sums by block ──> added up
 
-A file that cannot be read, or is not there, is named; its rows are none.
+A file that cannot be read, or is not there, is named; its rows are none. A file whose bytes, or whose statistics in the
+log, are not those that were written is named, too: other readers would pass over rows, or read other ones.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from durable.pipeline import places
+from durable.pipeline import checksums, places
 from durable.pipeline.digests import row_blocks, row_digests
 from durable.pipeline.lake import Lake
+from durable.pipeline.lake_log import LakeFile, Statistics
 from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose, file_schema
 from durable.pipeline.progress import Show, collected
 from durable.pipeline.session import spark_errors
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 _SHARE_ROWS: Final = 500_000
 _SHARE_FILES: Final = 64
 _BATCH_ROWS: Final = 8_192
+_STATISTICS_STEP: Final = 999  # Delta cuts times in statistics to milliseconds
 _WORD: Final = (1 << 64) - 1
 _DDL: Final = "day date, side string, number int, rows bigint, digest decimal(20), file string, problem string"
 
@@ -52,24 +55,23 @@ class Rows(NamedTuple):
     below: int
 
 
-class LakeFile(NamedTuple):
-    """A file of the table."""
-
-    day: date
-    path: str
-    rows: int
-
-
 @dataclass(slots=True)
 class LakeDigests:
-    """Digests of files of the lake, by block, and the files that cannot be read, each with the reason."""
+    """Digests of files of the lake, by block, and the files that are damaged, each with the reason."""
 
     blocks: dict[Block, Digest] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
+    without_checksum: set[str] = field(default_factory=set)
 
     def add(self, block: Block, rows: int, digest: int) -> None:
         before = self.blocks.get(block, Digest(0, 0))
         self.blocks[block] = Digest(before.rows + rows, (before.digest + digest) & _WORD)
+
+    def include(self, other: LakeDigests) -> None:
+        for block, digest in other.blocks.items():
+            self.add(block, *digest)
+        self.unreadable |= other.unreadable
+        self.without_checksum |= other.without_checksum
 
 
 def lake_digests(
@@ -79,7 +81,7 @@ def lake_digests(
     wanted = set(days)
     files = [file for file in lake_files(lake, of) if file.day in wanted]
     task = DigestTask(of, tuple(_shares(files)))
-    if sum(file.rows for file in files) <= local_rows:
+    if sum(file.rows or 0 for file in files) <= local_rows:
         return _digested_here(task, show)
     found = LakeDigests()
     with spark_errors():
@@ -88,6 +90,8 @@ def lake_digests(
         for row in collected(session, frame, count, show):
             if row.problem is not None:
                 found.unreadable[row.file] = row.problem
+            elif row.file is not None:
+                found.without_checksum.add(row.file)
             else:
                 found.add(Block(row.day, row.side, row.number), row["rows"], int(row.digest))
     return found
@@ -95,8 +99,7 @@ def lake_digests(
 
 def lake_files(lake: Lake, of: Rows, day: date | None = None) -> list[LakeFile]:
     """The files of the table, or of a day."""
-    files = [LakeFile(*each) for each in lake.listed(of.table)]
-    return [file for file in files if day is None or file.day == day]
+    return [file for file in lake.logged(of.table) if day is None or file.day == day]
 
 
 def rows_of_blocks(lake: Lake, of: Rows, day: date, blocks: Sequence[int]) -> Iterator[tuple[Key, int]]:
@@ -124,15 +127,25 @@ class DigestTask:
         """Read one share."""
         found = LakeDigests()
         for file in self.shares[number]:
-            of_file = LakeDigests()
-            try:
-                for batch in _batches(self.of, file):
-                    _count(of_file, batch, self.of.table, file.day)
-            except _UNREADABLE as error:
-                found.unreadable[file.path] = _reason(error)
-                continue
-            for block, digest in of_file.blocks.items():
-                found.add(block, *digest)
+            found.include(self._of_file(file))
+        return found
+
+    def _of_file(self, file: LakeFile) -> LakeDigests:
+        found = LakeDigests()
+        try:
+            content = places.read(self.of.table_url, file.path)
+            expected = checksums.noted(self.of.table_url, file.path)
+            statistics = _Statistics(file.statistics)
+            for batch in _batches(content, self.of.table, file):
+                statistics.add(batch)
+                _count(found, _chosen(batch, self.of), self.of.table, file.day)
+        except _UNREADABLE as error:
+            return LakeDigests(unreadable={file.path: _reason(error)})
+        flaw = _flaw(content, expected, file.size) or statistics.flaw()
+        if flaw is not None:
+            found.unreadable[file.path] = flaw
+        elif expected is None:
+            found.without_checksum.add(file.path)
         return found
 
 
@@ -146,7 +159,7 @@ def _reason(error: Exception) -> str:
 def _shares(files: Sequence[LakeFile]) -> Iterator[tuple[LakeFile, ...]]:
     gathered: list[LakeFile] = []
     for file in files:
-        if gathered and (len(gathered) == _SHARE_FILES or sum(each.rows for each in gathered) >= _SHARE_ROWS):
+        if gathered and (len(gathered) == _SHARE_FILES or sum(each.rows or 0 for each in gathered) >= _SHARE_ROWS):
             yield tuple(gathered)
             gathered = []
         gathered.append(file)
@@ -158,23 +171,61 @@ def _digested_here(task: DigestTask, show: Show) -> LakeDigests:
     found = LakeDigests()
     for number in range(len(task.shares)):
         show(number, len(task.shares))
-        part = task.digest(number)
-        found.unreadable |= part.unreadable
-        for block, digest in part.blocks.items():
-            found.add(block, *digest)
+        found.include(task.digest(number))
     show(len(task.shares), len(task.shares))
     return found
 
 
-def _batches(of: Rows, file: LakeFile) -> Iterator[pa.RecordBatch]:
-    """The rows of one file that count. Raises one of _UNREADABLE."""
+def _batches(content: bytes, table: LakeTable, file: LakeFile) -> Iterator[pa.RecordBatch]:
+    """All rows of one file. Raises one of _UNREADABLE, also for text that could not be decoded later."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with places.opened(of.table_url, file.path) as stream, pq.ParquetFile(stream, pre_buffer=False) as parquet:
+    with pq.ParquetFile(pa.BufferReader(content), pre_buffer=False) as parquet:
         _check_counts(parquet.metadata, file.rows)
-        _check_columns(parquet.schema_arrow, of.table)
+        _check_columns(parquet.schema_arrow, table)
         for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
-            yield _chosen(_conforming(batch, of.table), of)
+            rows = _conforming(batch, table)
+            rows.validate(full=True)
+            yield rows
+
+
+def _flaw(content: bytes, checksum: str | None, size: int) -> str | None:
+    if len(content) != size:
+        return f"it has {len(content):,} bytes, and the lake's log says {size:,}"
+    if checksum is not None and checksums.of(content) != checksum:
+        return checksums.DIFFERS
+    return None
+
+
+class _Statistics:
+    """Compares what the log says of the columns of a file, by which readers pass it over, with its rows."""
+
+    def __init__(self, logged: Mapping[str, Statistics]) -> None:
+        self._logged = logged
+        self._nulls: Counter[str] = Counter()
+        self._beyond: str | None = None
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        from pyarrow.compute import call_function
+
+        for name in self._logged.keys() & set(rows.schema.names):
+            column, (low, high, _) = rows.column(name), self._logged[name]
+            self._nulls[name] += column.null_count
+            if low is None and high is None:
+                continue
+            if _kind(column.type) == "timestamp":
+                column = column.cast("int64")
+                high = high if high is None else high + _STATISTICS_STEP
+            least, most = call_function("min_max", [column]).as_py().values()
+            if least is not None and ((low is not None and least < low) or (high is not None and most > high)):
+                self._beyond = name
+
+    def flaw(self) -> str | None:
+        for name, (_, _, nulls) in sorted(self._logged.items()):
+            if name == self._beyond or (name in self._nulls and nulls not in (None, self._nulls[name])):
+                return f"the lake's log has other statistics of its column {name}"
+        return None
 
 
 def _conforming(batch: pa.RecordBatch, table: LakeTable) -> pa.RecordBatch:
@@ -206,11 +257,11 @@ def _chosen(batch: pa.RecordBatch, of: Rows) -> pa.RecordBatch:
     return batch.filter(mask)
 
 
-def _check_counts(metadata: pq.FileMetaData, expected: int) -> None:
+def _check_counts(metadata: pq.FileMetaData, expected: int | None) -> None:
     """Arrow would believe damaged counts, and read for ever."""
     if metadata.num_rows != sum(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)):
         raise ValueError("the counts of its footer contradict each other")
-    if expected and metadata.num_rows != expected:
+    if expected is not None and metadata.num_rows != expected:
         raise ValueError(f"it holds {metadata.num_rows:,} rows, and the lake's log says {expected:,}")
 
 
@@ -236,7 +287,8 @@ def _kind(of: pa.DataType) -> str:
 def readable_batches(of: Rows, file: LakeFile) -> Iterator[pa.RecordBatch]:
     """The rows of one file; those behind damage are none."""
     try:
-        yield from _batches(of, file)
+        for batch in _batches(places.read(of.table_url, file.path), of.table, file):
+            yield _chosen(batch, of)
     except _UNREADABLE:
         return  # lake_digests() has named it
 
@@ -269,7 +321,8 @@ def _in_arrow(found: LakeDigests) -> pa.RecordBatch:
     import pyarrow as pa
 
     blocks = [*found.blocks.items()]
-    files = [*found.unreadable.items()]
+    files: list[tuple[str, str | None]] = [*found.unreadable.items()]
+    files += [(path, None) for path in found.without_checksum]
     none = [None] * len(files)
     return pa.RecordBatch.from_pydict(
         {

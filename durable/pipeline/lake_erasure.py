@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from durable.errors import ArchiveConflict, DurableError
 from durable.failpoints import failpoint
-from durable.pipeline import blanking, places
+from durable.pipeline import blanking, checksums, places
 from durable.pipeline.blanking import Wanted
 from durable.pipeline.erasures import Recorded, mark, record
 from durable.pipeline.lake import Lake
@@ -52,6 +52,7 @@ class LakeErasure:
         here = {file.path.rpartition("/")[2] for file in places.files(lake.table_url(table))}
         with writing(lake.table_url(table)):
             replaced = lake.opened(table).vacuum(0, dry_run=False, enforce_retention_duration=False)
+        checksums.remove_stray(lake.table_url(table))
         left = remove_all(lake, table, [hashed(each) for each in self._app_ids(table)], self._wanted)
         return Scrubbed(removed=sum(path.rpartition("/")[2] in here for path in replaced)) + left
 

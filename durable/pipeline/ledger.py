@@ -99,7 +99,7 @@ class Source:
 
     def batches(self, columns: Sequence[str], condition: ds.Expression, files: Sequence[str] | None = None) -> Batches:
         """Read batches in a task, which has one core."""
-        data = places.dataset(self.url, list(self.files) if files is None else files, file_schema("history"))
+        data = places.ParquetFiles(self.url, list(self.files) if files is None else files, file_schema("history"))
         wanted = condition & (ds.field("side") == self.side)
         yield from data.to_batches(columns=list(columns), filter=wanted, use_threads=False, batch_size=_BATCH_ROWS)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from durable.errors import DurableError
 from durable.pipeline import places
 from durable.pipeline.blanking import Wanted, erased_rows
 from durable.pipeline.lake import Lake
@@ -96,7 +97,7 @@ class _Judge:
             return _REMOVED if self._holds_erased(file) else _STAYS
         except FileNotFoundError:
             return _STAYS  # its writer has removed it
-        except (OSError, ValueError):  # Arrow's errors are of these kinds
+        except (OSError, ValueError, DurableError):  # Arrow's errors are of these kinds, or in one line
             if rewritten is None:  # an archiver of another database holds no row of this one
                 return _STAYS
         return _BUSY_NOW if datetime.now(UTC) - file.modified < _BUSY else _REMOVED
@@ -119,7 +120,7 @@ class _Judge:
         with places.opened(self._table_url, file.path) as stream, pq.ParquetFile(stream, pre_buffer=False) as parquet:
             if not {*self._columns, "partition_key"} <= set(parquet.schema_arrow.names):
                 return
-        yield from places.dataset(self._table_url, [file.path], file_schema(self._table)).to_batches()
+        yield from places.ParquetFiles(self._table_url, [file.path], file_schema(self._table)).to_batches()
 
     def _keys(self, batches: Sequence[pa.RecordBatch] | Iterator[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
         for rows in batches:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Final
 
-from durable.errors import InvalidSetting
+from durable.errors import DurableError, InvalidSetting
 from durable.pipeline import known, places
 from durable.pipeline.columns import LETTER
 from durable.pipeline.lake import Lake
@@ -92,17 +92,16 @@ def _path(table: LakeTable, whose: Whose) -> str:
 
 
 def _read(lake: Lake, table: LakeTable, files: Sequence[str], condition: object = None) -> pa.Table:
-    import pyarrow as pa
 
     schema = _schema(table)
     if not files:
         return schema.empty_table()
     try:
-        return places.dataset(lake.url, files, schema).to_table(filter=condition)
-    except (OSError, pa.ArrowException) as error:
+        return places.ParquetFiles(lake.url, files, schema).to_table(filter=condition)
+    except DurableError as error:
         raise InvalidSetting(
-            f"lake {lake.url}: the list of rows of lost lives cannot be read: {error}; put {' '.join(files)} back from "
-            "a backup of the lake"
+            f"lake {lake.url}: the list of rows of lost lives cannot be read: {error.__context__}; "
+            f"put {' '.join(files)} back from a backup of the lake"
         ) from error
 
 

@@ -6,20 +6,22 @@ An object store is reached as `deltalake` reaches it, so that the credentials in
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from durable.pipeline.unwritable import writing
+from durable.errors import DurableError
+from durable.pipeline.unwritable import in_one_line, writing
 
 if TYPE_CHECKING:
     import pyarrow
-    from pyarrow.dataset import Dataset
+    from pyarrow.dataset import Dataset, Expression
     from pyarrow.fs import FileSystem
 
 _BUFFER_BYTES = 1 << 16
+_DAMAGE = (OSError, ValueError, NotImplementedError)  # Arrow's errors are of these kinds
 
 
 @contextmanager
@@ -95,13 +97,75 @@ def read(table_url: str, path: str) -> bytes:
         return found
 
 
-def dataset(table_url: str, paths: Sequence[str], schema: pyarrow.Schema) -> Dataset:
-    """Open these Parquet files as a dataset."""
-    from pyarrow import dataset
+def check_present(table_url: str, paths: Iterable[str]) -> None:
+    """Raise DurableError, which names it, for the first of these files that is not there, or is no file."""
+    there = {file.path for file in files(table_url)} if "://" in table_url else None
+    for path in paths:
+        if there is None and (Path(table_url) / path).is_dir():
+            raise unreadable(f"{table_url}/{path}", "it is a folder")
+        if path not in there if there is not None else not (Path(table_url) / path).exists():
+            raise unreadable(f"{table_url}/{path}", "it is not there")
 
-    if "://" in table_url:
-        return dataset.dataset(list(paths), schema=schema, format="parquet", filesystem=_store(table_url))
-    return dataset.dataset([f"{table_url}/{path}" for path in paths], schema=schema, format="parquet")
+
+def unreadable(file: str, why: str) -> DurableError:
+    return DurableError(
+        f"lake: {file} cannot be read: {why}; put it back from a backup of the lake, or let durable-agent pipeline "
+        "archive --new-lake write what the database still has into another lake; pipeline verify names all such files"
+    )
+
+
+class ParquetFiles:
+    """Parquet files of a table, read as one. Reading raises DurableError, which names a file that is damaged."""
+
+    def __init__(self, table_url: str, paths: Sequence[str], schema: pyarrow.Schema) -> None:
+        self._table_url, self._paths, self._schema = table_url, list(paths), schema
+
+    def to_table(self, columns: list[str] | None = None, filter: Expression | None = None) -> pyarrow.Table:
+        with self._reading():
+            return self._dataset(self._paths).to_table(columns=columns, filter=filter)
+
+    def to_batches(self, **options: Any) -> Iterator[pyarrow.RecordBatch]:
+        batches = self._batches(self._paths, options)
+        while True:
+            with self._reading():
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
+    def count_rows(self, filter: Expression | None = None) -> int:
+        with self._reading():
+            return int(self._dataset(self._paths).count_rows(filter=filter))
+
+    def _batches(self, paths: Sequence[str], options: Mapping[str, Any]) -> Iterator[pyarrow.RecordBatch]:
+        yield from self._dataset(paths).to_batches(**options)
+
+    def _dataset(self, paths: Sequence[str]) -> Dataset:
+        from pyarrow import dataset
+
+        if "://" in self._table_url:
+            store = _store(self._table_url)
+            return dataset.dataset(list(paths), schema=self._schema, format="parquet", filesystem=store)
+        named = [f"{self._table_url}/{path}" for path in paths]
+        return dataset.dataset(named, schema=self._schema, format="parquet")
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except _DAMAGE as error:
+            check_present(self._table_url, self._paths)
+            raise self.named(error) from error
+
+    def named(self, error: Exception) -> DurableError:
+        """An error that names the first file that cannot be read by itself."""
+        for path in self._paths:
+            try:
+                for _ in self._batches([path], {}):
+                    pass
+            except _DAMAGE as its_own:
+                return unreadable(f"{self._table_url}/{path}", in_one_line(str(its_own)))
+        return unreadable(self._table_url, in_one_line(str(error)))
 
 
 @contextmanager

@@ -163,7 +163,7 @@ class _Purge:
             raise DurableError(
                 f"{table}: the lake lacks {verified.missing:,} rows of what is to be purged, has {verified.twice:,} "
                 f"too often, {verified.differing:,} with another content, and {len(verified.unreadable):,} files that "
-                "cannot be read; nothing was purged, see: durable-agent pipeline verify"
+                "cannot be read as written; nothing was purged, see: durable-agent pipeline verify"
             )
         return verified
 

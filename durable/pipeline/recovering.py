@@ -82,7 +82,7 @@ def _rows_of(lake: Lake, table: LakeTable, service: str, sample: Collection[tupl
         return
     found = ds.field("id").isin([each for each, *_ in sample]) & (ds.field("service") == service)
     names = ["database", "id", "side", DAY_OF[table], "xid"]
-    rows = places.dataset(lake.table_url(table), paths, file_schema(table)).to_table(columns=names, filter=found)
+    rows = places.ParquetFiles(lake.table_url(table), paths, file_schema(table)).to_table(columns=names, filter=found)
     for row in rows.to_pylist():
         if row["database"] is not None:
             yield [row[name] for name in names]
@@ -152,7 +152,7 @@ def _newest_states(lake: Lake, whose: Whose) -> dict[tuple[Any, ...], tuple[Any,
     found: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     names = [*LETTER, *_STATE]
     for paths in lake.files_by_day("dead_letters").values():
-        days = places.dataset(lake.table_url("dead_letters"), paths, file_schema("dead_letters"))
+        days = places.ParquetFiles(lake.table_url("dead_letters"), paths, file_schema("dead_letters"))
         for batch in days.to_batches(columns=names, filter=whose.condition()):
             for row in batch.select(names).to_pylist():
                 letter, state = tuple(map(row.get, LETTER)), tuple(map(row.get, _STATE))

@@ -24,7 +24,7 @@ def writing(place: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not isinstance(error, OSError) and not _is_of_the_system(error):
+        if not isinstance(error, OSError) and not is_of_the_system(error):
             raise
         raise DurableError(f"lake: {place} cannot be written: {_reason(error)}") from error
 
@@ -35,7 +35,7 @@ def in_one_line(said: str) -> str:
     return ": ".join(" ".join(part.split()) for part in parts if part.strip())
 
 
-def _is_of_the_system(error: Exception) -> bool:
+def is_of_the_system(error: Exception) -> bool:
     """True where the Delta library wraps an error of the system in one of its own, as a compaction does."""
     return type(error).__module__.partition(".")[0] in _WRAPPING and _NUMBER.search(str(error)) is not None
 

@@ -66,7 +66,9 @@ class Verified:
     gone: Mapping[date, int]
     """Rows that the lake had before it was restored, and the database has no more, by day."""
     unreadable: Mapping[str, str]
-    """Files of the lake that cannot be read, and why."""
+    """Files of the lake that cannot be read as they were written, and why."""
+    without_checksum: int
+    """Files of older versions, or of other programs: their rows were compared, and their bytes could not be."""
     examples: Sequence[Finding]
     """Some of the rows."""
 
@@ -151,6 +153,7 @@ def verify(
         differing=compared.counts["differs"],
         gone={day: count for day, count in of.gone.items() if until is None or day < until},
         unreadable=there.unreadable,
+        without_checksum=len(there.without_checksum),
         examples=examples,
     )
 

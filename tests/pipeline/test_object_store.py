@@ -27,7 +27,7 @@ def lake(spark: SparkSession, store_url: str, bucket: Mapping[str, str], monkeyp
 
 
 def ids(lake: Lake) -> list[int]:
-    history = places.dataset(lake.table_url("history"), [*lake.sizes("history")], file_schema("history"))
+    history = places.ParquetFiles(lake.table_url("history"), [*lake.sizes("history")], file_schema("history"))
     return numbers(history.to_table(["id"])["id"].to_pylist())
 
 

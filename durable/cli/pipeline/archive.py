@@ -134,7 +134,7 @@ def verify(place: Place, spark: SparkPlace) -> Step:
     gone = gone_rows([(each.table, each.gone) for each in done])
     return Ended(
         {"service": origin.service, "lake": lake.url, "tables": tables, "erasures": erasure_rows(erased)},
-        [_verified(lake, done), *_unreadable(done), *_examples(done), *gone, *erasure_table(erased)],
+        [_verified(lake, done), *_damaged(done), *_examples(done), *gone, *erasure_table(erased)],
         failed=not all(each.is_whole for each in done) or is_unfinished(erased),
     )
 
@@ -205,9 +205,17 @@ def _verified(lake: Lake, done: list[Verified]) -> Table:
     return Table.of(f"compared with {lake.url}", done, {column: column for column in columns})
 
 
-def _unreadable(done: list[Verified]) -> list[Table]:
+def _damaged(done: list[Verified]) -> list[Block]:
     rows = [(each.table, file, reason) for each in done for file, reason in sorted(each.unreadable.items())]
-    return [Table("files of the lake that cannot be read", ["table", "file", "reason"], rows)] if rows else []
+    blocks: list[Block] = []
+    if rows:
+        blocks.append(Table("files of the lake that cannot be read as written", ["table", "file", "reason"], rows))
+    if count := sum(each.without_checksum for each in done):
+        blocks.append(
+            f"\n{several(count, 'files', 'have')} no checksum, being of an older version, or of another program: the "
+            "rows were compared, and not by what readers pass them over"
+        )
+    return blocks
 
 
 def _examples(done: list[Verified]) -> list[Block]:

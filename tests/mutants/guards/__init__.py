@@ -10,6 +10,7 @@ from tests.mutants.guards import (
     doors,
     embedded,
     handling,
+    lakes,
     lives,
     order,
     outbox,
@@ -35,4 +36,5 @@ GUARDS: Final[tuple[Mutant, ...]] = (
     *calls.ROWS,
     *console.ROWS,
     *lives.ROWS,
+    *lakes.ROWS,
 )

@@ -1,0 +1,85 @@
+"""Checksums of the files of a table of the lake, each in a file of its own, which no reader of the table looks at.
+
+    LAKE/history/day=2026-11-20/part-1.parquet ──> LAKE/history/_checksums/day=2026-11-20/part-1.parquet.blake2b
+
+Whoever writes a file notes its checksum before the commit; only a compaction, whose files the Delta library writes and
+commits at once, notes it afterwards. A file without one was written by an older version, or by another program.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any, Final
+
+from durable.pipeline import places
+
+DIFFERS: Final = "its bytes are not those that were written: their checksum differs"
+FOLDER: Final = "_checksums"
+_ENDING: Final = ".blake2b"
+_BYTES: Final = 32
+
+
+class Summed:
+    """A stream of a new file, with the checksum of what was written."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._sum = hashlib.blake2b(digest_size=_BYTES)
+
+    def write(self, data: Any) -> Any:
+        self._sum.update(data)
+        return self._stream.write(data)
+
+    def checksum(self) -> str:
+        return self._sum.hexdigest()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def of(content: Any) -> str:
+    """Return the checksum of bytes, or of a buffer."""
+    return hashlib.blake2b(content, digest_size=_BYTES).hexdigest()
+
+
+def note(table_url: str, path: str, checksum: str) -> None:
+    with places.created(table_url, _place(path)) as stream:
+        stream.write(checksum.encode())
+
+
+def noted(table_url: str, path: str) -> str | None:
+    """Return what was noted for this file; None if nothing was. Raises OSError where that cannot be read."""
+    try:
+        return places.read(table_url, _place(path)).decode(errors="replace")
+    except FileNotFoundError:
+        return None
+
+
+def check(table_url: str, paths: Iterable[str]) -> None:
+    """Raise DurableError, which names it, for the first of these files that is not there, or not as it was written.
+
+    What is made of a damaged file would have a checksum of its own, which hides the damage.
+    """
+    places.check_present(table_url, paths := list(paths))
+    for path in paths:
+        checksum = noted(table_url, path)
+        if checksum not in (None, of(places.read(table_url, path))):
+            raise places.unreadable(f"{table_url}/{path}", DIFFERS)
+
+
+def remove(table_url: str, path: str) -> None:
+    places.remove(table_url, _place(path))
+
+
+def remove_stray(table_url: str) -> None:
+    """Remove those of files that are not there any more."""
+    known = [file.path for file in places.files(f"{table_url}/{FOLDER}")]  # first: a file is there before its checksum
+    there = {file.path for file in places.files(table_url)} if known else set()
+    for path in known:
+        if path.removesuffix(_ENDING) not in there:
+            places.remove(table_url, f"{FOLDER}/{path}")
+
+
+def _place(path: str) -> str:
+    return f"{FOLDER}/{path}{_ENDING}"

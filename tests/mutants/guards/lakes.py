@@ -1,0 +1,90 @@
+"""Guards of the files of a lake: of what verify sees in them and in their log, and of who rewrites them."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_TESTS = "tests/pipeline/test_damaged_lakes.py"
+
+ROWS = (
+    Mutant(
+        "lakes",
+        "damage that leaves the rows as they are is not seen",
+        "durable/pipeline/lake_digests.py",
+        before="    if checksum is not None and checksums.of(content) != checksum:\n",
+        after="    if False:\n",
+        killed_by=(f"{_TESTS}::test_one_bit_anywhere_in_a_file_is_seen",),
+    ),
+    Mutant(
+        "lakes",
+        "a compacted file has no checksum",
+        "durable/pipeline/compaction.py",
+        before="            _note_checksums(lake, table, {*lake.files_by_day(table).get(day, ())} - {*files})\n",
+        after="",
+        killed_by=(f"{_TESTS}::test_one_bit_anywhere_in_a_file_is_seen[compacted]",),
+    ),
+    Mutant(
+        "lakes",
+        "a compaction hides damage under a new checksum",
+        "durable/pipeline/compaction.py",
+        before="        checksums.check(lake.table_url(table), files)\n",
+        after="",
+        killed_by=(f"{_TESTS}::test_damage_is_not_written_anew[compacted]",),
+    ),
+    Mutant(
+        "lakes",
+        "an erasure hides damage under a new checksum",
+        "durable/pipeline/blanking.py",
+        before="                checksums.check(lake.table_url(table), [path])\n",
+        after="",
+        killed_by=(f"{_TESTS}::test_damage_is_not_written_anew[erased]",),
+    ),
+    Mutant(
+        "lakes",
+        "the size in the log is not compared",
+        "durable/pipeline/lake_digests.py",
+        before="    if len(content) != size:\n",
+        after="    if False:\n",
+        killed_by=(f"{_TESTS}::test_log_is_compared_with_its_files[size]",),
+    ),
+    Mutant(
+        "lakes",
+        "a log that says a file has no rows is believed",
+        "durable/pipeline/lake_digests.py",
+        before="    if expected is not None and metadata.num_rows != expected:\n",
+        after="    if expected and metadata.num_rows != expected:\n",
+        killed_by=(f"{_TESTS}::test_log_is_compared_with_its_files[no rows]",),
+    ),
+    Mutant(
+        "lakes",
+        "statistics in the log are not compared",
+        "durable/pipeline/lake_digests.py",
+        before="                statistics.add(batch)\n",
+        after="",
+        killed_by=(f"{_TESTS}::test_log_is_compared_with_its_files[highest number]",),
+    ),
+    Mutant(
+        "lakes",
+        "text that is no UTF-8 ends verify",
+        "durable/pipeline/lake_digests.py",
+        before="            rows.validate(full=True)\n",
+        after="",
+        killed_by=(f"{_TESTS}::test_broken_text_makes_its_file_unreadable[side]",),
+    ),
+    Mutant(
+        "lakes",
+        "Spark reads past a folder in place of a file",
+        "durable/pipeline/lake.py",
+        before="        places.check_present(self.table_url(table), paths)\n",
+        after="",
+        killed_by=(f"{_TESTS}::test_reader_names_the_damaged_file[_folder-_read]",),
+    ),
+    Mutant(
+        "lakes",
+        "a damaged log is told in the words of the library",
+        "durable/pipeline/lake.py",
+        before="        with lake_log.readable(self.url), lake_log.sound_log(self.table_url(table)):\n",
+        after="        with lake_log.readable(self.url):\n",
+        killed_by=(f"{_TESTS}::test_damaged_log_is_named",),
+    ),
+)

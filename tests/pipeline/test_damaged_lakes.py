@@ -1,0 +1,292 @@
+"""Damaged lakes: verify sees whatever changes a file or its log, purge drops nothing then, readers name the file."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pyarrow.parquet as pq
+import pytest
+
+from durable.errors import DurableError
+from durable.pipeline import audit, checksums, erasing, few_conversations, iceberg
+from durable.pipeline.audit import Question
+from durable.pipeline.compaction import compact, vacuum
+from durable.pipeline.lake import Lake
+from durable.pipeline.purge import Retention, purge
+from durable.pipeline.verify import Verified
+from durable.storage.erasures import Chosen
+from tests.support.archiving import Archiver
+from tests.support.history import add_old_day
+
+MONTH = Retention(timedelta(days=30), timedelta(days=30))
+ONE = UUID(int=1)
+HERE: dict[str, Any] = {"local_rows": 1_000}
+
+
+@pytest.fixture
+def filled(archiver: Archiver, conn: psycopg.Connection[Any]) -> Archiver:
+    """Three files of an old day."""
+    for part in range(3):
+        add_old_day(conn, 40, 20, first=1 + 100 * part)
+        conn.execute("UPDATE durable.envelope_history SET partition_key = 'anna' WHERE id = %s", (ONE,))
+        archiver.run(**HERE)
+    return archiver
+
+
+def log(lake: Lake) -> list[Path]:
+    return sorted(Path(lake.table_url("history"), "_delta_log").glob("*.json"))
+
+
+def listed(lake: Lake) -> list[Path]:
+    return [Path(lake.table_url("history"), path) for path in lake.sizes("history")]
+
+
+def damaged(found: Verified) -> set[str]:
+    return {Path(path).name for path in found.unreadable}
+
+
+def keeps_all(archiver: Archiver) -> bool:
+    """Tell whether a purge refuses."""
+    with pytest.raises(DurableError, match="nothing was purged"):
+        purge(lambda: archiver.spark, archiver.lake, archiver.origin, MONTH, **HERE)
+    return True
+
+
+# ---------------------------------------------------------------- the bytes of a file
+
+
+def archived(_: Archiver) -> None:
+    """As the archiver has written it."""
+
+
+def compacted(archiver: Archiver) -> None:
+    compact(archiver.lake, "history")
+
+
+def erased(archiver: Archiver) -> None:
+    erasing.erase(archiver.origin, archiver.lake, Chosen(ids=[ONE]), actor="a test", reason="4711")
+
+
+@pytest.mark.parametrize("written", [archived, compacted, erased])
+def test_one_bit_anywhere_in_a_file_is_seen(filled: Archiver, written: Callable[[Archiver], None]) -> None:
+    """Whoever wrote the file: in its pages, its page index, each part of its footer, and its ends."""
+    written(filled)
+    found = filled.verify(**HERE)
+    assert (found.is_whole, found.without_checksum) == (True, 0)
+    file = min(listed(filled.lake), key=lambda each: "part-erase" not in each.name)
+    sound, chosen = file.read_bytes(), random.Random(7)
+    footer = len(sound) - 8 - int.from_bytes(sound[-8:-4], "little")
+    places = [0, len(sound) - 1, *chosen.sample(range(footer), 25), *chosen.sample(range(footer, len(sound)), 40)]
+    for place in places:
+        file.write_bytes(sound[:place] + bytes([sound[place] ^ 1 << chosen.randrange(8)]) + sound[place + 1 :])
+        assert damaged(filled.verify(**HERE)) == {file.name}, f"byte {place}"
+    assert keeps_all(filled)
+    file.write_bytes(sound)
+    assert filled.verify(**HERE).is_whole
+
+
+def test_flipped_statistics_are_seen_on_the_workers(filled: Archiver) -> None:
+    """Arrow reads all rows of such a file; readers with a filter pass them over."""
+    (file, *_) = listed(filled.lake)
+    sound = file.read_bytes()
+    place = sound.rindex(b"shop")
+    file.write_bytes(sound[:place] + b"shoq" + sound[place + 4 :])
+    assert pq.ParquetFile(file).read().num_rows == 20
+    assert damaged(filled.verify(local_rows=0)) == {file.name}
+
+
+def test_file_without_a_checksum_is_compared_by_its_rows(filled: Archiver) -> None:
+    """Those of older versions have none, and neither have those of other programs."""
+    (file, *_) = listed(filled.lake)
+    checksums.remove(filled.lake.table_url("history"), str(file.relative_to(filled.lake.table_url("history"))))
+    for rows in (0, 1_000):
+        found = filled.verify(local_rows=rows)
+        assert (found.is_whole, found.without_checksum, found.missing) == (True, 1, 0)
+    filled.run("dead_letters", **HERE)
+    assert purge(lambda: filled.spark, filled.lake, filled.origin, MONTH, **HERE).rows == 60
+
+
+@pytest.mark.parametrize("rewriting", [compacted, erased])
+def test_damage_is_not_written_anew(filled: Archiver, rewriting: Callable[[Archiver], None]) -> None:
+    """What is made of a file would have a checksum of its own."""
+    (file,) = (each for each in listed(filled.lake) if ONE.bytes in pq.ParquetFile(each).read()["id"].to_pylist())
+    sound = file.read_bytes()
+    place = sound.rindex(b"shop")
+    file.write_bytes(sound[:place] + b"shoq" + sound[place + 4 :])
+    with pytest.raises(DurableError, match=f"{file.name} cannot be read: .* checksum differs; put it back"):
+        rewriting(filled)
+    assert len(listed(filled.lake)) == 3
+
+
+@pytest.mark.parametrize("column", ["side", "outcome", "message_type", "source", "address", "service", "error"])
+def test_broken_text_makes_its_file_unreadable(
+    filled: Archiver, conn: psycopg.Connection[Any], column: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow reads such text, and only decoding it fails: of a file without a checksum, too."""
+    (file, *_) = listed(filled.lake)
+    rows = pq.ParquetFile(file).read()
+    at = rows.schema.get_field_index(column)
+    bad = rows.column(column).cast("binary").combine_chunks().fill_null(b"x")
+    changed = type(bad).from_buffers(bad.type, len(bad), [None, bad.buffers()[1], _unicode_broken(bad.buffers()[2])])
+    pq.write_table(rows.set_column(at, rows.schema.field(at), changed.view("string")), file, store_schema=False)
+    monkeypatch.setattr(checksums, "noted", lambda *_: None)
+    found = filled.verify(**HERE)
+    assert damaged(found) == {file.name}
+    assert found.missing == 20
+    assert keeps_all(filled)
+
+
+def _unicode_broken(buffer: Any) -> Any:
+    import pyarrow as pa
+
+    content = bytearray(buffer.to_pybytes())
+    content[0] |= 0x80
+    return pa.py_buffer(bytes(content))
+
+
+def test_checksums_go_with_their_files(filled: Archiver) -> None:
+    table_url = filled.lake.table_url("history")
+    noted = Path(table_url, checksums.FOLDER)
+    compact(filled.lake, "history")
+    assert len([*noted.glob("*/*")]) == 4
+    vacuum(filled.lake, "history", timedelta(hours=1))
+    assert len([*noted.glob("*/*")]) == 4
+    (path,) = filled.lake.sizes("history")
+    for file in filled.files():
+        if file != Path(table_url, path):
+            file.unlink()
+    vacuum(filled.lake, "history", timedelta(hours=1))
+    assert [each.name for each in noted.glob("*/*")] == [f"{Path(path).name}.blake2b"]
+
+
+# ---------------------------------------------------------------- what the log says of a file
+
+
+def _statistics(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, Any]], None]:
+    def changed(add: dict[str, Any]) -> None:
+        statistics = json.loads(add["stats"])
+        change(statistics)
+        add["stats"] = json.dumps(statistics)
+
+    return changed
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "size": lambda add: add.update(size=add["size"] // 2),
+    "rows": _statistics(lambda found: found.update(numRecords=found["numRecords"] + 1)),
+    "no rows": _statistics(lambda found: found.update(numRecords=0)),
+    "lowest number": _statistics(lambda found: found["minValues"].update(xid=1 << 40)),
+    "highest number": _statistics(lambda found: found["maxValues"].update(xid=1)),
+    "lowest text": _statistics(lambda found: found["minValues"].update(side="zzz")),
+    "highest text": _statistics(lambda found: found["maxValues"].update(message_type="A")),
+    "lowest time": _statistics(lambda found: found["minValues"].update(finished_at="2199-01-01T00:00:00.000000Z")),
+    "highest time": _statistics(lambda found: found["maxValues"].update(finished_at="2019-01-01T00:00:00.000000Z")),
+    "NULLs": _statistics(lambda found: found["nullCount"].update(service=3)),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_log_is_compared_with_its_files(filled: Archiver, what: str) -> None:
+    last = log(filled.lake)[-1]
+    lines = [json.loads(line) for line in last.read_text().splitlines()]
+    (add,) = [line["add"] for line in lines if "add" in line]
+    CHANGES[what](add)
+    last.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert damaged(filled.verify(**HERE)) == {Path(add["path"]).name}
+    assert keeps_all(filled)
+
+
+# ---------------------------------------------------------------- what readers say
+
+
+def _gone(file: Path) -> None:
+    file.unlink()
+
+
+def _folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def _cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def _emptied(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def _audited(archiver: Archiver) -> object:
+    return audit.audit_here([archiver.lake], [archiver.lake], Question())
+
+
+def _found(archiver: Archiver) -> object:
+    return few_conversations.find([archiver.lake], ONE)
+
+
+def _read(archiver: Archiver) -> object:
+    return archiver.lake.read(archiver.spark, "history").count()
+
+
+def _exported(archiver: Archiver) -> object:
+    return iceberg.export(archiver.lake, "history")
+
+
+DAMAGE = (_gone, _folder, _cut, _emptied)
+READERS = (_audited, _found, erased, compacted, _exported, _read)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("reader", READERS)
+def test_reader_names_the_damaged_file(
+    filled: Archiver, reader: Callable[[Archiver], object], damage: Callable[[Path], None]
+) -> None:
+    if reader is _read and damage in (_cut, _emptied):
+        pytest.skip("Spark itself names the file, when rows are read")
+    file = listed(filled.lake)[1]
+    damage(file)
+    with pytest.raises(DurableError) as raised:
+        reader(filled)
+    said = str(raised.value)
+    assert file.name in said
+    assert "cannot be read" in said
+    assert "\n" not in said
+
+
+def _without(number: int) -> Callable[[Lake], str]:
+    def removed(lake: Lake) -> str:
+        log(lake)[number].unlink()
+        return log(lake)[number].name.replace(f"{number + 1:020}", f"{number:020}")
+
+    return removed
+
+
+def _last_cut(lake: Lake) -> str:
+    last = log(lake)[-1]
+    last.write_bytes(last.read_bytes()[:-30])
+    return last.name
+
+
+@pytest.mark.parametrize("damage", [_without(1), _last_cut])
+def test_damaged_log_is_named(filled: Archiver, damage: Callable[[Lake], str]) -> None:
+    named = damage(filled.lake)
+
+    def uses() -> Iterator[Callable[[], object]]:
+        yield lambda: filled.verify(**HERE)
+        yield lambda: filled.run(**HERE)
+        yield lambda: filled.lake.listed("history")
+        yield lambda: filled.lake.table_id("history")
+        yield lambda: compact(filled.lake, "history")
+        yield lambda: vacuum(filled.lake, "history", timedelta(hours=1))
+        yield lambda: purge(lambda: filled.spark, filled.lake, filled.origin, MONTH, **HERE)
+
+    for use in uses():
+        with pytest.raises(DurableError, match=rf"_delta_log/{named}: is .*; put _delta_log back from a backup"):
+            use()
