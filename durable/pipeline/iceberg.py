@@ -19,12 +19,12 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from durable.errors import DurableError, InvalidSetting, needs
+from durable.errors import InvalidSetting, needs
 from durable.pipeline import places
 from durable.pipeline.describing import properties
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import DAY_OF, LakeTable
-from durable.pipeline.unwritable import writing
+from durable.pipeline.unwritable import in_one_line, writing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,7 +74,7 @@ def export(lake: Lake, table: LakeTable) -> Exported:
             with writing(_plain(place)):
                 _commit(found, schema, added, removed)
         except pa.ArrowInvalid as error:
-            raise DurableError(f"file {_unreadable(added) or 'of the lake'} cannot be read: {error}") from error
+            raise places.unreadable(_unreadable(added) or lake.table_url(table), in_one_line(str(error))) from error
         version = (version or 0) + 1
         _publish(place, found, version)
         _forget(place, before - _manifests(found), version)

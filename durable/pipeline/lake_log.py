@@ -123,8 +123,9 @@ def readable(url: str) -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError, ValueError) as error:
+        said = in_one_line(str(error))
         raise InvalidSetting(
-            f"lake {url}: {_short(error)}; name a folder or the URL of an object store that this machine may read"
+            f"lake {url}: {said}; name a folder or the URL of an object store that this machine may read"
         ) from error
 
 
@@ -156,7 +157,8 @@ def _damaged_commit(table_url: str, error: Exception) -> str:
             return f"{FOLDER}/{number:020}.json: is not there"
         if not _is_json(places.read(table_url, f"{FOLDER}/{commits[number]}")):
             return f"{FOLDER}/{commits[number]}: is damaged"
-    return f"{FOLDER}: is damaged: {_short(error)}"
+    said = in_one_line(str(error))
+    return f"{FOLDER}: is damaged: {said if len(said) <= _LONGEST else f'{said[:_LONGEST]}...'}"
 
 
 def _is_json(content: bytes) -> bool:
@@ -167,8 +169,3 @@ def _is_json(content: bytes) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _short(error: Exception) -> str:
-    said = in_one_line(str(error))
-    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."

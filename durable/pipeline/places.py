@@ -109,8 +109,9 @@ def check_present(table_url: str, paths: Iterable[str]) -> None:
 
 def unreadable(file: str, why: str) -> DurableError:
     return DurableError(
-        f"lake: {file} cannot be read: {why}; put it back from a backup of the lake, or let durable-agent pipeline "
-        "archive --new-lake write what the database still has into another lake; pipeline verify names all such files"
+        f"lake: {file} cannot be read: {why.rstrip('.')}; put it back from a backup of the lake, or let durable-agent "
+        "pipeline archive --new-lake write what the database still has into another lake; pipeline verify names all "
+        "such files"
     )
 
 

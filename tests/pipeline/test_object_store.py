@@ -9,9 +9,10 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
-from durable.errors import InvalidSetting
-from durable.pipeline import places
+from durable.errors import DurableError, InvalidSetting
+from durable.pipeline import checksums, places
 from durable.pipeline.archive import archive
+from durable.pipeline.compaction import compact
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import file_schema
 from durable.pipeline.session import spark_errors
@@ -50,6 +51,25 @@ def test_missing_connector_of_spark_is_named(
     archive(lambda: spark, lake, "history", origin_of(database_url), local_rows=0)
     with pytest.raises(InvalidSetting, match="no connector for this object store"), spark_errors():
         lake.read(spark, "history")
+
+
+def test_files_have_checksums_and_are_named_when_gone(
+    spark: SparkSession, lake: Lake, conn: psycopg.Connection[Any], database_url: str
+) -> None:
+    for number in range(3):
+        add_history(conn, 10, first=1 + 100 * number)
+        archive(lambda: spark, lake, "history", origin_of(database_url), local_rows=1_000)
+    table_url, names = lake.table_url("history"), [*lake.sizes("history")]
+    checksums.check(table_url, names)
+    assert None not in [checksums.noted(table_url, name) for name in names]
+    compact(lake, "history")
+    (large,) = lake.sizes("history")
+    checksums.check(table_url, [large])
+    lake.remove("history", large)
+    assert checksums.noted(table_url, large) is None
+    with pytest.raises(DurableError, match=f"{large} cannot be read: it is not there"):
+        lake.read(spark, "history")
+    lake.remove("history", large)
 
 
 def test_missing_bucket_raises_an_error_of_one_line(store_url: str) -> None:
