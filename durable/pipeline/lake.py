@@ -2,6 +2,7 @@
 
     LAKE/history/day=2026-11-20/part-<batch>-<task>-<n>.parquet      one table for both sides, and one for all services
     LAKE/history/_delta_log/                                         what is part of it, and up to where it was archived
+    LAKE/history/_checksums/                                         of each file; no part of what Delta knows
     LAKE/dead_letters/...                                            each state of each letter; the newest counts
 
 A commit adds files and moves an offset, both or neither: so no row is there twice, and none is passed over. Parquet

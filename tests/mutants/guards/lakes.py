@@ -13,7 +13,7 @@ ROWS = (
         "durable/pipeline/lake_digests.py",
         before="    if checksum is not None and checksums.of(content) != checksum:\n",
         after="    if False:\n",
-        killed_by=(f"{_TESTS}::test_one_bit_anywhere_in_a_file_is_seen",),
+        killed_by=(f"{_TESTS}::test_one_bit_anywhere_in_a_file_is_seen[archived]",),
     ),
     Mutant(
         "lakes",
@@ -77,7 +77,7 @@ ROWS = (
         "durable/pipeline/lake.py",
         before="        places.check_present(self.table_url(table), paths)\n",
         after="",
-        killed_by=(f"{_TESTS}::test_reader_names_the_damaged_file[_folder-_read]",),
+        killed_by=(f"{_TESTS}::test_reader_names_the_damaged_file[_read-_folder]",),
     ),
     Mutant(
         "lakes",
@@ -85,6 +85,6 @@ ROWS = (
         "durable/pipeline/lake.py",
         before="        with lake_log.readable(self.url), lake_log.sound_log(self.table_url(table)):\n",
         after="        with lake_log.readable(self.url):\n",
-        killed_by=(f"{_TESTS}::test_damaged_log_is_named",),
+        killed_by=(f"{_TESTS}::test_damaged_log_is_named[_last_cut]",),
     ),
 )
