@@ -1,12 +1,17 @@
 """The streaming half of the data source: rows in the order of the horizon, from a checkpoint on.
 
-    offset {"xid": n, "identity": i, "last": r}: every row of a transaction below n of this cluster was read, r last
+    offset {"xid": n, "identity": i, "last": r, "dropped": d}: every row of a transaction below n of this cluster was
+    read, r last, and d rows were known to be dropped then, on the days that have lost one of n or above
 
 A micro-batch is a range of transactions that are all finished, so that one which commits late is never passed over,
 and the same batch read again has the same rows. A long transaction holds the stream back for as long as it runs.
 A database that was restored, upgraded or failed over numbers its transactions anew, so that a checkpoint of before says
 nothing of it, and is refused. Where its files were put back, the numbers come again without another identity: so a
 batch ends with its last row, and a database that does not have this row is refused as well.
+
+A purge, or a retention, drops rows whether a stream has read them or not. Each drop is noted in its own transaction, so
+that d grows where a row of n or above is dropped: then the batch from n on is refused, after it was read, so that a
+drop amid the read is noticed, too.
 
 A dead letter is read again when it is resolved; one that changes twice between two micro-batches is read once.
 """
@@ -30,8 +35,9 @@ from durable.errors import InvalidSetting
 from durable.pipeline.copying import connection, copy
 from durable.pipeline.read_options import ReadOptions, selected
 from durable.pipeline.reader import SharePartition, as_spark
-from durable.storage import archives, horizons, migrator, slices
+from durable.storage import archives, horizons, migrator, purging, slices
 from durable.storage.horizons import LastRow
+from durable.storage.slices import Share
 
 if TYPE_CHECKING:
     import pyarrow
@@ -45,6 +51,14 @@ _OF_ANOTHER_STATE: Final = (
 Offset = dict[str, Any]
 
 
+class StreamPartition(SharePartition):
+    """Rows that one task reads of a micro-batch that begins at this offset."""
+
+    def __init__(self, share: Share, start: Offset) -> None:
+        super().__init__(share)
+        self.start = start
+
+
 class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Lives in a Python process beside the driver for as long as the query runs; its partitions are read by tasks."""
 
@@ -56,7 +70,9 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Offset:
         end = self._target or self._end()  # never beyond the target, which is set before
-        return end if self._options.is_latest else end | {"xid": min(self._start(), end["xid"])}
+        begin = end if self._options.is_latest else end | {"xid": min(self._start(), end["xid"])}
+        with connection(self._options.url) as conn:
+            return self._noting_drops(conn, begin)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadAllAvailable() if self._options.max_rows is None else ReadMaxRows(self._options.max_rows)
@@ -73,7 +89,10 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with connection(options.url) as conn:
             self._check_last(conn, start)
             last = horizons.last_of_batch(conn, options.schema, options.table, start["xid"], end["xid"], rows)
-        return start if last is None else end | {"xid": last.xid + 1, "last": [last.key, last.moment]}
+            if last is not None:
+                end = self._noting_drops(conn, end | {"xid": last.xid + 1, "last": [last.key, last.moment]})
+            self._check_drops(conn, start)  # after those that `end` knows of
+        return start if last is None else end
 
     def reportLatestOffset(self) -> Offset:
         return self._end()
@@ -85,12 +104,14 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._check_last(conn, end)
         count = options.partitions or _PARTITIONS
         shares = slices.by_transactions(options.schema, options.table, start["xid"], end["xid"], count)
-        return [SharePartition(share) for share in shares]
+        return [StreamPartition(share, start) for share in shares]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        assert isinstance(partition, SharePartition)
+        assert isinstance(partition, StreamPartition)
         columns = selected(self._options, self._schema)
         yield from as_spark(copy(self._options.url, partition.share, columns), self._schema)
+        with connection(self._options.url) as conn:
+            self._check_drops(conn, partition.start)
 
     def commit(self, end: Offset) -> None:
         """Ignore the commit: Spark does not call it for the last batch of AvailableNow, so it cannot be relied on."""
@@ -102,6 +123,21 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         last = LastRow(read["xid"] - 1, *read["last"])
         if horizons.is_of_another_life(conn, self._options.schema, self._options.table, last):
             raise InvalidSetting(_OF_ANOTHER_STATE)
+
+    def _noting_drops(self, conn: Connection, read: Offset) -> Offset:
+        dropped = purging.dropped_from(conn, self._options.schema, self._options.table, read["xid"])
+        return read | {"dropped": dropped.rows}
+
+    def _check_drops(self, conn: Connection, read: Offset) -> None:
+        """Raise InvalidSetting when rows were dropped that this query has not read."""
+        dropped = purging.dropped_from(conn, self._options.schema, self._options.table, read["xid"])
+        if dropped.rows > read.get("dropped", 0):
+            raise InvalidSetting(
+                f"checkpointLocation: rows of {dropped.first_day} to {dropped.last_day} were dropped from "
+                f"{self._options.table} before this query had read them, and may be missing; read these days from the "
+                "lake, if they were archived, begin with a new checkpoint, and deduplicate rows that are read again by "
+                "id and outcome"
+            )
 
     def _start(self) -> int:
         """Return the number where the rows begin: tasks share the numbers between start and end, which may lie far

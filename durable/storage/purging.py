@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import date, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, TextClause
 
 from durable.storage.days import midnight
 from durable.storage.horizons import naming_users
 from durable.storage.slices import relation
+from durable.storage.sql import absent
 from durable.storage.sql import archive as statements
 
 _BATCH_SIZE: Final = 10_000
+
+
+class Dropped(NamedTuple):
+    """Rows that are not in the database any more, and the days that they are of; None where there are none."""
+
+    rows: int
+    first_day: date | None
+    last_day: date | None
 
 
 def unarchived_days(conn: Connection, schema: str, low: int, until: date) -> dict[date, int]:
@@ -72,6 +81,11 @@ def dropped_until(conn: Connection, schema: str, keep: timedelta) -> datetime | 
     """
     moment: datetime | None = conn.execute(statements.READ_DROPPED_UNTIL.within(schema), {"keep": keep}).scalar_one()
     return moment
+
+
+def dropped_from(conn: Connection, schema: str, table: str, low: int) -> Dropped:
+    """Count the dropped rows of the days that have lost one of the transaction `low`, or of a later one."""
+    return Dropped(*conn.execute(absent.READ_DROPPED_FROM.within(schema), {"table": table, "low": low}).one())
 
 
 def drop_day(conn: Connection, schema: str, day: date) -> str:

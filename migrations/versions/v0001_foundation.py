@@ -261,7 +261,7 @@ CREATE TABLE "{schema}".archive_claims (
 CREATE TABLE "{schema}".absent_rows (
     table_name text NOT NULL,
     day date NOT NULL,
-    kind text NOT NULL CHECK (kind IN ('gap', 'dropped', 'foreign')),
+    kind text NOT NULL CHECK (kind IN ('gap', 'dropped', 'foreign', 'early')),
     lake_id text NOT NULL DEFAULT '',
     first_at timestamptz,
     last_at timestamptz,
@@ -525,13 +525,15 @@ BEGIN
     RETURN base;
 END $$;
 
--- Notes the rows of a day of history that is about to be dropped: those that were archived, and those that were not.
+-- Notes the rows of a day of history that is about to be dropped: those that were archived, those that were not, and
+-- those of before the first archive.
 CREATE FUNCTION "{schema}".note_drop(child text, day date, gap_begins bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     EXECUTE 'INSERT INTO "{schema}".absent_rows AS known (table_name, day, kind, first_at, last_at, row_count, below) '
-        'SELECT ''envelope_history'', $1, CASE WHEN xid < $2 THEN ''dropped'' ELSE ''gap'' END, min(finished_at), '
-        'max(finished_at), count(*), max(xid) + 1 FROM "{schema}".' || quote_ident(child) || ' GROUP BY 3 '
+        'SELECT ''envelope_history'', $1, CASE WHEN xid < $2 THEN ''dropped'' WHEN $2 IS NULL THEN ''early'' '
+        'ELSE ''gap'' END, min(finished_at), max(finished_at), count(*), max(xid) + 1 '
+        'FROM "{schema}".' || quote_ident(child) || ' GROUP BY 3 '
         'ON CONFLICT ON CONSTRAINT absent_rows_pkey DO UPDATE SET '
         'first_at = LEAST(known.first_at, excluded.first_at), last_at = GREATEST(known.last_at, excluded.last_at), '
         'row_count = known.row_count + excluded.row_count, below = GREATEST(known.below, excluded.below)'
@@ -545,7 +547,6 @@ SET timezone = 'UTC' AS $$
 DECLARE
     child text := parent || to_char(day, '"_"YYYYMMDD');
     part text := '"{schema}".' || quote_ident(child);
-    gap_begins bigint := "{schema}".gap_begins(parent);
 BEGIN
     IF keep < interval '1 hour' THEN
         RAISE EXCEPTION 'a retention below an hour would forget messages that are still under way';
@@ -563,9 +564,9 @@ BEGIN
     ELSIF parent <> 'received_ids' THEN
         RAISE EXCEPTION USING MESSAGE = parent || ' is not kept in days';
     END IF;
-    IF gap_begins IS NOT NULL AND to_regclass(part) IS NOT NULL THEN
+    IF parent = 'envelope_history' AND to_regclass(part) IS NOT NULL THEN
         EXECUTE 'LOCK TABLE ' || part || ' IN ACCESS EXCLUSIVE MODE';
-        PERFORM "{schema}".note_drop(child, day, gap_begins);
+        PERFORM "{schema}".note_drop(child, day, "{schema}".gap_begins(parent));
     END IF;
     EXECUTE 'DROP TABLE IF EXISTS ' || part;
     RETURN true;

@@ -3,6 +3,7 @@
     gap        no lake has them: they were dropped while nothing archived them, or a lake has lost them as well
     dropped    a lake has them: they were dropped after they had been archived
     foreign    a lake has them: the database lost them when it was restored
+    early      history that was dropped before the first archive: no lake begins before it, and only streams miss it
 
 A lake to which an archive moves lacks what was dropped, or lost, and is in others: such rows become a gap. Foreign ones
 do so, too, when the lake that has them is put back to a state before them.
@@ -22,7 +23,10 @@ _IS_NEEDED: Final = {
     "dead_letters": f"side = 'incoming' AND id IS NOT NULL AND exception_type IN ('{QUARANTINED}', '{REFUSED}')",
 }
 # A lake begins with the oldest day of history that is here. Letters go one by one, also before the first archive.
-_IS_NOTED: Final = {"envelope_history": "begins IS NOT NULL", "dead_letters": "true"}
+_UNARCHIVED: Final = {
+    "envelope_history": "CASE WHEN begins IS NULL THEN 'early' ELSE 'gap' END",
+    "dead_letters": "'gap'",
+}
 DROPPED: Final = {
     "envelope_history": "finished_at, xid",
     "dead_letters": "side, id, exception_type, failed_at, xid",
@@ -43,10 +47,10 @@ def noting(table: str, rows: str) -> str:
     moment = in_range(_TIMES[table])
     of_needed = f"FILTER (WHERE {_IS_NEEDED[table]})"
     return f"""{_INSERT}
-    SELECT '{table}', CAST({moment} AT TIME ZONE 'UTC' AS date), CASE WHEN xid < begins THEN 'dropped' ELSE 'gap' END,
+    SELECT '{table}', CAST({moment} AT TIME ZONE 'UTC' AS date),
+        CASE WHEN xid < begins THEN 'dropped' ELSE {_UNARCHIVED[table]} END,
         '', min({moment}) {of_needed}, max({moment}) {of_needed}, count(*), max(xid) + 1
-    FROM {rows}, (SELECT {{schema}}.gap_begins('{table}') AS begins) AS archive
-    WHERE {_IS_NOTED[table]} GROUP BY 2, 3{_WIDEN}{_ADD}"""
+    FROM {rows}, (SELECT {{schema}}.gap_begins('{table}') AS begins) AS archive GROUP BY 2, 3{_WIDEN}{_ADD}"""
 
 
 READ_GAPS = Statement("""
@@ -73,6 +77,12 @@ WHERE table_name = :table AND kind = :kind
     AND CASE WHEN lake_id IN ('', :lake_id) THEN below > :low ELSE :others END
 GROUP BY table_name, day{_WIDEN}
 RETURNING day, first_at, last_at
+""")
+# Of the days on which a row of the transaction `low`, or of a later one, was dropped.
+READ_DROPPED_FROM = Statement("""
+SELECT CAST(COALESCE(sum(row_count), 0) AS bigint) AS rows, min(day) AS first_day, max(day) AS last_day
+FROM {schema}.absent_rows
+WHERE table_name = :table AND kind IN ('gap', 'dropped', 'early') AND row_count > 0 AND below > :low
 """)
 COUNT_DROPPED = Statement("""
 SELECT day, CAST(sum(row_count) AS bigint) AS rows FROM {schema}.absent_rows

@@ -10,6 +10,60 @@ _GIVEN = "tests/integration/outbox/unit_of_work/test_given_engines.py"
 ROWS = (
     Mutant(
         "storage",
+        "a stream goes on after a drop of rows that it has not read",
+        "durable/pipeline/stream.py",
+        before="            self._check_drops(conn, start)  # after those that `end` knows of\n",
+        after="",
+        killed_by=(
+            "tests/pipeline/test_stream_drops.py::"
+            "test_stream_ends_after_a_drop_of_unread_rows[a purge of a day-1-nothing else]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a stream loses rows that are dropped between the plan and the read of a batch",
+        "durable/pipeline/stream.py",
+        before="            self._check_drops(conn, partition.start)\n",
+        after="            pass\n",
+        killed_by=(
+            "tests/pipeline/test_stream_drops.py::"
+            "test_drop_between_the_plan_and_the_read_of_a_batch_is_noticed[a purge of a day]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a stream ends after a drop of rows that it has read",
+        "durable/storage/sql/absent.py",
+        before=" AND row_count > 0 AND below > :low",
+        after=" AND row_count > 0 AND :low > 0",
+        killed_by=(
+            "tests/pipeline/test_stream_drops.py::test_stream_goes_on_after_a_drop_of_read_rows[a purge of letters]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a new query ends for drops of before it",
+        "durable/pipeline/stream.py",
+        before="            return self._noting_drops(conn, begin)\n",
+        after="            return begin\n",
+        killed_by=(
+            "tests/pipeline/test_stream_drops.py::"
+            "test_new_query_begins_with_the_rows_left_by_a_drop[a purge of letters]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a drop of a day before the first archive is not noted",
+        "migrations/versions/v0001_foundation.py",
+        before="    IF parent = 'envelope_history' AND to_regclass(part) IS NOT NULL THEN",
+        after="    IF false THEN",
+        killed_by=(
+            "tests/pipeline/test_stream_drops.py::"
+            "test_stream_ends_after_a_drop_of_unread_rows[a day before the first archive-1-a newer row]",
+        ),
+    ),
+    Mutant(
+        "storage",
         "a local message whose history was dropped is replayed under its id",
         "durable/pipeline/replay.py",
         before="    if local:\n",
