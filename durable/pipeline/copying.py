@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, pool
 from sqlalchemy.exc import DBAPIError
@@ -16,13 +16,15 @@ from durable import database_url
 from durable.errors import InvalidMessage, InvalidSetting, StorageUnavailable
 from durable.storage.isolation import refusal
 from durable.storage.migrator import refuse_encoding
-from durable.storage.outages import described, translated
+from durable.storage.outages import described, is_conflict, translated
 from durable.storage.slices import Share, join_sql
 
 if TYPE_CHECKING:
     import pyarrow
     from adbc_driver_manager import AdbcDatabase, dbapi
 
+_Published = TypeVar("_Published")
+_MOST_CONFLICTS: Final = 20
 _BATCH_BYTES = 4 << 20
 _MILLISECOND = timedelta(milliseconds=1)
 _NO_PERMISSION = "42501"
@@ -109,16 +111,26 @@ def connection(url: str) -> Iterator[Connection]:
         yield conn
 
 
-@contextmanager
-def publishing(url: str, done: str) -> Iterator[Connection]:
-    """A transaction that publishes, committed at the end. `done`: what is published where it is refused.
+def publishing(url: str, publish: Callable[[Connection], _Published], *, done: str) -> _Published:
+    """Publish in a transaction, which is tried again where it is rolled back for another one: batches with the same
+    rows may come to them in different orders. `done`: what is published where it is refused.
 
     Raises InvalidMessage where the database refuses a row, by a trigger or a constraint, also at the COMMIT; and
     StorageUnavailable.
     """
+    for _ in range(_MOST_CONFLICTS):
+        try:
+            return _published(url, publish, done)
+        except StorageUnavailable as error:
+            if not is_conflict(error):
+                raise
+    return _published(url, publish, done)
+
+
+def _published(url: str, publish: Callable[[Connection], _Published], done: str) -> _Published:
     try:
         with connection(url) as conn:
-            yield conn
+            return publish(conn)
     except DBAPIError as error:
         if (found := refusal(error)) is None or found.may_be_of_the_wiring:
             raise

@@ -98,7 +98,8 @@ def publish(
     Returns how many rows there were and how many of them are new; None when the batch was published before. A batch
     without a name is known by its rows. `once`: add nothing that was published before, also when it was sent since; it
     takes longer. Raises InvalidSetting when a column or the name does not fit, InvalidMessage when a row does not,
-    StorageUnavailable; with the mode "atomic" nothing was published then.
+    StorageUnavailable; with the mode "atomic" nothing was published then, unless the database went away at the COMMIT:
+    publish the same again.
     """
     if batch is not None:
         check_name("batch", batch)

@@ -14,6 +14,8 @@ from durable.pipeline.columns import COLUMNS, READABLE, Column
 from durable.settings import load_settings
 from durable.storage.sql.archive import BY_TRANSACTION
 
+_OF_STREAMS = ("max_rows", "start")
+_OF_BATCHES = ("snapshot",)
 _KNOWN = ("url", "schema", "table", "columns", "snapshot", "partitions", "max_rows", "start")
 
 
@@ -62,6 +64,14 @@ class ReadOptions:
                 f"option table: {self.table} cannot be read as a stream, because its rows go when their work is done; "
                 f"use one of {', '.join(BY_TRANSACTION)}"
             )
+
+
+def check_kind(options: Mapping[str, str], *, is_stream: bool) -> None:
+    """Raise InvalidSetting where an option is of the other kind of read, which alone obeys it."""
+    others, kind = (_OF_BATCHES, "a batch") if is_stream else (_OF_STREAMS, "a stream")
+    for name in options:
+        if name.lower() in others:
+            raise InvalidSetting(f"option {name}: only of {kind}; leave it out")
 
 
 def checked(schema: StructType, table: str) -> StructType:

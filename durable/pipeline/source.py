@@ -36,7 +36,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from durable.pipeline.copying import opened
-from durable.pipeline.read_options import ReadOptions, checked
+from durable.pipeline.read_options import ReadOptions, check_kind, checked
 from durable.pipeline.reader import EnvelopeReader, FilteringReader
 from durable.pipeline.stream import EnvelopeStreamReader
 from durable.pipeline.writer import EnvelopeStreamWriter, EnvelopeWriter
@@ -64,11 +64,13 @@ class EnvelopeSource(DataSource):
         return ", ".join(column.ddl for column in ReadOptions.parse(self.options).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        check_kind(self.options, is_stream=False)
         options = ReadOptions.parse(self.options)
         kind = FilteringReader if _PUSHING_WORKER in sys.modules else EnvelopeReader
         return kind(options, checked(schema, options.table))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        check_kind(self.options, is_stream=True)
         options = ReadOptions.parse(self.options)
         return EnvelopeStreamReader(options, checked(schema, options.table))
 
@@ -80,18 +82,21 @@ class EnvelopeSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("durable")` known to this session, with filters that are answered by Postgres.
+    """Make `format("durable")` known to this session, with filters that are answered by Postgres, and the session to
+    this thread: Spark looks for sources in the active session of a thread, and a new thread has none.
 
     A session knows it already where durable is installed from a wheel, and then without such filters.
     """
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    if not _is_known(spark):
+    session: Any = getattr(spark, "_jsparkSession", None)
+    if session is not None:  # over Spark Connect there are no threads of the JVM
+        session.setActiveSession(session)
+    if not _is_known(session):
         spark.dataSource.register(EnvelopeSource)
 
 
-def _is_known(spark: SparkSession) -> bool:
+def _is_known(session: Any) -> bool:
     """Spark logs a warning where a source is registered once more. Over Spark Connect nobody here would see it."""
-    session: Any = getattr(spark, "_jsparkSession", None)
     return session is not None and bool(session.sessionState().dataSourceManager().dataSourceExists("durable"))
 
 

@@ -11,8 +11,8 @@ task's message, and the commit refuses.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, get_args
 from uuid import UUID
@@ -22,6 +22,7 @@ import pyarrow.compute
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
+from sqlalchemy import Connection
 
 from durable.encryption.ring import KeyRing
 from durable.envelope import new_id
@@ -47,7 +48,9 @@ pc: Any = pyarrow.compute  # its functions are made at run time, and no type che
 Mode = Literal["atomic", "fast"]
 _SETTINGS: Final = ("max_message_bytes", "dedupe_window", "encryption_key_file", "encrypt_all")
 OPTIONS: Final = ("url", "schema", "mode", "batch", "job", "once", *_SETTINGS)
-_SPARKS_OWN: Final = ("checkpointlocation", "path", "queryname")
+_SPARKS_OWN: Final = ("checkpointlocation", "queryname")
+_BOOLEANS: Final = {"true": True, "false": False}
+"""In any case, as Spark takes them."""
 _NOTHING: Final = "nothing of this batch (of a replay, of this chunk) was published"
 _ALL_PARTS: Final = "all parts are published, and the batch is not remembered"
 
@@ -92,24 +95,12 @@ class EnvelopeWriter(DataSourceArrowWriter):
         written = _sound(self._target, messages)
         found = contents.merged(each.contents for each in written)
         names = contents.names_of(found) if self._target.batch is None else [self._target.batch]
-        with publishing(self._target.url, _NOTHING if self._target.mode == "atomic" else _ALL_PARTS) as conn:
-            if self._target.mode == "atomic":
-                parts = [each.staged for each in written]
-                staging.publish(
-                    conn,
-                    self._target.schema,
-                    self._target.job,
-                    Batch(names[0], contents=contents.written(found), plain=contents.plain(found), others=names[1:]),
-                    parts,
-                    once=self._target.once,
-                )
-            else:
-                done = Published(
-                    names[0], sum(each.staged.rows for each in written), sum(each.added for each in written)
-                )
-                staging.parts_published(
-                    conn, self._target.schema, self._target.job, done, contents=contents.written(found)
-                )
+        if self._target.mode == "atomic":
+            batch = Batch(names[0], contents=contents.written(found), plain=contents.plain(found), others=names[1:])
+            _publish(self._target, self._target.job, batch, written)
+        else:
+            done = Published(names[0], sum(each.staged.rows for each in written), sum(each.added for each in written))
+            _remember(self._target, done, contents.written(found))
         failpoint("P2")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -134,14 +125,12 @@ class EnvelopeStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = _sound(self._target, messages)
-        if not any(each.staged.rows for each in written):
+        if not written:  # no task, which would have told the query
             return
         found = contents.merged(each.contents for each in written)
         name = _name_of(self._target, written[0].query)
         batch = Batch(name, batchId, contents=contents.written(found), plain=contents.plain(found))
-        with publishing(self._target.url, _NOTHING) as conn:
-            parts = [each.staged for each in written]
-            staging.publish(conn, self._target.schema, written[0].job, batch, parts, once=self._target.once)
+        _publish(self._target, written[0].job, batch, written)
         failpoint("P2")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -160,6 +149,9 @@ def target(options: Mapping[str, str], schema: StructType, overwrite: bool) -> T
     mode = options.get("mode", "atomic")
     if mode not in get_args(Mode):
         raise InvalidSetting(f"option mode: {mode!r}; must be atomic or fast")
+    once = options.get("once", "false")
+    if once.lower() not in _BOOLEANS:
+        raise InvalidSetting(f"option once: {once!r}; must be true or false")
     if "batch" in options:
         check_name("option batch", options["batch"])
     check_schema(schema)
@@ -173,8 +165,10 @@ def target(options: Mapping[str, str], schema: StructType, overwrite: bool) -> T
         migrator.check_version(conn, settings.db_schema)
         declared = placements.read(conn, settings.db_schema)
     limits = Limits(settings.max_message_bytes, settings.dedupe_window, settings.clock_lead)
-    job = UUID(options["job"]) if "job" in options else new_id()
-    once = options.get("once", "false").lower() == "true"
+    try:
+        job = UUID(options["job"]) if "job" in options else new_id()
+    except ValueError:
+        raise InvalidSetting(f"option job: {options['job']!r} is no UUID; leave it out") from None
     return Target(
         url,
         settings.db_schema,
@@ -183,7 +177,7 @@ def target(options: Mapping[str, str], schema: StructType, overwrite: bool) -> T
         mode="fast" if mode == "fast" else "atomic",
         job=job,
         batch=options.get("batch"),
-        once=once,
+        once=_BOOLEANS[once.lower()],
         sealing=Sealing.of(KeyRing.of(settings)),
     )
 
@@ -256,7 +250,15 @@ class _Intake:
 
 
 def stage(to: Target, batches: Iterator[pa.RecordBatch]) -> Written:
-    """Stage the rows of one attempt of one task."""
+    """Stage the rows of one attempt of one task, and publish them in fast mode."""
+    if to.mode == "atomic":
+        return _staged(to, batches)
+    with _telling("not all parts were published, as far as is known"):
+        written = _staged(to, batches)
+        return _part(to, written) if written.staged.rows else written
+
+
+def _staged(to: Target, batches: Iterator[pa.RecordBatch]) -> Written:
     context = TaskContext.get()
     assert context is not None
     table = staging.table_name(to.job, context.taskAttemptId())
@@ -269,13 +271,26 @@ def stage(to: Target, batches: Iterator[pa.RecordBatch]) -> Written:
     found = Staged(table, 0 if intake.flaw else intake.rows, intake.local_rows, intake.ordered_rows)
     written = Written(to.job, found, intake.contents, flaw=intake.flaw)
     written.query = context.getLocalProperty("sql.streaming.queryId")
-    if to.mode == "fast" and found.rows:
-        try:
-            with publishing(to.url, "nothing of this part was published") as conn:
-                written.added = staging.publish_part(conn, to.schema, found, once=to.once)
-        except InvalidMessage as error:
-            written.flaw = f"of one part, {error}"
     return written
+
+
+def _part(to: Target, written: Written) -> Written:
+    def publish(conn: Connection) -> int:
+        return staging.publish_part(conn, to.schema, written.staged, once=to.once)
+
+    try:
+        return replace(written, added=publishing(to.url, publish, done="nothing of this part was published"))
+    except InvalidMessage as error:
+        return replace(written, flaw=f"of one part, {error}")
+
+
+@contextmanager
+def _telling(known: str) -> Iterator[None]:
+    """Begin errors of the database with what is published then."""
+    try:
+        yield
+    except StorageUnavailable as error:
+        raise StorageUnavailable(f"{known}: {error}") from error.__cause__  # of the chain, Spark tells the first error
 
 
 def _copy(to: Target, table: str, batches: Iterator[pa.RecordBatch]) -> None:
@@ -301,6 +316,23 @@ def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 
 
 # ---------------------------------------------------------------- when they are done
+
+
+def _publish(to: Target, job: UUID, batch: Batch, written: list[Written]) -> None:
+    def publish(conn: Connection) -> None:
+        staging.publish(conn, to.schema, job, batch, [each.staged for each in written], once=to.once)
+
+    publishing(to.url, publish, done=_NOTHING)
+
+
+def _remember(to: Target, published: Published, found: Mapping[str, str]) -> None:
+    """Remember a batch all parts of which were published."""
+
+    def remember(conn: Connection) -> None:
+        staging.parts_published(conn, to.schema, to.job, published, contents=found)
+
+    with _telling("all parts are published, and the batch may not be remembered; publish the same rows again"):
+        publishing(to.url, remember, done=_ALL_PARTS)
 
 
 def _name_of(to: Target, query: str | None) -> str:

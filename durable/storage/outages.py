@@ -29,6 +29,7 @@ _NO_TABLE: Final = "42P01"
 _NO_RIGHT: Final = "42501"
 _SERIALIZATION_FAILURE: Final = "40001"
 _SHORTAGE: Final = "53"  # SQLSTATE class: insufficient resources
+_DEADLOCK: Final = "40P01"
 _NO_COLUMN: Final = "42703"
 _MIGRATE: Final = "run: durable-agent migrate APP:BUS"
 _GRANT: Final = "as owner of the schema, run: durable-agent migrate APP:BUS --grant-to ROLE"
@@ -81,6 +82,11 @@ def is_serialization_failure(error: BaseException) -> bool:
 def is_shortage(error: BaseException) -> bool:
     """True where the database has no room, memory or connections left, by the error or a cause of it."""
     return any(str(_state(each)).startswith(_SHORTAGE) for each in _causes(error))
+
+
+def is_conflict(error: BaseException) -> bool:
+    """True where Postgres rolled back so that another transaction goes on; the causes of the error count too."""
+    return any(_state(each) in (_SERIALIZATION_FAILURE, _DEADLOCK) for each in _causes(error))
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

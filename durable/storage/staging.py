@@ -277,7 +277,7 @@ def _refuse_other_contents(conn: Connection, schema: str, batch: Batch, tables: 
     if known is None or batch.contents is None or not (differing := _differing(known, batch)):
         return
     if tables:
-        of_same_ids = differing if known["rows"] == batch.contents["rows"] and "id" not in differing else []
+        of_same_ids = [] if {"rows", "id"} & set(differing) else differing
         _refuse_changed(conn, schema, tables, ", ".join(of_same_ids) or _NOT_KEPT, is_told=not _is_untold(differing))
     raise InvalidMessage(
         f"batch {batch.name!r} was published before, {_difference(known, batch)}; nothing was published: "
@@ -314,9 +314,9 @@ def _refuse_other_number(batch: Batch, number: int | None, known: Mapping[str, s
 def _difference(known: Mapping[str, str], batch: Batch) -> str:
     """Name the columns; which rows were sent since is not kept."""
     given, differing = batch.contents or {}, _differing(known, batch)
-    if known["rows"] != given["rows"]:
+    if "rows" in differing:
         return f"with other rows ({known['rows']}, and now {given['rows']})"
-    if known["id"] != given["id"]:
+    if "id" in differing:
         return "with other rows"
     if _is_untold(differing):
         return f"and its bodies cannot be compared, because {_WHY}"
@@ -325,8 +325,12 @@ def _difference(known: Mapping[str, str], batch: Batch) -> str:
 
 
 def _differing(known: Mapping[str, str], batch: Batch) -> list[str]:
-    """The columns with other values; empty for the same rows."""
+    """The columns with other values; empty for the same rows. Two batches without rows are the same."""
     given = batch.contents or {}
+    if known["rows"] != given["rows"]:
+        return ["rows"]
+    if given["rows"] == "0":
+        return []
     names = [name for name in given if name.partition(" ")[0] not in ("sealed", "body", "whole")]
     differing = [name for name in names if known.get(name) != given[name]]
     pairs = _views(known, batch)

@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from uuid import uuid4
 
@@ -22,12 +23,14 @@ from durable.pipeline import publish
 from durable.pipeline.publish import message_id_of
 from durable.pipeline.session import spark_errors
 from durable.pipeline.source import register
+from durable.pipeline.writer import target
 from durable.settings import Settings, load_settings
 from durable.storage import staging
 from durable.storage.database import channel
 from durable.storage.staging import Batch, Staged
 from tests.failure.leftovers import SCHEMA, transaction
 from tests.support.publishing import (
+    COLUMNS,
     MESSAGE_TYPE,
     PEER,
     SOURCE,
@@ -428,8 +431,10 @@ def test_row_with_columns_of_one_name_is_published(spark: SparkSession, outbox: 
         ({"batsh": "x"}, "option batsh: unknown; did you mean 'batch'"),
         ({"schema": "nowhere"}, "run: durable-agent migrate"),
         ({"max_message_bytes": "many"}, "max_message_bytes: "),
+        ({"once": "yes"}, "option once: 'yes'; must be true or false"),
+        ({"path": "/tmp/x"}, "option path: unknown"),
     ],
-    ids=["overwrite", "mode", "unknown option", "no tables", "a limit"],
+    ids=["overwrite", "mode", "unknown option", "no tables", "a limit", "no boolean", "a place"],
 )
 def test_write_with_wrong_options_names_the_fault(
     spark: SparkSession, outbox: Outbox, options: dict[str, str], reason: str
@@ -437,6 +442,37 @@ def test_write_with_wrong_options_names_the_fault(
     with pytest.raises(PySparkException, match=reason):
         write(messages(orders(spark, 3)), outbox.url, **options)
     assert outbox.orders == []
+
+
+@pytest.mark.parametrize("word", ["true", "false", "True", "FALSE"])
+def test_option_once_is_true_or_false_as_in_spark(outbox: Outbox, word: str) -> None:
+    assert target({"url": outbox.url, "once": word}, COLUMNS, overwrite=False).once == (word.lower() == "true")
+
+
+@pytest.mark.parametrize("name", ["once", "mode", "job", "dedupe_window", "encrypt_all", "max_message_bytes"])
+@pytest.mark.parametrize("word", ["1 ", "ja", "tru", "", " true", "\u0661"])
+def test_option_with_another_word_is_refused(outbox: Outbox, name: str, word: str) -> None:
+    if name == "max_message_bytes" and word == "1 ":
+        return
+    with pytest.raises(InvalidSetting, match=name):
+        target({"url": outbox.url, name: word}, COLUMNS, overwrite=False)
+
+
+@pytest.mark.parametrize("way", ["publish", "write"])
+def test_thread_of_its_own_publishes(spark: SparkSession, outbox: Outbox, settings: Settings, way: str) -> None:
+    """Its thread of the JVM has no active session."""
+
+    def run() -> None:
+        if way == "publish":
+            publish.publish(messages(orders(spark, 3)), settings)
+        else:
+            register(spark)
+            write(messages(orders(spark, 3)), outbox.url)
+
+    thread = Thread(target=run)
+    thread.start()
+    thread.join()
+    assert outbox.orders == [0, 1, 2]
 
 
 @MODES

@@ -18,7 +18,7 @@ from pyspark.sql.types import BinaryType, DecimalType, StringType, StructType
 
 from durable.errors import InvalidSetting
 from durable.pipeline.read_options import ReadOptions, checked
-from durable.pipeline.source import consistent, register
+from durable.pipeline.source import EnvelopeSource, consistent, register
 from durable.storage import migrator
 from tests.support.clusters import Cluster, Clusters, clusters
 from tests.support.history import add_history, add_letters, add_old_day, numbers
@@ -215,6 +215,22 @@ BAD_SCHEMAS = {
 def test_unfit_schema_is_refused(said: str) -> None:
     with pytest.raises(InvalidSetting, match=said):
         checked(BAD_SCHEMAS[said], "envelope_history")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_rows": "3"}, "option max_rows: only of a stream"),
+        ({"START": "earliest"}, "option START: only of a stream"),
+        ({"snapshot": "00000003-1"}, "option snapshot: only of a batch"),
+    ],
+    ids=str,
+)
+def test_option_of_the_other_kind_of_read_is_refused(given: dict[str, str], said: str) -> None:
+    """It would be ignored."""
+    source = EnvelopeSource({"url": "postgresql://localhost/x"} | given)
+    with pytest.raises(InvalidSetting, match=said):
+        (source.streamReader if "snapshot" in given else source.reader)(StructType())
 
 
 REFUSED_BY_SPARK: dict[str, dict[str, str]] = {

@@ -6,7 +6,7 @@ Run as a program with a database's URL it publishes a thousand of them, and dies
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,15 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceWriter, WriterCommitMessage
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
-from durable.pipeline import publish
+from durable.pipeline import publish, writer
+from durable.pipeline.publish import uuid8_of
 from durable.pipeline.session import spark_session
 from durable.pipeline.source import EnvelopeSource
-from durable.pipeline.writer import EnvelopeWriter, Written
+from durable.pipeline.writer import EnvelopeWriter, Target, Written
+from durable.storage import staging
+from durable.storage.staging import Staged
 from tests.support.killing import arm_session, until_killed
 
 PEER = "tcp://127.0.0.1:2301"
@@ -45,6 +48,30 @@ def messages(rows: DataFrame, destination: str = PEER, **options: Any) -> DataFr
 def write(rows: DataFrame, url: str, *, save_mode: str = "append", source: str = "durable", **options: object) -> None:
     named = {name: str(value) for name, value in options.items()}
     rows.write.format(source).mode(save_mode).options(url=url, **named).save()
+
+
+# ---------------------------------------------------------------- what a task does, without Spark
+
+
+_BINARY = ("id", "correlation_id")
+COLUMNS = StructType(
+    [
+        StructField(name, BinaryType() if name in _BINARY else StringType())
+        for name in ("id", "destination", "endpoint", "message_type", "source", "body", "correlation_id")
+    ]
+)
+
+
+def staged(to: Target, numbers: Sequence[int], *, attempt: int = 1, endpoint: str | None = None) -> Written:
+    """The result of a task with these rows."""
+    texts = {"destination": PEER, "endpoint": endpoint, "message_type": MESSAGE_TYPE, "source": SOURCE, "body": "{}"}
+    ids = pa.array([uuid8_of(str(number)).bytes for number in numbers], pa.binary())
+    columns = {name: pa.array([value] * len(numbers), pa.string()) for name, value in texts.items()}
+    rows = pa.RecordBatch.from_pydict(columns | dict.fromkeys(_BINARY, ids))
+    intake, table = writer._Intake(to, 0), staging.table_name(to.job, attempt)
+    writer._copy(to, table, intake.staged(iter([rows])))
+    written = Written(to.job, Staged(table, intake.rows, intake.local_rows), intake.contents, query="q")
+    return writer._part(to, written) if to.mode == "fast" and intake.rows else written
 
 
 class Outbox:

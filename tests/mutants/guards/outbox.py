@@ -18,6 +18,74 @@ _THREADS = (
 ROWS = (
     Mutant(
         "outbox",
+        "an empty batch that comes again is compared by columns that it has not",
+        "durable/storage/staging.py",
+        before='    if given["rows"] == "0":\n        return []\n',
+        after="",
+        killed_by=(
+            "tests/pipeline/test_empty_batches.py::"
+            "test_batches_without_a_name_are_known_by_whether_they_have_rows[plain-0-0]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "an empty batch is compared by columns with one of rows",
+        "durable/storage/staging.py",
+        before='    if known["rows"] != given["rows"]:\n        return ["rows"]\n',
+        after="",
+        killed_by=(
+            "tests/pipeline/test_empty_batches.py::"
+            "test_rows_under_the_name_of_a_batch_are_refused_unless_both_are_none[atomic-plain-0-2]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a word for once that is none means false",
+        "durable/pipeline/writer.py",
+        before="    if once.lower() not in _BOOLEANS:\n",
+        after='    if once not in _BOOLEANS and (once := "false") is None:\n',
+        killed_by=("tests/pipeline/test_publish.py::test_option_with_another_word_is_refused[ja-once]",),
+    ),
+    Mutant(
+        "outbox",
+        "an option of a stream is ignored by a batch read",
+        "durable/pipeline/read_options.py",
+        before="        if name.lower() in others:\n",
+        after="        if False:\n",
+        killed_by=("tests/pipeline/test_source.py::test_option_of_the_other_kind_of_read_is_refused",),
+    ),
+    Mutant(
+        "outbox",
+        "a batch that Postgres ends for another one is not tried again",
+        "durable/pipeline/copying.py",
+        before="            if not is_conflict(error):\n                raise\n",
+        after="            raise\n",
+        killed_by=(
+            "tests/pipeline/test_publish_conflicts.py::"
+            "test_batches_with_the_same_rows_in_other_orders_are_both_published[false-outbox-batches]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a lost connection at the end of fast mode does not tell that all is published",
+        "durable/pipeline/writer.py",
+        before='    with _telling("all parts are published, and the batch may not be remembered; publish the same rows again"):\n',
+        after='    with _telling("the database is away"):\n',
+        killed_by=(
+            "tests/pipeline/test_publish_conflicts.py::"
+            "test_lost_connection_of_fast_mode_is_told_with_the_published_parts[the batch]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a thread of its own does not know the data source",
+        "durable/pipeline/source.py",
+        before="        session.setActiveSession(session)\n",
+        after="        pass\n",
+        killed_by=("tests/pipeline/test_publish.py::test_thread_of_its_own_publishes[publish]",),
+    ),
+    Mutant(
+        "outbox",
         "a commit below an open savepoint stores nothing",
         "durable/outbox/transactions.py",
         before="""\
