@@ -525,15 +525,28 @@ BEGIN
     RETURN base;
 END $$;
 
--- Notes the rows of a day of history that is about to be dropped: those that were archived, those that were not, and
--- those of before the first archive.
+-- Notes the rows of a day of history that is about to be dropped: those that were archived, and those that were not. Of
+-- before the first archive one number is enough, the newest xid, by which streams know what they have not read. It is
+-- found without reading a day of millions of rows under its lock: an xid of the last blocks, then all above it.
 CREATE FUNCTION "{schema}".note_drop(child text, day date, gap_begins bigint) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+    part text := '"{schema}".' || quote_ident(child);
+    last_blocks tid := format('(%s,0)', GREATEST(0, pg_relation_size(part) / current_setting('block_size')::int - 8));
+    newest bigint;
 BEGIN
+    IF gap_begins IS NULL THEN
+        EXECUTE 'SELECT max(xid) FROM ' || part || ' WHERE ctid >= $1' INTO newest USING last_blocks;
+        EXECUTE 'SELECT max(xid) FROM ' || part || ' WHERE xid >= $1' INTO newest USING COALESCE(newest, 0);
+        INSERT INTO "{schema}".absent_rows AS known (table_name, day, kind, row_count, below)
+            SELECT 'envelope_history', note_drop.day, 'early', 1, newest + 1 WHERE newest IS NOT NULL
+            ON CONFLICT ON CONSTRAINT absent_rows_pkey DO UPDATE SET
+            row_count = known.row_count + 1, below = GREATEST(known.below, excluded.below);
+        RETURN;
+    END IF;
     EXECUTE 'INSERT INTO "{schema}".absent_rows AS known (table_name, day, kind, first_at, last_at, row_count, below) '
-        'SELECT ''envelope_history'', $1, CASE WHEN xid < $2 THEN ''dropped'' WHEN $2 IS NULL THEN ''early'' '
-        'ELSE ''gap'' END, min(finished_at), max(finished_at), count(*), max(xid) + 1 '
-        'FROM "{schema}".' || quote_ident(child) || ' GROUP BY 3 '
+        'SELECT ''envelope_history'', $1, CASE WHEN xid < $2 THEN ''dropped'' ELSE ''gap'' END, min(finished_at), '
+        'max(finished_at), count(*), max(xid) + 1 FROM ' || part || ' GROUP BY 3 '
         'ON CONFLICT ON CONSTRAINT absent_rows_pkey DO UPDATE SET '
         'first_at = LEAST(known.first_at, excluded.first_at), last_at = GREATEST(known.last_at, excluded.last_at), '
         'row_count = known.row_count + excluded.row_count, below = GREATEST(known.below, excluded.below)'

@@ -3,7 +3,8 @@
     gap        no lake has them: they were dropped while nothing archived them, or a lake has lost them as well
     dropped    a lake has them: they were dropped after they had been archived
     foreign    a lake has them: the database lost them when it was restored
-    early      history that was dropped before the first archive: no lake begins before it, and only streams miss it
+    early      history that was dropped before the first archive: no lake begins before it, and only streams miss it. A
+               whole day counts as one row
 
 A lake to which an archive moves lacks what was dropped, or lost, and is in others: such rows become a gap. Foreign ones
 do so, too, when the lake that has them is put back to a state before them.
