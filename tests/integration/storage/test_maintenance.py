@@ -20,6 +20,7 @@ from durable.storage.inbox import Arrival
 from durable.testing import eventually
 from tests.conftest import fresh_databases
 from tests.failure.leftovers import envelope
+from tests.support.history import add_old_day
 from tests.support.tables import Tables
 
 NODE = NodeId(7)
@@ -180,3 +181,27 @@ async def test_long_reader_stops_neither_maintenance_nor_traffic(
         assert days(tables, parent) == ALL_DAYS
     traffic.end()
     await running
+
+
+@pytest.mark.parametrize("newest_at", [0, 4_000, 9_999])
+@pytest.mark.parametrize("kept", [0, 9_900, 10_000])
+def test_drop_of_a_day_before_the_first_archive_notes_its_newest_transaction(
+    tables: Tables, newest_at: int, kept: int
+) -> None:
+    """`kept`: so many of the rows from the first on, so that the last blocks are empty, or all of them."""
+    with psycopg.connect(tables.url, autocommit=True) as conn:
+        part = add_old_day(conn, 30, 1)
+    day = "CAST(now() - interval '30 days' AS date)"
+    tables.execute(f"DELETE FROM durable.{part}")
+    tables.execute(
+        "INSERT INTO durable.envelope_history (id, side, outcome, address, message_type, source, correlation_id, "
+        "sent_at, attempts, interruptions, node_id, finished_at, xid) SELECT gen_random_uuid(), 'incoming', 'handled', "
+        f"'a', 'b', 'c', gen_random_uuid(), now(), 0, 0, 1, {day} + interval '1 hour', "
+        "CASE WHEN n = %s THEN 1000000 ELSE n END FROM generate_series(0, 9999) AS n",
+        newest_at,
+    )
+    tables.execute(f"DELETE FROM durable.{part} WHERE xid >= %s AND xid < 1000000", kept)
+    left = tables.one(f"SELECT max(xid) FROM durable.{part}")
+    tables.execute(f"SELECT durable.drop_partition('envelope_history', {day}, interval '7 days')")
+    assert tables.rows("SELECT kind, row_count, below FROM durable.absent_rows") == [("early", 1, left + 1)]
+    assert tables.rows("SELECT to_regclass(%s)", f"durable.{part}") == [None]
