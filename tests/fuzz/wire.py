@@ -249,8 +249,8 @@ def check_caller(stream: bytes) -> str:
             sent.remove(heard.channel)
         if side.state is ClientState.OPEN:
             sendable = side.call(Call("stock", "count", b""))
-            assert isinstance(sendable, Sendable)
-            sent.add(sendable.channel)
+            if isinstance(sendable, Sendable):  # else the provider takes only frames that are shorter
+                sent.add(sendable.channel)
         if len(sent) > 5:
             channel = min(sent)
             assert side.cancel(channel) == Frame(Cancel(), channel)

@@ -459,7 +459,7 @@ class TestNoAttempt:
         async with shop.open():
             await shop.receive(1, 2, 3)
             await asyncio.sleep(1.5)
-            have_resources(shop.tables)
+            await asyncio.to_thread(have_resources, shop.tables)  # its lock waits for an attempt in this loop
             await shop.settled()
         assert (sorted(shop.effects()), shop.inbox(), shop.tables.count("dead_letters")) == ([1, 2, 3], [], 0)
         assert (shop.counters[Event.ATTEMPT_FAILED], set(attempts)) == (0, {1})
@@ -480,7 +480,7 @@ class TestNoAttempt:
         async with shop.open():
             await shop.receive(1)
             await asyncio.sleep(1.5)
-            have_resources(shop.tables)
+            await asyncio.to_thread(have_resources, shop.tables)  # its lock waits for an attempt in this loop
             await shop.settled()
         assert attempts == [1, 1]
 

@@ -17,10 +17,10 @@ import msgspec
 import psycopg
 import pytest
 from sqlalchemy import make_url
-from sqlalchemy.exc import DBAPIError
 
 from durable import Bus, message
 from durable.cli.run import PANELS
+from durable.errors import StorageUnavailable
 from durable.settings import Settings
 from durable.storage import migrator
 from durable.storage.database import Database
@@ -141,7 +141,7 @@ async def _run_a_node_and_its_maintenance(url: str) -> None:
         assert await database.transaction(make_partitions, 9)
         await database.transaction(drop_partitions, keep_ids=age, keep_history=age)
         await database.transaction(purge_undated, keep_ids=age, keep_history=age)
-        with pytest.raises(DBAPIError, match="permission denied"):
+        with pytest.raises(StorageUnavailable, match="permission denied"):
             await database.transaction(lambda conn, _: conn.exec_driver_sql("CREATE TABLE durable.mine (x integer)"))
 
 
