@@ -532,7 +532,8 @@ CREATE FUNCTION "{schema}".note_drop(child text, day date, gap_begins bigint) RE
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
     part text := '"{schema}".' || quote_ident(child);
-    last_blocks tid := format('(%s,0)', GREATEST(0, pg_relation_size(part) / current_setting('block_size')::int - 8));
+    blocks bigint := pg_relation_size(part) / current_setting('block_size')::int;
+    last_blocks tid := '(' || GREATEST(0, blocks - 8) || ',0)';
     newest bigint;
 BEGIN
     IF gap_begins IS NULL THEN
