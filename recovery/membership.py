@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 
     from durable.storage.answering import PsycopgConnection
 
-_LONG_TRANSACTIONS = "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'"
-"""Statements have a limit of their own. Postgres has this one from 17 on."""
-
 _LISTEN_SECONDS = 0.2  # how soon the thread notices that it should stop
 
 
@@ -145,7 +142,7 @@ class Membership:
             f"set_config('{name}', '{value}', false)" for name, value in _server_settings(self._settings).items()
         )
         conn.exec_driver_sql(f"SELECT {values}")
-        conn.exec_driver_sql(_LONG_TRANSACTIONS)
+        conn.execute(self._sql(housekeeping.LIFT_TRANSACTION_LIMIT))
         row = conn.execute(
             self._sql(housekeeping.REGISTER_NODE),
             {

@@ -87,4 +87,22 @@ ROWS = (
         after="        with lake_log.readable(self.url):\n",
         killed_by=(f"{_TESTS}::test_damaged_log_is_named[_last_cut]",),
     ),
+    Mutant(
+        "lakes",
+        "an archive that fails leaves its files on a full disk",
+        "durable/pipeline/archive.py",
+        before="                        self.lake.remove(self.table, file.path)\n            raise\n",
+        after="                        pass\n            raise\n",
+        killed_by=("tests/pipeline/test_unwritable.py::test_failed_archive_leaves_no_files",),
+    ),
+    Mutant(
+        "lakes",
+        "local messages of another database are handled again under their ids",
+        "durable/pipeline/replay.py",
+        before="    if foreign:\n",
+        after="    if False:\n",
+        killed_by=(
+            "tests/pipeline/test_replay.py::test_local_messages_of_another_database_are_refused_under_their_ids",
+        ),
+    ),
 )

@@ -590,7 +590,7 @@ ROWS = (
         "storage",
         "transactions of the node's own session have the limit of the role",
         "recovery/membership.py",
-        before="        conn.exec_driver_sql(_LONG_TRANSACTIONS)\n",
+        before="        conn.execute(self._sql(housekeeping.LIFT_TRANSACTION_LIMIT))\n",
         after="",
         killed_by=(
             "tests/integration/storage/test_session_settings.py::test_session_has_its_own_limits_for_those_of_the_role[of_node-expected0-psycopg]",
