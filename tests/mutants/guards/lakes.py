@@ -89,14 +89,6 @@ ROWS = (
     ),
     Mutant(
         "lakes",
-        "an archive that fails leaves its files on a full disk",
-        "durable/pipeline/archive.py",
-        before="                        self.lake.remove(self.table, file.path)\n            raise\n",
-        after="                        pass\n            raise\n",
-        killed_by=("tests/pipeline/test_unwritable.py::test_failed_archive_leaves_no_files",),
-    ),
-    Mutant(
-        "lakes",
         "local messages of another database are handled again under their ids",
         "durable/pipeline/replay.py",
         before="    if foreign:\n",
