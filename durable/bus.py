@@ -168,10 +168,11 @@ class Bus:
 
         `retry`: policy for failed messages (default: the settings retry_*). `on_error`: policies for single exception
         classes, `{TimeoutError: Retry(...)}`; the nearest class counts. `concurrency`: messages handled at once on each
-        node (default: the setting). `max_batch`: up to this many waiting messages share one transaction and its
-        session, which is much faster for small handlers; when one of them fails, each is run alone. "auto": as many as
-        take the setting group_time together (default: the setting max_batch, which is 1). A handler whose message is
-        annotated list[cls] is called once for the batch, and messages that it sends begin new conversations.
+        node (default: the setting). `max_batch`: up to this many waiting messages share one transaction, which is much
+        faster for short handlers; when one of them fails, each is run alone. "auto": as many messages of an async
+        handler as take the setting group_time together, as long as none awaits or changes what another could notice
+        (default: the setting max_batch, which is "auto"). 1: each has its own. A handler whose message is annotated
+        list[cls] is called once for the batch, and messages that it sends begin new conversations.
 
         `timeout`: longest attempt (seconds, "30s" or a timedelta; default: the setting handler_timeout).
         `circuit_breaker`: stops the handler on every node while too many of its messages fail. `inherit_deliver_by`:

@@ -159,7 +159,7 @@ class Settings(BaseSettings):
 
     concurrency: Count = 8
     """messages that one handler runs at once, unless it says otherwise"""
-    max_batch: OneOrAuto = 1
+    max_batch: OneOrAuto = "auto"
     """messages that share a transaction, unless their handler says otherwise: 1, or auto, as many as take group_time"""
     on_dead_letter: Literal["continue", "park"] = "continue"
     """effect of a dead letter on its key: later messages go on, or the key is parked"""

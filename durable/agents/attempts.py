@@ -28,6 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable.agents.context import AgentContext
+from durable.agents.fence import Fence
 from durable.agents.pace import Standing
 from durable.agents.runner import Here, InLoop, InSteps, NoRoom, Run, finished, nothing
 from durable.agents.stuck_threads import StuckThreads
@@ -60,15 +61,27 @@ class Task(NamedTuple):
 class Group:
     """Messages that share a transaction, or a single one. Safe between threads."""
 
-    def __init__(self, tasks: Sequence[Task], budget: float | None = None) -> None:
-        """`budget`: seconds after which no other of them begins; None: all begin, unless the handler pauses itself."""
+    def __init__(self, tasks: Sequence[Task], budget: float | None = None, *, is_watched: bool = False) -> None:
+        """`budget`: seconds after which no other of them begins; None: all begin, unless the handler pauses itself.
+        `is_watched`: none begins after one that must be the last of its transaction.
+        """
         self.tasks = tasks
         self.budget = budget
+        self.is_watched = is_watched
         self.begun = 0
         """The number of those whose handler was called in this attempt."""
         self.seconds: list[float] = []
         """The time of each message whose handler came to its end."""
+        self._fence: Fence | None = None
         self._lock = threading.Lock()
+
+    @property
+    def apart(self) -> str | None:
+        """Return why no other may follow in the transaction of this one; None: others may, or it is not watched."""
+        return None if self._fence is None else self._fence.apart
+
+    def watch(self, fence: Fence) -> None:
+        self._fence = fence
 
     def begin(self, count: int = 1) -> bool:
         """Begin the next of them, or so many. False when none is left."""
@@ -285,6 +298,7 @@ class Attempts:
             lambda session, outbox: self._complete(group.tasks[: group.begun], session, outbox),
             prepare=self._prepare,
             entered=entry.enter,
+            watch=group.watch if group.is_watched else None,
         )
         if self._threads is None:
             await attempt.at(InLoop(self._sessions.open(self._longest)))
@@ -320,7 +334,7 @@ class Attempts:
             now = time.perf_counter()
             group.seconds.append(now - before)
             before = now
-            if self._asked or (group.budget is not None and now - began >= group.budget):
+            if self._asked or group.apart or (group.budget is not None and now - began >= group.budget):
                 return
 
     def _complete(self, tasks: Sequence[Task], session: Session, outbox: Outbox) -> None:

@@ -116,17 +116,14 @@ class Delivery:
         self._changed = changed
         self._end_if_cancelled = end_if_cancelled
         self._workers = handler.concurrency or settings.concurrency
-        self._max_batch = handler.max_batch or settings.max_batch
+        self._max_batch = handler.batch(settings.max_batch)
         self._budget = settings.group_time.total_seconds()
         self._size = GroupSize(self._budget)
         self._longest_attempt = (settings.step_timeout + (handler.timeout or settings.handler_timeout)).total_seconds()
 
     def at_most(self, waiting: int) -> int:
         """Return the number of messages that a worker may take, when so many wait."""
-        if isinstance(self._max_batch, int):
-            return self._max_batch
-        # Those that are put back would lose the turns of their tenants.
-        return 1 if self._handler.fair_by else self._size.at_most(waiting, self._workers)
+        return self._max_batch if isinstance(self._max_batch, int) else self._size.at_most(waiting, self._workers)
 
     async def handle(self, taken: Sequence[LeasedEnvelope], put_back: PutBack) -> BlockedKeys:
         """Deliver messages. Returns the held keys: a message of theirs has not come to its end, so no later one may
@@ -257,11 +254,14 @@ class Delivery:
             self._counters.durations.observe(elapsed)
             for seconds in group.seconds or [elapsed] * min(group.begun, 1):
                 self._size.took(seconds)
+            if group.apart:
+                self._stay_alone(logging.INFO, group.apart)
         return None
 
     async def _handle_together(self, tasks: Sequence[Task], held: BlockedKeys, put_back: PutBack) -> Sequence[Task]:
         """Handle them in one transaction. Returns those that are to be run alone, decoded anew, because it failed."""
-        group = Group(tasks, self._budget if self._max_batch == "auto" else None)
+        is_sized = self._max_batch == "auto"
+        group = Group(tasks, self._budget if is_sized else None, is_watched=is_sized)
 
         def cut() -> None:
             put_back([task.lease for task in group.cut()])
@@ -296,14 +296,15 @@ class Delivery:
         """Let the messages after it be alone for a while; for good, where those of a group may wait for each other."""
         self._size.rolled_back()
         met_a_lock = isinstance(error, DBAPIError) and sqlstate(error) in _LOCKS
-        if (met_a_lock or isinstance(error, TimeoutError)) and not self._size.stays_alone:
-            self._size.stay_alone()
-            log.warning(
-                "handler %s: a transaction for several messages met a lock or its timeout; each message is alone from "
-                "now on: %s",
-                self._handler.name,
-                said(error),
+        if met_a_lock or isinstance(error, TimeoutError):
+            self._stay_alone(
+                logging.WARNING, f"a transaction of several messages met a lock or its timeout: {said(error)}"
             )
+
+    def _stay_alone(self, level: int, reason: str) -> None:
+        if not self._size.stays_alone:
+            self._size.stay_alone()
+            log.log(level, "handler %s: each message is alone from now on: %s", self._handler.name, reason)
 
     async def _give_back(self, tasks: Sequence[Task], error: NoRoom, held: BlockedKeys) -> None:
         """Hand messages back to any node, uncounted: there was no room for their attempt."""
@@ -337,7 +338,8 @@ class Delivery:
         task: Task | None = first
         lease, failures, patience, conflicts = first.lease, list[Failure](), Patience(), 0
         while task is not None:
-            error, attempt = await self._attempt(Group([task])), task.attempt
+            is_watched = self._max_batch == "auto" and not self._size.stays_alone
+            error, attempt = await self._attempt(Group([task], is_watched=is_watched)), task.attempt
             if error is None:
                 await self._handled([lease])
                 return

@@ -2,7 +2,8 @@
 
     alone --messages take little time--> groups that fit into the budget, while more wait than there are workers
       ^                                    |
-      +---- a rollback, a long message ----+          for good: a deadlock, a lock that is not to be had, a timeout
+      +---- a rollback, a long message ----+          for good: a deadlock, a lock that is not to be had, a timeout,
+                                                      and whatever the next message of a transaction could notice
 
 A group saves most of a short message: BEGIN, completion and COMMIT are done once for all. A rollback runs its messages
 again, so each doubles the number of messages that run alone afterwards, and each commit of a group halves it again, as

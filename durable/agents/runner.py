@@ -24,6 +24,7 @@ from sqlalchemy.orm import Session
 
 from durable.agents.fence import Fence
 from durable.agents.threads import closing_in_thread, run_in_thread
+from durable.agents.waits import watched
 from durable.application.incoming import Incoming
 from durable.errors import NoUnitOfWork, SchemaMismatch, StorageUnavailable, TransactionEnded, text_of
 from durable.outbox.outbox import Outbox
@@ -143,6 +144,8 @@ class Run:
     prepare: Callable[[Session], object] = nothing
     entered: Callable[[], None] = lambda: None
     """Called just before the first call."""
+    watch: Callable[[Fence], None] | None = None
+    """Called with the fence at the beginning; then the fence is told of each wait of the handler."""
 
     async def at(self, place: Place) -> None:
         """Run the attempt. Raises NoRoom, Outage, TransactionEnded, and errors of the handler and the completion."""
@@ -150,6 +153,8 @@ class Run:
             outbox = self.sessions.outbox(place.session)
             outbox.commit_allowed = False
             fence = Fence(place.sync_session)
+            if self.watch:
+                self.watch(fence)
             await self._prepare(place)
             self.entered()
             with self.sessions.scope.entered(lambda: outbox):
@@ -171,10 +176,13 @@ class Run:
             raise NoRoom(text_of(error)) from error
 
     async def _call(self, place: Place, outbox: Outbox, fence: Fence) -> None:
-        for call in self.calls(place.session, outbox):
+        for number, call in enumerate(self.calls(place.session, outbox)):
+            if number:
+                place.sync_session.expunge_all()  # each message reads its objects anew, as in a session of its own
             fence.begin_message()
             try:
-                await self.handle(call)
+                handling = self.handle(call)
+                await (watched(handling, fence.waits) if self.watch else handling)
             except GeneratorExit as error:  # to what awaits this, the coroutine would seem to be closed
                 raise RuntimeError("the handler raised GeneratorExit") from error
             await self._end_message(place, fence)

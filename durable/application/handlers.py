@@ -49,7 +49,7 @@ class Handler:
     """The number of messages that run at once on each node; None: as the settings say."""
     max_batch: MaxBatch | None
     """The number of waiting messages that may share one transaction; 1: each has its own; "auto": as many as take
-    `group_time` together, see durable.agents.group_size; None: as the settings say."""
+    `group_time` together, as long as nobody can tell, see durable.agents.group_size; None: as the settings say."""
     timeout: timedelta | None
     """The bound of one attempt; None: as the settings say."""
     by_error: ByError = field(default_factory=dict)
@@ -116,6 +116,12 @@ class Handler:
     def run_of_key(self) -> int:
         """Return the number of messages of one key that may be taken together."""
         return self.max_batch if isinstance(self.max_batch, int) else 1
+
+    def batch(self, unsaid: MaxBatch) -> MaxBatch:
+        """Return `max_batch`, or `unsaid` where it was not given. "auto" is for the messages of async handlers."""
+        batch = self.max_batch or unsaid
+        # Waits of a thread cannot be watched; messages that are put back would lose the turns of their tenants.
+        return 1 if batch == "auto" and (self.fair_by or not self.is_async) else batch
 
     @property
     def returns(self) -> Sequence[type]:

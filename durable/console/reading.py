@@ -149,7 +149,7 @@ class Reading:
         types = overview.flow.types if overview.flow is not None else {}
         found = [(lane, declared.get(lane.name), types.get(lane.name, Slice())) for lane in overview.handlers]
         unsaid = self._bus.settings.max_batch
-        return [HandlerRow(lane, each, (each and each.max_batch) or unsaid, did) for lane, each, did in found]
+        return [HandlerRow(lane, each, each.batch(unsaid) if each else unsaid, did) for lane, each, did in found]
 
     async def parked_keys(self) -> dict[str, int]:
         """Count the messages that wait behind each paused key."""

@@ -14,7 +14,14 @@ from functools import lru_cache
 from itertools import islice
 from typing import Final, Literal, NamedTuple
 
-_MAY_CONTROL: Final = re.compile(r"commit|end|abort|rollback|prepare|savepoint|release", re.IGNORECASE)
+_MAY_CONTROL: Final = re.compile(
+    r"commit|end|abort|rollback|prepare|savepoint|release|set|lock|declare|temp", re.IGNORECASE
+)
+_LASTS: Final = re.compile(
+    r"set_config|advisory_(?:xact_)?lock|\bset\s+(?:local|session|role|constraints|transaction)\b|pg_temp"
+    r"|\binto\s+temp(?:orary)?\b",
+    re.IGNORECASE,
+)  # in any place, also in the body of a block; a column of such a name costs speed alone
 _LETTER: Final = r"A-Za-z_\u0080-\U0010ffff"
 _SPACE: Final = r"\ \t\n\r\f\v"  # no others: for Postgres the spaces of Unicode are letters
 _NEXT_LINE: Final = r"(?:[\ \t\f\v]|--[^\n\r]*+)*+[\n\r](?:[\ \t\n\r\f\v]|--[^\n\r]*+[\n\r])*+"  # may be within a text
@@ -47,8 +54,14 @@ class Control(NamedTuple):
     ends: bool
     savepoints: tuple[About, ...]
     """Those of the statements, in order."""
+    lasts: bool = False
+    """Does something last until the transaction ends: a setting, a temporary table, a cursor, a lock asked for? What
+    functions and triggers of the database do is not in the text."""
     is_alone: bool = True
     """Is it one statement? Of several some may have been carried out when one is refused."""
+
+
+_NOTHING: Final = Control(ends=False, savepoints=())
 
 
 class _Token(NamedTuple):
@@ -63,17 +76,20 @@ def control_of(sql: str) -> Control:
     (('savepoint', 'a'), ('rollback', 'b'), ('release', 'C'))
     >>> [control_of(sql).ends for sql in ("COMMIT", "ROLLBACK TO a", "SELECT 1; end", "SELECT ';COMMIT'")]
     [True, False, True, False]
+    >>> [control_of(sql).lasts for sql in ("SET LOCAL a = 1", "SELECT set_config('a', '1', true)", "UPDATE t SET a=1")]
+    [True, True, False]
     """
     return _kept(sql) if len(sql) <= _LONGEST_KEPT else _control_of(sql)
 
 
 def _control_of(sql: str) -> Control:
     if _MAY_CONTROL.search(sql) is None:
-        return Control(ends=False, savepoints=())
+        return _NOTHING
     # Its first words tell what one statement does, and a long one is not read to its end.
     statements = list(_statements(sql)) if ";" in sql else [list(islice(_tokens(sql), _MOST_TOKENS))]
     savepoints = tuple(found for each in statements if (found := _savepoint(each)) is not None)
-    return Control(any(map(_ends, statements)), savepoints, len(statements) == 1)
+    lasts = any(map(_lasts, statements)) or _LASTS.search(sql) is not None
+    return Control(any(map(_ends, statements)), savepoints, lasts, len(statements) == 1)
 
 
 _kept = lru_cache(maxsize=1_024)(_control_of)
@@ -89,6 +105,16 @@ def _ends(statement: Sequence[_Token]) -> bool:
             return [token.text for token in statement[2:3]] not in (["as"], ["("])
         case ["commit" | "end" | "abort" | "rollback", *_]:
             return True
+        case _:
+            return False
+
+
+def _lasts(statement: Sequence[_Token]) -> bool:
+    match _words(statement):
+        case ["set" | "reset" | "lock" | "declare", *_]:
+            return True
+        case ["create", *kind]:
+            return not {"temp", "temporary"}.isdisjoint(kind[:2])
         case _:
             return False
 

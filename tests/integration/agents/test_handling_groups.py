@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, IntegrityError
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from durable import Context, Incoming, Middleware, message
@@ -30,6 +30,7 @@ from durable.application.retry import Retry
 from durable.clock import SystemClock
 from durable.embedded import Embedded
 from durable.errors import TransactionEnded
+from durable.settings import load_settings
 from tests.support.one_handler import Billed, Shop, envelope, shop_tables
 from tests.support.tables import Tables
 
@@ -51,6 +52,16 @@ class Effect(Base):
 class Taken(Base):
     __tablename__ = "taken"
     number: Mapped[int] = mapped_column(primary_key=True)
+    reads: Mapped[int] = mapped_column(default=0)
+
+
+READ: list[Taken] = []
+_TELL = text(
+    "INSERT INTO effects (number) SELECT :number + 40 + coalesce(nullif(current_setting('app.tenant', true), ''), '0')"
+    "::integer + (SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND (locktype = 'advisory' OR relation = "
+    "'taken'::regclass)) * 10 + (to_regclass('pg_temp.mine') IS NOT "
+    "NULL)::integer * 200 + (SELECT count(*) FROM pg_cursors WHERE name = 'mine') * 400"
+)
 
 
 class Panic(BaseException):
@@ -109,6 +120,35 @@ def act(step: Step, session: Session, ctx: Context) -> Billed | None:
             session.add(Effect(number=step.number * 1_000 + 6))
         case "add an object that is refused":
             session.add(Taken(number=0))
+        case "read an object":
+            taken = session.get_one(Taken, 0)
+            session.execute(_INSERT, {"number": step.number * 1_000 + 20 + taken.reads})
+            session.execute(text("UPDATE taken SET reads = reads + 1"))
+            READ.append(taken)  # what is kept nowhere, a session forgets by itself
+        case "set a setting":
+            session.execute(text("SET LOCAL app.tenant = '7'"))
+        case "set a setting by a function":
+            session.execute(text("SELECT pg_catalog.Set_Config(:name, '7', true)"), {"name": "app.tenant"})
+        case "set a setting in a block":
+            session.execute(text("DO $$ BEGIN SET LOCAL app.tenant = '7'; END $$"))
+        case "set a setting, swallow a unique violation":
+            session.execute(text("/* as all do */ set local app.tenant = '7'"))
+            with pytest.raises(IntegrityError), session.begin_nested():
+                session.execute(_UNIQUE)
+        case "defer constraints":
+            session.execute(text("SET CONSTRAINTS ALL IMMEDIATE"))
+        case "make a temporary table":
+            session.execute(text("CREATE TEMPORARY TABLE mine (number integer) ON COMMIT DROP"))
+        case "make a temporary table of a query":
+            session.execute(text("create local temp table mine on commit drop as select 1"))
+        case "declare a cursor":
+            session.execute(text("DECLARE mine CURSOR FOR SELECT 1"))
+        case "lock a table":
+            session.execute(text("LOCK TABLE taken IN SHARE MODE"))
+        case "lock by a number":
+            session.execute(text("SELECT pg_advisory_xact_lock(4711)"))
+        case "tell of settings and locks":
+            session.execute(_TELL, {"number": step.number * 1_000})
         case "expunge all objects":
             session.expunge_all()
         case "roll back a flush in a savepoint of the connection":
@@ -215,6 +255,12 @@ ACTIONS = [
     "swallow a refusal", "swallow a refusal by the database", "commit behind a comment in a comment",
     "roll back behind a comment", "mutate", "mutate and return", "change the headers", "change the attempt",
     "send", "send and raise", "send without a route", "panic", "exit", "interrupt", "end the generator", "cancel",
+    "read an object",
+]  # fmt: skip
+LASTING = [  # to the end of the transaction
+    "set a setting", "set a setting by a function", "set a setting in a block",
+    "set a setting, swallow a unique violation", "defer constraints", "make a temporary table",
+    "make a temporary table of a query", "declare a cursor", "lock a table", "lock by a number",
 ]  # fmt: skip
 
 
@@ -238,7 +284,8 @@ def handle_sync(step: Step, session: Session, ctx: Context) -> Billed | None:
 @pytest.fixture(scope="module")
 def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
     with shop_tables(servers(18)) as tables:
-        tables.execute("CREATE TABLE taken (number integer UNIQUE)")
+        tables.execute("ALTER TABLE effects ADD transaction text DEFAULT pg_current_xact_id()")
+        tables.execute("CREATE TABLE taken (number integer UNIQUE, reads integer NOT NULL DEFAULT 0)")
         tables.execute("INSERT INTO taken VALUES (0)")
         yield tables
 
@@ -253,6 +300,8 @@ async def result(tables: Tables, actions: list[str], function: Callable[..., Any
     """What is left when each of these was handled."""
     tables.clear()
     tables.execute("TRUNCATE effects, once")
+    tables.execute("UPDATE taken SET reads = 0")
+    READ.clear()
     shop = Shop(tables, SystemClock(), group_time=how.pop("group_time", 60), max_batch=how.pop("setting", 1))
     try:
         shop.handles(function, cls=Step, **how)
@@ -304,11 +353,99 @@ async def compare(tables: Tables, kind: str, actions: list[str]) -> None:
 
 
 async def test_messages_share_transactions_as_long_as_their_time_allows(database: Tables) -> None:
-    numbers = "SELECT count(DISTINCT xmin::text) FROM effects"
+    numbers = "SELECT count(DISTINCT transaction) FROM effects"
     await result(database, ["succeed"] * 50, handle, max_batch="auto")
     assert database.rows(numbers) == [1]
     await result(database, ["succeed"] * 50, handle, max_batch="auto", group_time=0)
     assert database.rows(numbers) == [50]
+
+
+def test_setting_of_groups_is_auto_when_not_given(database: Tables) -> None:
+    assert load_settings(database_url=database.url).max_batch == "auto"
+
+
+async def test_messages_of_a_sync_handler_are_alone(database: Tables) -> None:
+    """What a thread waits for cannot be seen."""
+    await result(database, ["succeed"] * 10, handle_sync, max_batch="auto")
+    assert database.rows("SELECT count(DISTINCT transaction) FROM effects") == [10]
+
+
+@pytest.mark.parametrize("does", LASTING)
+async def test_group_ends_when_a_message_leaves_traces_in_the_transaction(database: Tables, does: str) -> None:
+    actions = ["tell of settings and locks", "succeed", does, "tell of settings and locks", "read an object", does]
+    how: dict[str, Any] = {"timeout": timedelta(seconds=30)}
+    alone = await result(database, actions, handle, max_batch=1, **how)
+    assert await result(database, actions, handle, max_batch="auto", **how) == alone
+    assert len(alone["effects"]) == len(actions) + 3
+    assert not alone["letters"]
+
+
+WAITS: dict[str, Callable[[AsyncSession], Awaitable[object]]] = {
+    "a turn of the loop": lambda _: asyncio.sleep(0),
+    "a pause": lambda _: asyncio.sleep(0.001),
+    "a thread": lambda _: asyncio.to_thread(int),
+    "a task": lambda _: asyncio.ensure_future(asyncio.sleep(0)),
+    "several tasks": lambda _: asyncio.gather(asyncio.sleep(0), asyncio.sleep(0)),
+    "a connection of its own": lambda session: own_connection(session),
+}
+STATEMENTS: dict[str, Callable[[AsyncSession], Awaitable[object]]] = {
+    "a statement": lambda session: session.execute(text("SELECT 1")),
+    "a slow statement": lambda session: session.execute(text("SELECT pg_sleep(0.001)")),
+    "a row": lambda session: session.get(Taken, 0, with_for_update=True),
+    "a savepoint": lambda session: savepoint(session),
+    "a failed statement": lambda session: failed_statement(session),
+    "a flush": lambda session: flushed(session),
+    "a statement of its connection": lambda session: of_connection(session),
+}
+
+
+async def own_connection(session: AsyncSession) -> None:
+    async with AsyncEngine(session.get_bind().engine).connect() as conn:
+        await conn.execute(text("SELECT 1"))
+
+
+async def savepoint(session: AsyncSession) -> None:
+    async with session.begin_nested():
+        await session.execute(_INSERT, {"number": 1})
+
+
+async def failed_statement(session: AsyncSession) -> None:
+    with pytest.raises(DBAPIError):
+        async with session.begin_nested():
+            await session.execute(text("SELECT 1 / 0"))
+
+
+async def flushed(session: AsyncSession) -> None:
+    session.add(Effect(number=2))
+    await session.flush()
+
+
+async def of_connection(session: AsyncSession) -> None:
+    await (await session.connection()).execute(text("SELECT 1"))
+
+
+async def transactions_of(tables: Tables, wait: Callable[[AsyncSession], Awaitable[object]]) -> int:
+    """Return in how many transactions ten messages are handled, when the third waits for this."""
+
+    async def handle(step: Step, session: AsyncSession) -> None:
+        await session.execute(_INSERT, {"number": step.number})
+        if step.number == 2:
+            await wait(session)
+
+    found = await result(tables, ["succeed"] * 10, handle, max_batch="auto", timeout=timedelta(seconds=30))
+    assert not found["letters"]
+    count: int = tables.rows("SELECT count(DISTINCT transaction) FROM effects")[0]
+    return count
+
+
+@pytest.mark.parametrize("what", WAITS)
+async def test_group_ends_when_a_message_waits_beside_its_session(database: Tables, what: str) -> None:
+    assert await transactions_of(database, WAITS[what]) == 1 + 7
+
+
+@pytest.mark.parametrize("what", STATEMENTS)
+async def test_group_goes_on_when_a_message_waits_for_its_session(database: Tables, what: str) -> None:
+    assert await transactions_of(database, STATEMENTS[what]) == 1
 
 
 @pytest.mark.parametrize(("max_batch", "transactions"), [(None, 1), (1, 50), (50, 1)])
@@ -316,7 +453,7 @@ async def test_handler_without_max_batch_shares_transactions_as_the_setting_says
     database: Tables, max_batch: Any, transactions: int
 ) -> None:
     await result(database, ["succeed"] * 50, handle, max_batch=max_batch, setting="auto")
-    assert database.rows("SELECT count(DISTINCT xmin::text) FROM effects") == [transactions]
+    assert database.rows("SELECT count(DISTINCT transaction) FROM effects") == [transactions]
 
 
 async def test_group_ends_when_its_time_is_over(database: Tables) -> None:
@@ -325,7 +462,7 @@ async def test_group_ends_when_its_time_is_over(database: Tables) -> None:
         time.sleep(0.03)  # noqa: ASYNC251  # the event loop stands, and with it the timer of the group
 
     await result(database, ["succeed"] * 4, linger, max_batch="auto", group_time=0.02)
-    assert database.rows("SELECT count(DISTINCT xmin::text) FROM effects") == [4]
+    assert database.rows("SELECT count(DISTINCT transaction) FROM effects") == [4]
 
 
 async def test_messages_behind_a_long_one_are_handled_by_another_worker(database: Tables) -> None:
@@ -439,7 +576,7 @@ async def test_message_runs_alone_when_failed_or_interrupted_before(database: Ta
         await shop.receive_all(waiting[2:])
         async with shop.open():
             await shop.settled()
-        assert database.rows("SELECT count(*) FROM effects GROUP BY xmin::text ORDER BY 1") == [1, 1, 4]
+        assert database.rows("SELECT count(*) FROM effects GROUP BY transaction ORDER BY 1") == [1, 1, 4]
     finally:
         await shop.close()
 
@@ -479,6 +616,11 @@ async def test_message_may_roll_back_to_its_savepoint_of_a_failed_text(database:
 async def test_objects_of_a_message_are_flushed_before_the_next_one(database: Tables, kind: str, does: str) -> None:
     await compare(database, kind, ["add an object", does, "succeed"])
     await compare(database, kind, ["add an object", "add an object that is refused", "succeed", does])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_objects_of_a_message_are_read_anew_by_the_next_one(database: Tables, kind: str) -> None:
+    await compare(database, kind, ["read an object", "roll back a savepoint", "read an object", "read an object"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
