@@ -53,7 +53,7 @@ def run(rounds: int, rows: int | None) -> tuple[list[Speed], list[Row]]:
     count = rows or CONSUMED
     published = [Speed(f"{AT_ONCE} confirmed publishes at once: each", "aio-pika")]
     by_hand = f"aio-pika and asyncpg, prefetch {PREFETCH}: id and effect in a transaction"
-    options: Sequence[tuple[str, MaxBatch]] = (("a transaction each", 1), ('max_batch="auto"', "auto"))
+    options: Sequence[tuple[str, MaxBatch]] = (("as by default", "auto"), ("max_batch=1", 1))
     consumed = [Row(f"consume, prefetch {PREFETCH}, {name}", by_hand) for name, _ in options]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -48,7 +48,7 @@ PACES: Final = (Pace(0, 300), Pace(10, 200), Pace(100, 1_500), Pace(1_000, 10_00
 BESIDE: Final = Side("asyncpg: LISTEN and NOTIFY", FLOOR, ())
 ROADS: Final = (
     Side("in one process", OURS, (), "here", is_one_process=True),
-    Side("another process of the service", OURS, (), "auto"),
+    Side("another process of the service", OURS, (), "default"),
     Side("another service over TCP", OURS, (), "tcp"),
     Side("another service over HTTP", OURS, (), "http"),
     Side("another service over RabbitMQ", OURS, (), "rabbitmq", needs_broker=True),

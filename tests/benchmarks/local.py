@@ -47,8 +47,8 @@ class Local:
         inserts = "two INSERTs in a transaction"
         self._sent = _rows("store a send to a destination", inserts)
         self._kept = _rows("store a send to a local handler", inserts)
-        self._singly = _rows("handle, a transaction each", "effect and completion in a transaction")
-        self._auto = _rows('handle, max_batch="auto"', "effect and completion in a transaction")
+        self._singly = _rows("handle, max_batch=1", "effect and completion in a transaction")
+        self._auto = _rows("handle, as by default", "effect and completion in a transaction")
         self._grouped = _rows("handle, max_batch=100", "100 effects and a completion in a transaction")
         self._listed = _rows("handle, max_batch=100 as a list", "100 effects by one statement, and a completion")[:1]
 

@@ -1,7 +1,7 @@
 """durable, in the shape of its peers: a send-only process enlists, a node of the same service handles.
 
-plain                  a transaction for each message
-auto                   max_batch="auto", as in all the following: as many messages in a transaction as take 20 ms
+default                as in all the following but one: as many messages in a transaction as take 20 ms
+alone                  a transaction for each message
 here                   the process that enlists is the node that handles
 tcp, http, rabbitmq    a node sends to a node of another service
 """
@@ -40,7 +40,7 @@ def make_bus(order: Order) -> Bus:
     """Make the bus of the process that handles, or of one of the same service."""
     is_node = order.work == "handle" or order.variant == "here"
     bus = Bus("bench", order.url, mode="full" if is_node else "send-only", **_POOL)
-    bus.handles(Note, max_batch=1 if order.variant == "plain" else "auto", concurrency=AT_ONCE)(take)
+    bus.handles(Note, max_batch=1 if order.variant == "alone" else None, concurrency=AT_ONCE)(take)
     return bus
 
 
@@ -53,7 +53,7 @@ def make_sending_bus(order: Order) -> Bus:
 def make_receiving_bus(order: Order) -> Bus:
     bus = Bus("second", order.url, **_POOL, db_schema=SECOND_SCHEMA, **_broker(order))
     bus.listen(order.address)
-    bus.handles(Note, max_batch="auto", concurrency=AT_ONCE)(take)
+    bus.handles(Note, concurrency=AT_ONCE)(take)
     return bus
 
 

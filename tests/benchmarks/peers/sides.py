@@ -41,13 +41,14 @@ class Side:
 
 
 SIDES: Final = (
-    Side(OURS, OURS, (ENLIST, HANDLE, LATENCY), "plain"),
-    Side('durable, max_batch="auto"', OURS, (HANDLE,), "auto"),
+    Side(OURS, OURS, (ENLIST, HANDLE, LATENCY), "default"),
+    Side("durable, max_batch=1", OURS, (HANDLE,), "alone"),
     Side("durable, in one process", OURS, (LATENCY,), "here", is_one_process=True),
     Side("durable, to another service over TCP", OURS, (LATENCY,), "tcp"),
     Side("pgqueuer", "pgqueuer", (ENLIST, HANDLE, LATENCY)),
     Side("procrastinate", "procrastinate", (ENLIST, HANDLE, LATENCY)),
     Side("faststream-outbox", "faststream-outbox", (ENLIST, HANDLE, LATENCY)),
+    Side("oban", "oban", (ENLIST, HANDLE, LATENCY)),
     Side("dbos", "dbos", (ENLIST, HANDLE), "plain"),
     Side("dbos, datasource", "dbos", (HANDLE,), "datasource"),
     Side("celery", "celery", (ENLIST, HANDLE, LATENCY), needs_broker=True),
