@@ -28,11 +28,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable.agents.context import AgentContext
-from durable.agents.fence import Fence
 from durable.agents.pace import Standing
 from durable.agents.runner import Here, InLoop, InSteps, NoRoom, Run, finished, nothing
 from durable.agents.stuck_threads import StuckThreads
 from durable.agents.threads import Threads, last_step, run_in_thread
+from durable.agents.traces import Traces
 from durable.application.context import PauseRequest
 from durable.application.handlers import Handler
 from durable.application.incoming import Context, Incoming
@@ -72,16 +72,16 @@ class Group:
         """The number of those whose handler was called in this attempt."""
         self.seconds: list[float] = []
         """The time of each message whose handler came to its end."""
-        self._fence: Fence | None = None
+        self._traces: Traces | None = None
         self._lock = threading.Lock()
 
     @property
-    def apart(self) -> str | None:
-        """Return why no other may follow in the transaction of this one; None: others may, or it is not watched."""
-        return None if self._fence is None else self._fence.apart
+    def trace(self) -> str | None:
+        """Return what one of them has left for the next, which must not follow; None: nothing, or it is not watched."""
+        return None if self._traces is None else self._traces.first
 
-    def watch(self, fence: Fence) -> None:
-        self._fence = fence
+    def watch(self, traces: Traces) -> None:
+        self._traces = traces
 
     def begin(self, count: int = 1) -> bool:
         """Begin the next of them, or so many. False when none is left."""
@@ -334,7 +334,7 @@ class Attempts:
             now = time.perf_counter()
             group.seconds.append(now - before)
             before = now
-            if self._asked or group.apart or (group.budget is not None and now - began >= group.budget):
+            if self._asked or group.trace or (group.budget is not None and now - began >= group.budget):
                 return
 
     def _complete(self, tasks: Sequence[Task], session: Session, outbox: Outbox) -> None:

@@ -254,8 +254,8 @@ class Delivery:
             self._counters.durations.observe(elapsed)
             for seconds in group.seconds or [elapsed] * min(group.begun, 1):
                 self._size.took(seconds)
-            if group.apart:
-                self._stay_alone(logging.INFO, group.apart)
+            if group.trace:
+                self._stay_alone(logging.INFO, group.trace)
         return None
 
     async def _handle_together(self, tasks: Sequence[Task], held: BlockedKeys, put_back: PutBack) -> Sequence[Task]:

@@ -21,9 +21,10 @@ from sqlalchemy import Connection, Engine, Transaction, event
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.orm import Session, SessionTransaction
 
+from durable.agents.traces import Traces
 from durable.errors import TransactionEnded, WiringError
 from durable.outbox.savepoints import Savepoints
-from durable.outbox.sql_text import About, Control, control_of
+from durable.outbox.sql_text import About, control_of
 from durable.outbox.transactions import is_of_sqlalchemy, sql_of
 from durable.storage.engines import is_in_autocommit
 from durable.storage.outages import described
@@ -80,10 +81,8 @@ class Fence:
         """Why a connection of the session is lost: the database has ended it, or the way to it is gone."""
         self.is_complete = False
         """True if the next COMMIT is that of the runner."""
-        self.apart: str | None = None
-        """Why no other message may follow in this transaction; None: others may."""
-        self._in_statement = False
         session.info[_KEY] = self
+        self.traces = Traces(session)
 
     @property
     def has_lost_connection(self) -> bool:
@@ -120,20 +119,7 @@ class Fence:
     def begin_message(self) -> None:
         """Leave the savepoints that the messages before have begun as SQL text to them."""
         self._message += 1
-        self._in_statement = False
-
-    def waits(self) -> None:
-        """Note that a handler begins to wait: for its statement, or for something outside the transaction."""
-        if not self._in_statement:
-            self.apart = self.apart or "it has awaited something besides the statements of its session"
-
-    def begin_statement(self, sql: str, control: Control) -> None:
-        self._in_statement = True
-        if control.lasts:
-            self.apart = self.apart or f"it has changed its transaction until the end: {sql.strip()[:40]!r}"
-
-    def end_statement(self) -> None:
-        self._in_statement = False
+        self.traces.begin_message()
 
     def check_savepoints(self, connection: Connection, about: Sequence[About]) -> None:
         """Raise TransactionEnded for a statement about a savepoint that this message has not begun: alone, the database
@@ -161,6 +147,7 @@ class Fence:
         if is_in_autocommit(connection):
             raise WiringError(_AUTOCOMMIT)
         self._begun[connection] = _Begun(connection)
+        self.traces.join(connection)
         _fences[connection] = ref(self)
         if connection.engine not in _watched:
             _watched.add(connection.engine)
@@ -189,7 +176,7 @@ def _before_statement(
         raise WiringError(_REFUSED.format(told=f"it sent {sql.strip()[:40]!r}"))
     if control.savepoints and not is_of_sqlalchemy(context):
         fence.check_savepoints(connection, control.savepoints)
-    fence.begin_statement(sql, control)
+    fence.traces.begin_statement(sql, control)
 
 
 def _after_statement(
@@ -198,7 +185,7 @@ def _after_statement(
     fence = _fence_of(connection)
     if fence is None or fence.is_complete:
         return
-    fence.end_statement()
+    fence.traces.end_statement()
     if about := control_of(sql_of(connection, statement)).savepoints:
         fence.meet_savepoints(connection, about * (len(parameters) if many else 1))
 
@@ -216,7 +203,7 @@ def _after_error(context: ExceptionContext) -> None:
     fence = None if context.connection is None else _fence_of(context.connection)
     if fence is None or context.connection is None:
         return
-    fence.end_statement()
+    fence.traces.end_statement()
     if context.is_disconnect and isinstance(context.original_exception, Exception):
         fence.loss = fence.loss or described(context.original_exception)
     control = control_of(sql_of(context.connection, context.statement))

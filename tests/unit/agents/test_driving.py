@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from durable.agents.waits import watched
+from durable.agents.driving import driven
 
 
 async def running(work: Coroutine[Any, Any, Any]) -> tuple[Any, int]:
     """Return its result, and how often it has waited."""
     waits: list[None] = []
-    return await watched(work, lambda: waits.append(None)), len(waits)
+    return await driven(work, lambda: waits.append(None)), len(waits)
 
 
 async def test_each_wait_is_told_and_the_result_returned() -> None:
