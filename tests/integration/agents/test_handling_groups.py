@@ -60,7 +60,7 @@ READ: list[Taken] = []
 _TELL = text(
     "INSERT INTO effects (number) SELECT :number + 40 + coalesce(nullif(current_setting('app.tenant', true), ''), '0')"
     "::integer + (SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND (locktype = 'advisory' OR relation = "
-    "'taken'::regclass)) * 10 + (to_regclass('pg_temp.mine') IS NOT "
+    "'taken'::regclass)) * 10 + (to_regclass('pg_' || 'temp.mine') IS NOT "
     "NULL)::integer * 200 + (SELECT count(*) FROM pg_cursors WHERE name = 'mine') * 400"
 )
 
@@ -395,6 +395,7 @@ async def test_group_ends_when_a_message_leaves_traces_in_the_transaction(databa
     how: dict[str, Any] = {"timeout": timedelta(seconds=30)}
     alone = await result(database, actions, handle, max_batch=1, **how)
     assert await result(database, actions, handle, max_batch="auto", **how) == alone
+    assert database.rows("SELECT count(DISTINCT transaction) FROM effects") == [1 + 3]
     assert not alone["letters"]
 
 
