@@ -1,7 +1,10 @@
 """A coroutine in a copy of the context variables, whose waits are told: each step of it runs in the copy.
 
-task --send--> driven --send, in the copy--> coroutine
-     <-future--       <-future--                        when_waiting()
+    task --send--> driven --send, in the copy--> coroutine
+         <-future--       <-future--
+                          when_waiting()
+
+The task is that of the caller, so that timeouts and cancellation reach the coroutine as if it were awaited.
 """
 
 from __future__ import annotations

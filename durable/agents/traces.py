@@ -32,9 +32,13 @@ class Traces:
         self.first: str | None = None
         """The first trace, in words; None: there is none."""
         self._session = session
-        self._marks = _marks(session)
+        self._marks: tuple[object, ...] = ()
         self._options: dict[Connection, object] = {}
         self._in_statement = False
+
+    def mark(self) -> None:
+        """Remember how the session is before its first message."""
+        self._marks = _marks(self._session)
 
     def begin_message(self) -> None:
         self._in_statement = False
@@ -53,7 +57,7 @@ class Traces:
             self._note("it has awaited something besides the statements of its session")
 
     def join(self, connection: Connection) -> None:
-        """Remember the options with which a connection joins the transaction."""
+        """Remember the options of a connection that joins the transaction."""
         self._options[connection] = connection.get_execution_options()
 
     def compare(self) -> None:
