@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -28,6 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable.agents.context import AgentContext
+from durable.agents.group_size import LONG
 from durable.agents.pace import Standing
 from durable.agents.runner import Here, InLoop, InSteps, NoRoom, Run, finished, nothing
 from durable.agents.stuck_threads import StuckThreads
@@ -72,6 +73,8 @@ class Group:
         """The number of those whose handler was called in this attempt."""
         self.seconds: list[float] = []
         """The time of each message whose handler came to its end."""
+        self.is_handling = False
+        """True while one of them is handled; False before, between, and at the completion."""
         self._traces: Traces | None = None
         self._lock = threading.Lock()
 
@@ -101,6 +104,34 @@ class Group:
 
 class LateInGroup(Exception):
     """A message expired while the others of its group were handled."""
+
+
+class LongInGroup(Exception):
+    """A message kept those before it from their commit for too long."""
+
+
+@asynccontextmanager
+async def bounded(group: Group) -> AsyncIterator[None]:
+    """Raise LongInGroup in the block when one of a sized group takes so long that those before it must not wait."""
+    if group.budget is None:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        if group.is_handling and group.begun > 1:  # not at the COMMIT, of which nobody would know what became
+            bound.reschedule(loop.time())
+
+    timer = loop.call_later(group.budget * LONG, end)
+    try:
+        async with asyncio.timeout(None) as bound:
+            yield
+    except TimeoutError as error:
+        if bound.expired():
+            raise LongInGroup(f"a message of the group took longer than {LONG} times group_time") from error
+        raise
+    finally:
+        timer.cancel()
 
 
 def calls(
@@ -212,7 +243,7 @@ class Attempts:
 
         entry = Entry(begin if self._runs_in_loop else lambda: _soon(loop, begin))
         try:
-            async with asyncio.timeout(self._timeout) as timeout:
+            async with asyncio.timeout(self._timeout) as timeout, bounded(group):
                 await self._run(group, entry)
         except TimeoutError as error:
             if entry.give_up():
@@ -330,7 +361,9 @@ class Attempts:
                 raise LateInGroup
             if not group.begin(len(tasks) if self.handler.takes_list else 1):
                 return
+            group.is_handling = True
             yield call
+            group.is_handling = False
             now = time.perf_counter()
             group.seconds.append(now - before)
             before = now

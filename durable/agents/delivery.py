@@ -45,7 +45,7 @@ from durable.application.retry import DeadLetter, Pause, Policy, RunAgain, RunLa
 from durable.encryption.decoding import decode
 from durable.envelope import LeasedEnvelope
 from durable.errors import LeaseLost, MissingKey, place_of, said
-from durable.storage.outages import is_serialization_failure, sqlstate
+from durable.storage.outages import is_conflict, sqlstate
 from durable.storage.rows import UNCOUNTED, Failure, Letter, Tried
 from durable.telemetry import Event, log
 
@@ -295,11 +295,13 @@ class Delivery:
     def _note_rollback(self, error: BaseException) -> None:
         """Let the messages after it be alone for a while; for good, where those of a group may wait for each other."""
         self._size.rolled_back()
-        met_a_lock = isinstance(error, DBAPIError) and sqlstate(error) in _LOCKS
-        if met_a_lock or isinstance(error, TimeoutError):
-            self._stay_alone(
-                logging.WARNING, f"a transaction of several messages met a lock or its timeout: {said(error)}"
-            )
+        if isinstance(error, TimeoutError):
+            self._stay_alone(logging.WARNING, f"a transaction of several messages met its timeout: {said(error)}")
+        self._note_locks(error)
+
+    def _note_locks(self, error: BaseException) -> None:
+        if self._max_batch == "auto" and isinstance(error, DBAPIError) and sqlstate(error) in _LOCKS:
+            self._stay_alone(logging.WARNING, f"it met a lock: {said(error)}")
 
     def _stay_alone(self, level: int, reason: str) -> None:
         if not self._size.stays_alone:
@@ -357,8 +359,9 @@ class Delivery:
                 await self._wait_for_database()
                 if not await self._may_begin(lease, held):
                     return
-            elif is_serialization_failure(error) and conflicts < _FREE_CONFLICTS:
+            elif is_conflict(error) and conflicts < _FREE_CONFLICTS:
                 conflicts += 1
+                self._note_locks(error)
                 log.debug("handler %s runs message %s again: %s", self._handler.name, lease.envelope.id, said(error))
                 await asyncio.sleep(random.uniform(0, _CONFLICT_PAUSE * conflicts))
                 if not await self._may_begin(lease, held):

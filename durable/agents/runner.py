@@ -163,7 +163,8 @@ class Run:
                 try:
                     await self._call(place, outbox, fence)
                 except Exception as error:
-                    if fence.has_lost_connection and (_is_consequence(error) or is_outage(error)):
+                    is_lost = fence.has_lost_connection and (_is_consequence(error) or is_outage(error))
+                    if is_lost or (fence.has_met_shortage and is_shortage(error)):
                         raise _outage(error, fence) from error
                     if isinstance(error, NoUnitOfWork) and fence.has_failed:  # no mistake: the next one has a session
                         raise TransactionEnded from error

@@ -15,10 +15,10 @@ from itertools import islice
 from typing import Final, Literal, NamedTuple
 
 _MAY_CONTROL: Final = re.compile(
-    r"commit|end|abort|rollback|prepare|savepoint|release|set|lock|declare|temp", re.IGNORECASE
+    r"commit|end|abort|rollback|prepare|savepoint|release|set|lock|declare|temp|notify", re.IGNORECASE
 )
 _LASTS: Final = re.compile(
-    r"set_config|advisory_(?:xact_)?lock|\bset\s+(?:local|session|role|constraints|transaction)\b|pg_temp"
+    r"set_config|pg_notify|advisory_(?:xact_)?lock|\bset\s+(?:local|session|role|constraints|transaction)\b|pg_temp"
     r"|\binto\s+temp(?:orary)?\b",
     re.IGNORECASE,
 )  # in any place, also in the body of a block; a column of such a name costs speed alone
@@ -55,8 +55,8 @@ class Control(NamedTuple):
     savepoints: tuple[About, ...]
     """Those of the statements, in order."""
     lasts: bool = False
-    """Does something last until the transaction ends: a setting, a temporary table, a cursor, a lock asked for? What
-    functions and triggers of the database do is not in the text."""
+    """Does something last until the transaction ends: a setting, a temporary table, a cursor, a lock asked for, a
+    notification, of which equal ones are one? What functions and triggers do is not in the text."""
     is_alone: bool = True
     """Is it one statement? Of several some may have been carried out when one is refused."""
 
@@ -111,7 +111,7 @@ def _ends(statement: Sequence[_Token]) -> bool:
 
 def _lasts(statement: Sequence[_Token]) -> bool:
     match _words(statement):
-        case ["set" | "reset" | "lock" | "declare", *_]:
+        case ["set" | "reset" | "lock" | "declare" | "notify", *_]:
             return True
         case ["create", *kind]:
             return not {"temp", "temporary"}.isdisjoint(kind[:2])

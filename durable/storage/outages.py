@@ -29,7 +29,13 @@ _NO_TABLE: Final = "42P01"
 _NO_RIGHT: Final = "42501"
 _SERIALIZATION_FAILURE: Final = "40001"
 _SHORTAGE: Final = "53"  # SQLSTATE class: insufficient resources
+_LIMIT: Final = "53400"
 _DEADLOCK: Final = "40P01"
+_TOO_MUCH: Final = "54000"
+_LISTENERS: Final = (
+    "end the session that has listened within a transaction for long: SELECT pid, state, xact_start FROM "
+    "pg_stat_activity ORDER BY xact_start"
+)
 _NO_COLUMN: Final = "42703"
 _MIGRATE: Final = "run: durable-agent migrate APP:BUS"
 _GRANT: Final = "as owner of the schema, run: durable-agent migrate APP:BUS --grant-to ROLE"
@@ -52,8 +58,8 @@ class Lack(StorageUnavailable):
 def is_outage(error: BaseException | None) -> bool:
     """True for a failure of the infrastructure, not of the work that met it: such an attempt does not count.
 
-    The causes of the error count too. Deadlocks, lock waits and time limits are none: another attempt may meet them
-    because of what the work does.
+    The causes of the error count too. Lock waits and time limits are none: another attempt may meet them because of
+    what the work does. For deadlocks there is is_conflict().
     """
     return outage_in(error) is not None
 
@@ -65,23 +71,22 @@ def outage_in(error: BaseException | None) -> BaseException | None:
             return each
         if isinstance(each, DBAPIError):
             state = sqlstate(each)
+            if _is_full_of_notifications(each):
+                return each
             return each if (state.startswith(_OUTAGE) if state else _is_broken(each)) else None
         if _is_bare(each):
             return each
     return None
 
 
-def is_serialization_failure(error: BaseException) -> bool:
-    """True where Postgres rolled back for other transactions alone: above READ COMMITTED any transaction may be.
-
-    The causes of the error count too, and the errors of the drivers.
-    """
-    return any(_state(each) == _SERIALIZATION_FAILURE for each in _causes(error))
-
-
 def is_shortage(error: BaseException) -> bool:
     """True where the database has no room, memory or connections left, by the error or a cause of it."""
-    return any(str(_state(each)).startswith(_SHORTAGE) for each in _causes(error))
+    return any(str(_state(each)).startswith(_SHORTAGE) or _is_full_of_notifications(each) for each in _causes(error))
+
+
+def is_shortage_of_all(error: DBAPIError) -> bool:
+    """True for a shortage that any work would meet; a limit of the configuration (53400) may be that of this one."""
+    return is_shortage(error) and sqlstate(error) != _LIMIT
 
 
 def is_conflict(error: BaseException) -> bool:
@@ -128,6 +133,8 @@ def described(error: BaseException) -> str:
     if isinstance(cause, TimeoutError) and not str(cause).strip():
         return "no answer in time"
     said = _first_line(cause)
+    if _is_full_of_notifications(error):
+        return f"{said}; {_LISTENERS}"
     if said.startswith(_ASYNCPGS_STATES):
         return "the connection broke off in the middle of a statement"
     return said or type(cause).__name__
@@ -136,6 +143,11 @@ def described(error: BaseException) -> str:
 def unusable(reason: str) -> str:
     """The text of an outage."""
     return f"the database cannot be used: {reason}"
+
+
+def _is_full_of_notifications(error: BaseException) -> bool:
+    """Tell whether Postgres refuses a commit for its queue of notifications. Its word is NOTIFY in any language."""
+    return _state(error) == _TOO_MUCH and "NOTIFY" in _first_line(error)
 
 
 def _cause(error: BaseException) -> BaseException:

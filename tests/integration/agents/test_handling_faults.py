@@ -469,6 +469,46 @@ class TestNoAttempt:
         assert len(told) == sum("no resources" in each for each in told)
         assert shop.tables.one("SELECT count(*) FROM durable.envelope_history WHERE source = 'durable'") == 0
 
+    @pytest.mark.parametrize("group", [1, 3])
+    @pytest.mark.parametrize("code", [code for code in SHORTAGES if code != "53400"])
+    @pytest.mark.parametrize("told", [True, False], ids=["as it is", "in other words"])
+    async def test_shortage_for_a_statement_of_a_handler_counts_as_no_attempt(
+        self, shop: Shop, code: str, group: int, told: bool
+    ) -> None:
+        attempts = list[int]()
+
+        async def handle(order: Placed, session: AsyncSession, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+            try:
+                await shop.write(session, order.number)
+            except DBAPIError as error:
+                if told:
+                    raise
+                raise LookupError("not written") from error
+
+        shop.handles(handle, max_batch=group, concurrency=2)
+        fall_short(shop.tables, "effects", code)
+        async with shop.open():
+            await shop.receive(1, 2, 3)
+            await eventually(lambda: len(attempts) > 6, what="further attempts")
+            await asyncio.to_thread(have_resources, shop.tables)  # its lock waits for an attempt in this loop
+            await shop.settled()
+        assert (sorted(shop.effects()), shop.inbox(), shop.tables.count("dead_letters")) == ([1, 2, 3], [], 0)
+        assert (shop.counters[Event.ATTEMPT_FAILED], set(attempts)) == (0, {1})
+
+    async def test_statement_beyond_a_limit_of_the_configuration_counts_as_an_attempt(self, shop: Shop) -> None:
+        """Such as temp_file_limit: another message may be far below it."""
+
+        async def handle(order: Placed, session: AsyncSession) -> None:
+            await shop.write(session, order.number)
+
+        shop.handles(handle)
+        fall_short(shop.tables, "effects", "53400", where="NEW.number = 1")
+        async with shop.open():
+            await shop.receive(1, 2)
+            await shop.settled()
+        assert (shop.effects(), shop.tables.count("dead_letters")) == ([2], 1)
+
     async def test_message_waits_for_room_for_its_history(self, shop: Shop) -> None:
         attempts = list[int]()
 

@@ -142,6 +142,8 @@ def act(step: Step, session: Session, ctx: Context) -> Billed | None:
             session.execute(text("CREATE TEMPORARY TABLE mine (number integer) ON COMMIT DROP"))
         case "make a temporary table of a query":
             session.execute(text("create local temp table mine on commit drop as select 1"))
+        case "notify":
+            session.execute(text("NOTIFY changed"))
         case "declare a cursor":
             session.execute(text("DECLARE mine CURSOR FOR SELECT 1"))
         case "lock a table":
@@ -278,8 +280,8 @@ ACTIONS = [
 LASTING = [  # to the end of the transaction
     "set a setting", "set a setting by a function", "set a setting in a block",
     "set a setting, swallow a unique violation", "defer constraints", "make a temporary table",
-    "make a temporary table of a query", "declare a cursor", "lock a table", "lock by a number", "mute autoflush",
-    "keep info", "listen to flushes", "translate schemas",
+    "make a temporary table of a query", "declare a cursor", "notify", "lock a table", "lock by a number",
+    "mute autoflush", "keep info", "listen to flushes", "translate schemas",
 ]  # fmt: skip
 
 
@@ -529,6 +531,58 @@ async def test_messages_behind_a_long_one_are_handled_by_another_worker(database
     how: dict[str, Any] = {"concurrency": 2, "timeout": timedelta(seconds=60)}
     found = await result(database, ["succeed"] * 10, wait, max_batch="auto", group_time=0.05, **how)
     assert (found["letters"], sorted(calls)) == ([], list(range(10)))
+
+
+async def test_messages_of_a_group_commit_before_a_long_one_ends(database: Tables) -> None:
+    """A long statement keeps those before it for five times the time of a group at most."""
+    seen: list[int] = []
+    calls: list[int] = []
+
+    async def linger(step: Step, session: AsyncSession) -> None:
+        calls.append(step.number)
+        await session.execute(_INSERT, {"number": step.number})
+        if step.number == 2:
+            await session.execute(text("SELECT pg_sleep(1)"))
+            seen.append(await asyncio.to_thread(database.one, "SELECT count(*) FROM effects"))
+
+    how: dict[str, Any] = {"concurrency": 2, "timeout": timedelta(seconds=30)}
+    found = await result(database, ["succeed"] * 6, linger, max_batch="auto", group_time=0.02, **how)
+    assert (found["effects"], found["letters"]) == (list(range(6)), [])
+    assert seen == [5]
+    assert calls.count(2) == 2
+
+
+async def test_group_releases_its_rows_when_a_message_waits_for_another_one(database: Tables) -> None:
+    """The third message of a group waits for a lock of the process, whose owner waits for a row of the first one."""
+    lock, updated, has_lock = asyncio.Lock(), asyncio.Event(), asyncio.Event()
+    attempts: list[int] = []
+    update = text("UPDATE taken SET reads = reads + 1")
+
+    async def handle(step: Step, session: AsyncSession) -> None:
+        attempts.append(step.number)
+        if step.number == 0:
+            await session.execute(update)
+            updated.set()
+        elif step.number == 1:
+            while not has_lock.is_set():  # statements alone, so that the group goes on
+                await session.execute(text("SELECT pg_sleep(0.001)"))
+        elif step.number == 2:
+            async with lock:
+                await session.execute(_INSERT, {"number": 2})
+
+    async def other() -> None:
+        await updated.wait()
+        async with lock:
+            has_lock.set()
+            await asyncio.to_thread(database.execute, "UPDATE taken SET reads = reads + 10")
+
+    owner = asyncio.create_task(other())
+    how: dict[str, Any] = {"timeout": timedelta(seconds=5)}
+    found = await result(database, ["succeed"] * 3, handle, max_batch="auto", group_time=0.5, **how)
+    await owner
+    assert (found["effects"], found["letters"], found["inbox"]) == ([2], [], 0)
+    assert sorted(attempts) == [0, 0, 1, 1, 2, 2]
+    assert database.one("SELECT reads FROM taken") == 11
 
 
 @pytest.mark.parametrize("max_batch", [10, "auto"])

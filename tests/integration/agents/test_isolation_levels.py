@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -18,7 +18,12 @@ from durable.telemetry import Event
 from tests.support.one_handler import Placed, Shop, shop_tables
 from tests.support.tables import Tables
 
-CONFLICT = text("DO $$ BEGIN RAISE EXCEPTION 'could not serialize access' USING ERRCODE = '40001'; END $$")
+CODES = ["40001", "40P01"]
+"""A serialization failure, and a deadlock."""
+
+
+def conflict(code: str) -> TextClause:
+    return text(f"DO $$ BEGIN RAISE EXCEPTION 'could not serialize access' USING ERRCODE = '{code}'; END $$")
 
 
 @pytest.fixture(params=["repeatable read", "serializable"])
@@ -58,24 +63,25 @@ async def test_messages_conflicting_only_in_own_tables_are_all_handled(shop: Sho
     assert (sorted(shop.effects()), shop.tables.count("dead_letters")) == (list(range(100)), 0)
 
 
-async def as_it_is(session: AsyncSession) -> None:
-    await session.execute(CONFLICT)
+async def as_it_is(session: AsyncSession, code: str) -> None:
+    await session.execute(conflict(code))
 
 
-async def as_a_cause(session: AsyncSession) -> None:
+async def as_a_cause(session: AsyncSession, code: str) -> None:
     try:
-        await session.execute(CONFLICT)
+        await session.execute(conflict(code))
     except DBAPIError as error:
         raise LookupError("the account is busy") from error
 
 
-async def of_the_driver(session: AsyncSession) -> None:
-    raise psycopg.errors.SerializationFailure("could not serialize access")
+async def of_the_driver(session: AsyncSession, code: str) -> None:
+    raise psycopg.errors.lookup(code)("could not serialize access")
 
 
+@pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("meet", [as_it_is, as_a_cause, of_the_driver])
 async def test_conflict_is_repeated_uncounted_as_a_cause_too(
-    shop: Shop, meet: Callable[[AsyncSession], Awaitable[None]]
+    shop: Shop, meet: Callable[[AsyncSession, str], Awaitable[None]], code: str
 ) -> None:
     left = [1]
 
@@ -83,7 +89,7 @@ async def test_conflict_is_repeated_uncounted_as_a_cause_too(
         await shop.write(session, order.number)
         if left:
             left.pop()
-            await meet(session)
+            await meet(session, code)
 
     shop.handles(handle)
     async with shop.open():
@@ -101,7 +107,7 @@ async def test_conflicts_in_a_row_count_beyond_a_bound(shop: Shop, conflicts: in
         await shop.write(session, order.number)
         left -= 1
         if left >= 0:
-            await session.execute(CONFLICT)
+            await session.execute(conflict("40001"))
 
     shop.handles(handle)
     async with shop.open():

@@ -19,7 +19,7 @@ from durable.errors import InvalidMessage, StorageUnavailable
 from durable.settings import load_settings
 from durable.storage import engines
 from durable.storage.database import Database, answer
-from durable.storage.outages import described, is_outage
+from durable.storage.outages import described, is_outage, is_shortage, translated
 
 SECRET = "4711-top-secret"
 DRIVERS = ["asyncpg", "psycopg"]
@@ -47,6 +47,7 @@ async def error_of(engine: AsyncEngine, *statements: str, **values: object) -> E
 
 
 LOST = ["SELECT pg_terminate_backend(pg_backend_pid())", "SELECT 1"]
+FULL = "DO $$ BEGIN RAISE EXCEPTION 'too many notifications in the NOTIFY queue' USING ERRCODE = '54000'; END $$"
 RAISE = "DO $$ BEGIN RAISE EXCEPTION 'told' USING ERRCODE = '{}'; END $$"
 
 
@@ -54,6 +55,7 @@ RAISE = "DO $$ BEGIN RAISE EXCEPTION 'told' USING ERRCODE = '{}'; END $$"
     "statements",
     [
         LOST,
+        [FULL],
         *([RAISE.format(state)] for state in ("53100", "53300", "58030", "57P03", "08P01", "26000", "25006", "25P03")),
     ],
     ids=lambda statements: statements[0][-30:],
@@ -71,13 +73,21 @@ async def test_a_failure_of_the_infrastructure_is_an_outage(engine: AsyncEngine,
     [
         ["SELECT 1 / 0"],
         ["SELECT FROM nothing_of_the_kind"],
-        *([RAISE.format(state)] for state in ("40001", "40P01", "55P03", "57014", "23505", "22P02")),
+        *([RAISE.format(state)] for state in ("40001", "40P01", "55P03", "57014", "23505", "22P02", "54000")),
         ["SET LOCAL statement_timeout = 10", "SELECT pg_sleep(20)"],
     ],
     ids=lambda statements: statements[-1][-30:],
 )
 async def test_a_failure_of_the_work_is_no_outage(engine: AsyncEngine, statements: list[str]) -> None:
     assert not is_outage(await error_of(engine, *statements))
+
+
+async def test_full_queue_of_notifications_is_told_with_advice(engine: AsyncEngine) -> None:
+    error = await error_of(engine, FULL)
+    assert is_shortage(error)
+    advice = r"too many notifications in the NOTIFY queue; end the session that"
+    with pytest.raises(StorageUnavailable, match=advice), translated():
+        raise error
 
 
 async def test_value_refused_by_the_driver_is_no_outage(engine: AsyncEngine) -> None:

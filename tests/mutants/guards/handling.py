@@ -42,7 +42,7 @@ ROWS = (
         "handling",
         "a serialization failure is a failed attempt",
         "durable/agents/delivery.py",
-        before="elif is_serialization_failure(error) and conflicts < _FREE_CONFLICTS:",
+        before="elif is_conflict(error) and conflicts < _FREE_CONFLICTS:",
         after="elif False:",
         killed_by=(
             "tests/integration/agents/test_isolation_levels.py::test_conflicts_in_a_row_count_beyond_a_bound[serializable-20-0]",
@@ -223,6 +223,48 @@ ROWS = (
     ),
     Mutant(
         "handling",
+        "a long message keeps those before it from their commit",
+        "durable/agents/attempts.py",
+        before="            bound.reschedule(loop.time())",
+        after="            pass",
+        killed_by=(
+            f"{_GROUPS}::test_messages_of_a_group_commit_before_a_long_one_ends",
+            f"{_GROUPS}::test_group_releases_its_rows_when_a_message_waits_for_another_one",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a deadlock is a failed attempt",
+        "durable/storage/outages.py",
+        before="any(_state(each) in (_SERIALIZATION_FAILURE, _DEADLOCK)",
+        after="any(_state(each) in (_SERIALIZATION_FAILURE,)",
+        killed_by=(
+            "tests/integration/agents/test_isolation_levels.py::test_conflict_is_repeated_uncounted_as_a_cause_too[repeatable read-as_it_is-40P01]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a full disk in a statement of a handler is a failed attempt",
+        "durable/agents/runner.py",
+        before="if is_lost or (fence.has_met_shortage and is_shortage(error)):",
+        after="if is_lost:",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_shortage_for_a_statement_of_a_handler_counts_as_no_attempt[as it is-53100-1]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a limit that one statement has met is taken for a shortage of all",
+        "durable/storage/outages.py",
+        before="return is_shortage(error) and sqlstate(error) != _LIMIT",
+        after="return is_shortage(error)",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_statement_beyond_a_limit_of_the_configuration_counts_as_an_attempt",
+        ),
+        hangs=True,
+    ),
+    Mutant(
+        "handling",
         "messages of a sync handler share transactions by themselves",
         "durable/application/handlers.py",
         before='batch == "auto" and (self.fair_by or not self.is_async)',
@@ -375,7 +417,7 @@ ROWS = (
         "handling",
         "a handler may hang for ever",
         "durable/agents/attempts.py",
-        before="            async with asyncio.timeout(self._timeout) as timeout:",
+        before="            async with asyncio.timeout(self._timeout) as timeout, bounded(group):",
         after="            async with asyncio.timeout(None) as timeout:",
         killed_by=(
             "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_a_wait_for_a_connection_is_no_attempt",

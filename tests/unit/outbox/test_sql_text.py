@@ -62,6 +62,8 @@ LASTING = """
     SELECT pg_advisory_xact_lock(1)
     SELECT pg_try_advisory_xact_lock_shared(1, 2)
     SELECT pg_advisory_lock(1)
+    NOTIFY orders
+    SELECT pg_notify('orders', '7')
 """
 PASSING = """
     SELECT 1
