@@ -86,6 +86,11 @@ class Group:
     def watch(self, traces: Traces) -> None:
         self._traces = traces
 
+    def end_watch(self) -> None:
+        """Note no more traces: the attempt is about to be cancelled."""
+        if self._traces is not None:
+            self._traces.is_closed = True
+
     def begin(self, count: int = 1) -> bool:
         """Begin the next of them, or so many. False when none is left."""
         with self._lock:
@@ -120,6 +125,7 @@ async def bounded(group: Group) -> AsyncIterator[None]:
 
     def end() -> None:
         if group.is_handling and group.begun > 1:  # not at the COMMIT, of which nobody would know what became
+            group.end_watch()
             bound.reschedule(loop.time())
 
     timer = loop.call_later(group.budget * LONG, end)

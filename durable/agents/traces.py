@@ -31,6 +31,8 @@ class Traces:
     def __init__(self, session: Session) -> None:
         self.first: str | None = None
         """The first trace, in words; None: there is none."""
+        self.is_closed = False
+        """True from the moment when the attempt is cancelled: waits of its clean-up are no traces."""
         self._session = session
         self._marks: tuple[object, ...] = ()
         self._options: dict[Connection, object] = {}
@@ -67,7 +69,8 @@ class Traces:
             self._note("it has changed its session: a flag, a listener, its info, or an option of its connection")
 
     def _note(self, trace: str) -> None:
-        self.first = self.first or trace
+        if not self.is_closed:
+            self.first = self.first or trace
 
 
 def _marks(session: Session) -> tuple[object, ...]:

@@ -8,6 +8,7 @@ equal.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -533,7 +534,9 @@ async def test_messages_behind_a_long_one_are_handled_by_another_worker(database
     assert (found["letters"], sorted(calls)) == ([], list(range(10)))
 
 
-async def test_messages_of_a_group_commit_before_a_long_one_ends(database: Tables) -> None:
+async def test_messages_of_a_group_commit_before_a_long_one_ends(
+    database: Tables, caplog: pytest.LogCaptureFixture
+) -> None:
     """A long statement keeps those before it for five times the time of a group at most."""
     seen: list[int] = []
     calls: list[int] = []
@@ -542,14 +545,16 @@ async def test_messages_of_a_group_commit_before_a_long_one_ends(database: Table
         calls.append(step.number)
         await session.execute(_INSERT, {"number": step.number})
         if step.number == 2:
-            await session.execute(text("SELECT pg_sleep(1)"))
-            seen.append(await asyncio.to_thread(database.one, "SELECT count(*) FROM effects"))
+            await session.execute(text("SELECT pg_sleep(2)"))
+            seen.append(database.one("SELECT count(*) FROM effects"))
 
     how: dict[str, Any] = {"concurrency": 2, "timeout": timedelta(seconds=30)}
-    found = await result(database, ["succeed"] * 6, linger, max_batch="auto", group_time=0.02, **how)
+    with caplog.at_level(logging.INFO, "durable"):
+        found = await result(database, ["succeed"] * 6, linger, max_batch="auto", group_time=0.2, **how)
     assert (found["effects"], found["letters"]) == (list(range(6)), [])
     assert seen == [5]
     assert calls.count(2) == 2
+    assert "it has awaited" not in caplog.text
 
 
 async def test_group_releases_its_rows_when_a_message_waits_for_another_one(database: Tables) -> None:
