@@ -121,7 +121,7 @@ async def bounded(group: Group) -> AsyncIterator[None]:
     if group.budget is None:
         yield
         return
-    loop = asyncio.get_running_loop()
+    loop, bound = asyncio.get_running_loop(), asyncio.timeout(None)
 
     def end() -> None:
         if group.is_handling and group.begun > 1:  # not at the COMMIT, of which nobody would know what became
@@ -130,7 +130,7 @@ async def bounded(group: Group) -> AsyncIterator[None]:
 
     timer = loop.call_later(group.budget * LONG, end)
     try:
-        async with asyncio.timeout(None) as bound:
+        async with bound:
             yield
     except TimeoutError as error:
         if bound.expired():
