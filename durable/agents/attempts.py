@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Seque
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -28,7 +28,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable.agents.context import AgentContext
-from durable.agents.group_size import LONG
 from durable.agents.pace import Standing
 from durable.agents.runner import Here, InLoop, InSteps, NoRoom, Run, finished, nothing
 from durable.agents.stuck_threads import StuckThreads
@@ -49,6 +48,10 @@ from durable.storage.answers import Arrived
 from durable.storage.outages import lack_of, translated
 from durable.storage.outbox import store
 from durable.telemetry import log
+
+
+LONGEST: Final = 10
+"""Budgets of a group until it is rolled back for a message that does not end: each is run alone then."""
 
 
 class Task(NamedTuple):
@@ -128,13 +131,13 @@ async def bounded(group: Group) -> AsyncIterator[None]:
             group.end_watch()
             bound.reschedule(loop.time())
 
-    timer = loop.call_later(group.budget * LONG, end)
+    timer = loop.call_later(group.budget * LONGEST, end)
     try:
         async with bound:
             yield
     except TimeoutError as error:
         if bound.expired():
-            raise LongInGroup(f"a message of the group took longer than {LONG} times group_time") from error
+            raise LongInGroup(f"a message of the group took longer than {LONGEST} times group_time") from error
         raise
     finally:
         timer.cancel()

@@ -20,8 +20,7 @@ MOST: Final = 100
 
 _FIRST: Final = 16  # messages that run alone at first, and after a single rollback
 _LAST: Final = 16_384
-LONG: Final = 5
-"""Budgets: a message that takes longer keeps those before it from their commit, and its neighbours waiting."""
+_LONG: Final = 5  # budgets: a message that takes longer would keep its neighbours waiting
 _WEIGHT: Final = 0.1  # of the last message in the mean
 
 
@@ -46,7 +45,7 @@ class GroupSize:
         """Note the time of one message in its handler."""
         self._mean = seconds if self._mean is None else self._mean + (seconds - self._mean) * _WEIGHT
         self._alone = max(0, self._alone - 1)
-        if seconds > self._budget * LONG:
+        if seconds > self._budget * _LONG:
             self._alone = max(self._alone, self._spell)
 
     def committed(self) -> None:

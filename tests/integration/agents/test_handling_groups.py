@@ -537,7 +537,7 @@ async def test_messages_behind_a_long_one_are_handled_by_another_worker(database
 async def test_messages_of_a_group_commit_before_a_long_one_ends(
     database: Tables, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A long statement keeps those before it for five times the time of a group at most."""
+    """A long statement keeps those before it for ten times the time of a group at most."""
     seen: list[int] = []
     calls: list[int] = []
 
@@ -550,7 +550,7 @@ async def test_messages_of_a_group_commit_before_a_long_one_ends(
 
     how: dict[str, Any] = {"concurrency": 2, "timeout": timedelta(seconds=30)}
     with caplog.at_level(logging.INFO, "durable"):
-        found = await result(database, ["succeed"] * 6, linger, max_batch="auto", group_time=0.2, **how)
+        found = await result(database, ["succeed"] * 6, linger, max_batch="auto", group_time=0.1, **how)
     assert (found["effects"], found["letters"]) == (list(range(6)), [])
     assert seen == [5]
     assert calls.count(2) == 2
@@ -583,7 +583,7 @@ async def test_group_releases_its_rows_when_a_message_waits_for_another_one(data
 
     owner = asyncio.create_task(other())
     how: dict[str, Any] = {"timeout": timedelta(seconds=5)}
-    found = await result(database, ["succeed"] * 3, handle, max_batch="auto", group_time=0.5, **how)
+    found = await result(database, ["succeed"] * 3, handle, max_batch="auto", group_time=0.2, **how)
     await owner
     assert (found["effects"], found["letters"], found["inbox"]) == ([2], [], 0)
     assert sorted(attempts) == [0, 0, 1, 1, 2, 2]
