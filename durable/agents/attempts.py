@@ -49,7 +49,6 @@ from durable.storage.outages import lack_of, translated
 from durable.storage.outbox import store
 from durable.telemetry import log
 
-
 LONGEST: Final = 10
 """Budgets of a group until it is rolled back for a message that does not end: each is run alone then."""
 
