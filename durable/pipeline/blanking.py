@@ -1,8 +1,10 @@
 """Rows of the lake without the content of chosen messages: files are written anew, and take the place of the old ones.
 
-    file ──> are there rows of these ids or keys? ──no──> stays
-                            │ yes
-                            └──> the same rows, content emptied ──> new files ──> one commit: old ones out, new ones in
+    file ──> is it as it was written? ──no──> DurableError: damage may hide the rows that are looked for
+                   │ yes
+                   └──> are there rows of these ids or keys? ──no──> stays
+                                   │ yes
+                                   └──> the same rows, content emptied ──> new files ──> one commit: old out, new in
 
 What is emptied is what the database empties, with the same values, so that both still compare as equal.
 """
@@ -13,11 +15,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from durable.errors import DurableError
-from durable.pipeline import checksums, places
+from durable.pipeline import places
+from durable.pipeline.checksums import Compared
 from durable.pipeline.files import TaskFiles
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import DataFile, LakeTable, Whose, file_schema
@@ -82,10 +86,10 @@ class Wanted:
         return pc.fill_null(found, False)
 
 
-def count(lake: Lake, table: LakeTable, wanted: Wanted) -> Counter[Whose]:
+def count(lake: Lake, table: LakeTable, wanted: Wanted, compared: Compared) -> Counter[Whose]:
     """Count the matching rows of the table, by service and database."""
     found: Counter[Whose] = Counter()
-    for path in _paths(lake, table):
+    for path in _sound_paths(lake, table, compared):
         rows = _dataset(lake, table, path).to_table(columns=["service", "database"], filter=wanted.condition())
         found.update(Whose(row["service"], row["database"]) for row in rows.to_pylist())
     return found
@@ -99,7 +103,7 @@ def count_erased(lake: Lake, table: LakeTable, below: Mapping[UUID, int]) -> Cou
     import pyarrow.dataset as ds
 
     found: Counter[UUID] = Counter()
-    paths = [*_paths(lake, table)]
+    paths = [*lake.sizes(table)]
     if not (paths and below):
         return found
     data = places.ParquetFiles(lake.table_url(table), paths, file_schema(table))
@@ -113,27 +117,28 @@ def count_erased(lake: Lake, table: LakeTable, below: Mapping[UUID, int]) -> Cou
     return found
 
 
-def erased_rows(lake: Lake, table: LakeTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def erased_rows(lake: Lake, table: LakeTable, columns: Sequence[str], compared: Compared) -> Iterator[pa.RecordBatch]:
     """Yield these columns of the rows of the table that were emptied."""
     import pyarrow.dataset as ds
 
-    for path in _paths(lake, table):
+    for path in _sound_paths(lake, table, compared):
         yield from _dataset(lake, table, path).to_batches(
             columns=list(columns), filter=ds.field("erasure_id").is_valid()
         )
 
 
 def rewritten(
-    lake: Lake, table: LakeTable, wanted: Wanted, erasure_id: UUID, name: str
+    lake: Lake, table: LakeTable, wanted: Wanted, erasure_id: UUID, name: str, compared: Compared
 ) -> tuple[list[tuple[date, str]], list[DataFile]]:
     """The files that hold such rows, and those that are to take their place; no commit has done so yet."""
     replaced: list[tuple[date, str]] = []
     written: list[DataFile] = []
-    for day, paths in lake.files_by_day(table).items():
+    by_day = lake.files_by_day(table)
+    compared.check(lake.table_url(table), chain.from_iterable(by_day.values()))
+    for day, paths in by_day.items():
         for path in paths:
             data = _dataset(lake, table, path)
             if data.count_rows(filter=wanted.condition()):
-                checksums.check(lake.table_url(table), [path])
                 with TaskFiles(lake.table_url(table), table, None, f"{name}-{len(replaced)}") as writing:
                     for rows in data.to_batches(batch_size=_BATCH_ROWS):
                         writing.add_whole(_emptied(rows, table, wanted, erasure_id))
@@ -155,9 +160,11 @@ def _emptied(rows: pa.RecordBatch, table: LakeTable, wanted: Wanted, erasure_id:
     return rows
 
 
-def _paths(lake: Lake, table: LakeTable) -> Iterator[str]:
-    for paths in lake.files_by_day(table).values():
-        yield from paths
+def _sound_paths(lake: Lake, table: LakeTable, compared: Compared) -> list[str]:
+    """The files of the table, all of which are as they were written."""
+    paths = [*lake.sizes(table)]
+    compared.check(lake.table_url(table), paths)
+    return paths
 
 
 def _dataset(lake: Lake, table: LakeTable, path: str) -> places.ParquetFiles:

@@ -63,9 +63,28 @@ def check(table_url: str, paths: Iterable[str]) -> None:
     """
     places.check_present(table_url, paths := list(paths))
     for path in paths:
-        checksum = noted(table_url, path)
-        if checksum not in (None, of(places.read(table_url, path))):
+        if differs(table_url, path):
             raise places.unreadable(f"{table_url}/{path}", DIFFERS)
+
+
+def differs(table_url: str, path: str) -> bool:
+    """Tell whether a file has a checksum, and another content."""
+    checksum = noted(table_url, path)
+    return checksum is not None and checksum != of(places.read(table_url, path))
+
+
+class Compared:
+    """Files that a command has compared with their checksums: each is read for that once."""
+
+    def __init__(self) -> None:
+        self._known: set[tuple[str, str]] = set()
+
+    def check(self, table_url: str, paths: Iterable[str]) -> None:
+        """Raise DurableError, as the function check() does, for the first file that is not as it was written."""
+        fresh = [path for path in paths if (table_url, path) not in self._known]
+        if fresh:
+            check(table_url, fresh)
+            self._known |= {(table_url, path) for path in fresh}
 
 
 def remove(table_url: str, path: str) -> None:

@@ -31,6 +31,7 @@ from durable.errors import InvalidSetting
 from durable.failpoints import failpoint
 from durable.pipeline import blanking
 from durable.pipeline.blanking import Wanted
+from durable.pipeline.checksums import Compared
 from durable.pipeline.copying import opened
 from durable.pipeline.describing import refuse_unknown_columns
 from durable.pipeline.erasures import Recorded, State, recorded, states
@@ -72,10 +73,14 @@ class Listed:
     state: State
 
 
-def survey(origin: Origin, lake: Lake | None, chosen: Chosen, lost: Sequence[str] = ()) -> Survey:
+def survey(
+    origin: Origin, lake: Lake | None, chosen: Chosen, lost: Sequence[str] = (), compared: Compared | None = None
+) -> Survey:
     """Count what is there of these messages, and change nothing.
 
-    `lost`: databases of this service that exist no more, by the names that the lake has for them.
+    `lost`: databases of this service that exist no more, by the names that the lake has for them. `compared`: what was
+    compared before, and need not be read for that again. Raises DurableError, which names it, for a damaged file of the
+    lake: its rows may be others than were written.
     """
     with opened(origin.url) as engine, engine.connect() as conn:
         lakes = _lakes(conn, origin, lake)
@@ -83,9 +88,10 @@ def survey(origin: Origin, lake: Lake | None, chosen: Chosen, lost: Sequence[str
         ours = {Whose(origin.service, each) for each in (archives.known_database(conn, origin.schema), *lost) if each}
     found: Counter[LakeTable] = Counter()
     others: Counter[Whose] = Counter()
+    wanted, compared = Wanted(chosen.ids, chosen.keys), compared or Compared()
     for table in SOURCES:
         for place in lakes:
-            for whose, rows in blanking.count(place, table, Wanted(chosen.ids, chosen.keys)).items():
+            for whose, rows in blanking.count(place, table, wanted, compared).items():
                 is_ours = whose in ours or (whose.service == origin.service and not whose.database)
                 if is_ours:
                     found[table] += rows
@@ -101,21 +107,31 @@ def earlier(origin: Origin, lake: Lake | None, chosen: Chosen) -> list[Listed]:
 
 
 def erase(
-    origin: Origin, lake: Lake | None, chosen: Chosen, *, actor: str, reason: str, lost: Sequence[str] = ()
+    origin: Origin,
+    lake: Lake | None,
+    chosen: Chosen,
+    *,
+    actor: str,
+    reason: str,
+    lost: Sequence[str] = (),
+    compared: Compared | None = None,
 ) -> Erasure:
     """Empty them, in the database and in the lake, and return the record.
 
-    They go from the lake that is named, and from the one that the database is archived into. `lost`: as in survey().
-    Raises ArchiveConflict while an archiver or a replay is at work, or others keep replacing the same files;
-    InvalidSetting where the lake is missing, or was written by a newer version.
+    They go from the lake that is named, and from the one that the database is archived into. `lost` and `compared`: as
+    in survey(). Raises ArchiveConflict while an archiver or a replay is at work, or others keep replacing the same
+    files; InvalidSetting where the lake is missing, or was written by a newer version; DurableError, before anything is
+    erased, for a damaged file of the lake.
     """
+    compared = compared or Compared()
     with opened(origin.url) as engine, locked(engine, origin.schema) as conn, alone(conn, origin.schema, _ADVICE):
         lakes = _lakes(conn, origin, lake)
         for place in lakes:
             for table in place.tables():
                 refuse_unknown_columns(place.opened(table), table, place.url)
+                compared.check(place.table_url(table), place.sizes(table))
         refuse_unnamed(conn, lakes, origin)
-        work = LakeErasure(conn, origin, lakes, chosen, lost)
+        work = LakeErasure(conn, origin, lakes, chosen, lost, compared)
         unfinished = [each.erasure for each in _of_choice(conn, origin, lakes, chosen) if each.state is not State.DONE]
         begun = unfinished or [_new(origin, chosen, actor, reason)]
         for erasure in begun:
@@ -127,7 +143,9 @@ def erase(
         return next(each for each in erasures.read(conn, origin.schema) if each.erasure_id == begun[0].erasure_id)
 
 
-def scrub(origin: Origin, lake: Lake, chosen: Chosen, lost: Sequence[str] = ()) -> Scrubbed:
+def scrub(
+    origin: Origin, lake: Lake, chosen: Chosen, lost: Sequence[str] = (), compared: Compared | None = None
+) -> Scrubbed:
     """Remove the files that hold erased content and are no part of the lake's tables now. To be called after erase(),
     with the same choice.
 
@@ -136,7 +154,7 @@ def scrub(origin: Origin, lake: Lake, chosen: Chosen, lost: Sequence[str] = ()) 
     with opened(origin.url) as engine, locked(engine, origin.schema) as conn:
         lakes = _lakes(conn, origin, lake)
         refuse_unnamed(conn, lakes, origin)
-        work = LakeErasure(conn, origin, lakes, chosen, lost)
+        work = LakeErasure(conn, origin, lakes, chosen, lost, compared or Compared())
         return sum((work.scrub(place, table) for place in lakes for table in place.tables()), Scrubbed())
 
 

@@ -18,6 +18,7 @@ from durable.errors import ArchiveConflict, DurableError
 from durable.failpoints import failpoint
 from durable.pipeline import blanking, checksums, places
 from durable.pipeline.blanking import Wanted
+from durable.pipeline.checksums import Compared
 from durable.pipeline.erasures import Recorded, mark, record
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
@@ -35,9 +36,15 @@ class LakeErasure:
     """Erasure of one choice in the lakes of a database, under the archiver's lock."""
 
     def __init__(
-        self, conn: Connection, origin: Origin, lakes: Sequence[Lake], chosen: Chosen, lost: Sequence[str]
+        self,
+        conn: Connection,
+        origin: Origin,
+        lakes: Sequence[Lake],
+        chosen: Chosen,
+        lost: Sequence[str],
+        compared: Compared,
     ) -> None:
-        self._conn, self._origin, self._lakes = conn, origin, lakes
+        self._conn, self._origin, self._lakes, self._compared = conn, origin, lakes, compared
         self._database = archives.database(conn, origin.schema)
         whose = [Whose(origin.service, each) for each in dict.fromkeys([self._database, *lost])]
         self._wanted, self._has_lost = Wanted(chosen.ids, chosen.keys, whose), bool(lost)
@@ -53,7 +60,8 @@ class LakeErasure:
         with writing(lake.table_url(table)):
             replaced = lake.opened(table).vacuum(0, dry_run=False, enforce_retention_duration=False)
         checksums.remove_stray(lake.table_url(table))
-        left = remove_all(lake, table, [hashed(each) for each in self._app_ids(table)], self._wanted)
+        apps = [hashed(each) for each in self._app_ids(table)]
+        left = remove_all(lake, table, apps, self._wanted, self._compared)
         return Scrubbed(removed=sum(path.rpartition("/")[2] in here for path in replaced)) + left
 
     def _erase(self, lake: Lake, erasure: Erasure) -> Erasure:
@@ -79,7 +87,9 @@ class LakeErasure:
         name = mark(erasure_id)
         for _ in range(_TRIES):
             offsets = self._offsets(lake, table)
-            replaced, written = blanking.rewritten(lake, table, self._wanted, erasure_id, self._name(table, offsets))
+            replaced, written = blanking.rewritten(
+                lake, table, self._wanted, erasure_id, self._name(table, offsets), self._compared
+            )
             if not replaced:
                 marked = lake.marks(table, [name]).get(name, 0)
                 count = _count(lake, table, erasure_id, _ALL)

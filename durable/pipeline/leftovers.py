@@ -16,11 +16,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from durable.errors import DurableError
-from durable.pipeline import places
+from durable.pipeline import checksums, places
 from durable.pipeline.blanking import Wanted, erased_rows
+from durable.pipeline.checksums import Compared
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_digests import ROW_KEYS
 from durable.pipeline.lake_tables import LakeTable, file_schema
@@ -52,16 +54,16 @@ class Scrubbed:
 
 def remove_erased(lake: Lake, table: LakeTable) -> int:
     """Remove the orphans that hold rows whose content the table has erased since; returns how many."""
-    return _remove(lake, table, _Judge(lake, table)).removed
+    return _remove(lake, table, _Judge(lake, table, Compared())).removed
 
 
-def remove_all(lake: Lake, table: LakeTable, apps: Sequence[str], wanted: Wanted) -> Scrubbed:
+def remove_all(lake: Lake, table: LakeTable, apps: Sequence[str], wanted: Wanted, compared: Compared) -> Scrubbed:
     """Remove these, those of this database's archivers, and those that hold wanted rows.
 
     `apps`: the names under which files of this database are written. Its lock must be held, and the table must have no
     wanted row any more.
     """
-    return _remove(lake, table, _Judge(lake, table, apps, wanted))
+    return _remove(lake, table, _Judge(lake, table, compared, apps, wanted))
 
 
 def _remove(lake: Lake, table: LakeTable, judge: _Judge) -> Scrubbed:
@@ -80,12 +82,23 @@ _REMOVED, _STAYS, _BUSY_NOW = Scrubbed(removed=1), Scrubbed(), Scrubbed(busy=1)
 class _Judge:
     """Decides about one orphan after another."""
 
-    def __init__(self, lake: Lake, table: LakeTable, apps: Sequence[str] = (), wanted: Wanted | None = None) -> None:
-        self._lake, self._apps, self._wanted = lake, apps, wanted
+    def __init__(
+        self,
+        lake: Lake,
+        table: LakeTable,
+        compared: Compared,
+        apps: Sequence[str] = (),
+        wanted: Wanted | None = None,
+    ) -> None:
+        self._lake, self._compared, self._apps, self._wanted = lake, compared, apps, wanted
         self._table: LakeTable = table
         self._table_url = lake.table_url(table)
         self._columns = ("service", "database", *ROW_KEYS[table])
-        self._erased: set[tuple[Any, ...]] | None = None
+
+    @cached_property
+    def _erased(self) -> set[tuple[Any, ...]]:
+        """The keys of the rows that the table has erased. Raises DurableError, which names it, for a damaged file."""
+        return {*self._keys(erased_rows(self._lake, self._table, self._columns, self._compared))}
 
     def of(self, file: StoredFile) -> Scrubbed:
         name = file.path.rpartition("/")[2]
@@ -93,8 +106,9 @@ class _Judge:
         known = archived or rewritten
         if known is not None and known["app"] in self._apps:
             return _REMOVED
+        erased = self._erased
         try:
-            return _REMOVED if self._holds_erased(file) else _STAYS
+            return _REMOVED if self._holds(file, erased) else _STAYS
         except FileNotFoundError:
             return _STAYS  # its writer has removed it
         except (OSError, ValueError, DurableError):  # Arrow's errors are of these kinds, or in one line
@@ -102,24 +116,26 @@ class _Judge:
                 return _STAYS
         return _BUSY_NOW if datetime.now(UTC) - file.modified < _BUSY else _REMOVED
 
-    def _holds_erased(self, file: StoredFile) -> bool:
-        if self._erased is None:
-            self._erased = {*self._keys(erased_rows(self._lake, self._table, self._columns))}
+    def _holds(self, file: StoredFile, erased: set[tuple[Any, ...]]) -> bool:
+        """Tell whether a file holds rows that are erased, or wanted."""
         for rows in self._rows(file):
             if self._wanted is not None and self._wanted.mask(rows).true_count:
                 return True
             whole = rows.filter(rows["erasure_id"].is_null())
-            if not self._erased.isdisjoint(self._keys([whole.select(self._columns)])):
+            if not erased.isdisjoint(self._keys([whole.select(self._columns)])):
                 return True
         return False
 
     def _rows(self, file: StoredFile) -> Iterator[pa.RecordBatch]:
-        """The rows of a file that has the columns of the table; none of another file."""
+        """The rows of a file that has the columns of the table; none of another file. Raises DurableError where its
+        bytes are not those that were written: it counts as one that cannot be read.
+        """
         import pyarrow.parquet as pq
 
         with places.opened(self._table_url, file.path) as stream, pq.ParquetFile(stream, pre_buffer=False) as parquet:
             if not {*self._columns, "partition_key"} <= set(parquet.schema_arrow.names):
                 return
+        checksums.check(self._table_url, [file.path])
         yield from places.ParquetFiles(self._table_url, [file.path], file_schema(self._table)).to_batches()
 
     def _keys(self, batches: Sequence[pa.RecordBatch] | Iterator[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import product
@@ -16,10 +18,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from durable.errors import DurableError
-from durable.pipeline import audit, checksums, erasing, few_conversations, iceberg
+from durable.pipeline import audit, blanking, checksums, erasing, few_conversations, iceberg
 from durable.pipeline.audit import Question
+from durable.pipeline.blanking import Wanted
+from durable.pipeline.checksums import Compared
 from durable.pipeline.compaction import compact, vacuum
 from durable.pipeline.lake import Lake
+from durable.pipeline.leftovers import Scrubbed
 from durable.pipeline.purge import Retention, purge
 from durable.pipeline.verify import Verified
 from durable.storage.erasures import Chosen
@@ -51,6 +56,11 @@ def listed(lake: Lake) -> list[Path]:
 
 def damaged(found: Verified) -> set[str]:
     return {Path(path).name for path in found.unreadable}
+
+
+def file_of_one(archiver: Archiver) -> Path:
+    (file,) = (each for each in listed(archiver.lake) if ONE.bytes in pq.ParquetFile(each).read()["id"].to_pylist())
+    return file
 
 
 def keeps_all(archiver: Archiver) -> bool:
@@ -117,13 +127,112 @@ def test_file_without_a_checksum_is_compared_by_its_rows(filled: Archiver) -> No
 @pytest.mark.parametrize("rewriting", [compacted, erased])
 def test_damage_is_not_written_anew(filled: Archiver, rewriting: Callable[[Archiver], None]) -> None:
     """What is made of a file would have a checksum of its own."""
-    (file,) = (each for each in listed(filled.lake) if ONE.bytes in pq.ParquetFile(each).read()["id"].to_pylist())
+    file = file_of_one(filled)
     sound = file.read_bytes()
     place = sound.rindex(b"shop")
     file.write_bytes(sound[:place] + b"shoq" + sound[place + 4 :])
     with pytest.raises(DurableError, match=f"{file.name} cannot be read: .* checksum differs; put it back"):
         rewriting(filled)
     assert len(listed(filled.lake)) == 3
+
+
+# ---------------------------------------------------------------- rows that damage hides from an erasure
+
+
+def _with(file: Path, column: str, value: object) -> None:
+    """Write a file anew with one column of another content: it can be read, and filters find other rows."""
+    import pyarrow as pa
+
+    rows = pq.ParquetFile(file).read()
+    at = rows.schema.get_field_index(column)
+    changed = pa.array([value] * len(rows), rows.schema.field(at).type)
+    pq.write_table(rows.set_column(at, rows.schema.field(at), changed), file)
+
+
+HIDDEN: dict[str, Callable[[Path], None]] = {
+    "keys": lambda file: _with(file, "partition_key", "berta"),
+    "ids": lambda file: _with(file, "id", UUID(int=4711).bytes),
+    "services": lambda file: _with(file, "service", "shoq"),
+    "databases": lambda file: _with(file, "database", "another"),
+    "erasures": lambda file: _with(file, "erasure_id", UUID(int=4711).bytes),
+}
+CHOSEN = {"by key": Chosen(keys=["anna"]), "by id": Chosen(ids=[ONE])}
+
+
+def _surveyed(archiver: Archiver, chosen: Chosen) -> object:
+    return erasing.survey(archiver.origin, archiver.lake, chosen)
+
+
+def _erased(archiver: Archiver, chosen: Chosen) -> object:
+    return erasing.erase(archiver.origin, archiver.lake, chosen, actor="a test", reason="4711")
+
+
+def _rewritten(archiver: Archiver, chosen: Chosen) -> object:
+    """As after a conflict: files have come since the erasure began."""
+    return blanking.rewritten(archiver.lake, "history", Wanted(chosen.ids, chosen.keys), ONE, "0-0-x0", Compared())
+
+
+@pytest.mark.parametrize(("use", "what", "chosen"), [*product((_surveyed, _erased, _rewritten), HIDDEN, CHOSEN)])
+def test_damage_hides_no_row_from_an_erasure(
+    filled: Archiver,
+    conn: psycopg.Connection[Any],
+    use: Callable[[Archiver, Chosen], object],
+    what: str,
+    chosen: str,
+) -> None:
+    """Also where it makes a file look as if none of its rows were wanted; and the database has erased nothing then."""
+    file = file_of_one(filled)
+    HIDDEN[what](file)
+    with pytest.raises(DurableError, match=f"{file.name} cannot be read: .* checksum differs; put it back"):
+        use(filled, CHOSEN[chosen])
+    assert conn.execute("SELECT count(*) FROM durable.erasures").fetchone() == (0,)
+    assert conn.execute("SELECT count(*) FROM durable.envelope_history WHERE partition_key = 'anna'").fetchone() == (1,)
+
+
+def test_erasure_compares_each_file_once(filled: Archiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def differs(table_url: str, path: str, of: Callable[[str, str], bool] = checksums.differs) -> bool:
+        read.append(path)
+        return of(table_url, path)
+
+    monkeypatch.setattr(checksums, "differs", differs)
+    before, compared, chosen = {*filled.lake.sizes("history")}, Compared(), CHOSEN["by key"]
+    erasing.survey(filled.origin, filled.lake, chosen, (), compared)
+    erasing.erase(filled.origin, filled.lake, chosen, actor="a test", reason="4711", compared=compared)
+    erasing.scrub(filled.origin, filled.lake, chosen, (), compared)
+    assert sorted(read) == sorted(before)
+
+
+@pytest.mark.parametrize(("minutes", "found"), [(1, Scrubbed(busy=1)), (61, Scrubbed(removed=1))])
+def test_damage_hides_no_row_of_a_dead_writer(filled: Archiver, minutes: int, found: Scrubbed) -> None:
+    """A file of another erasure that has died before its commit."""
+    _erased(filled, CHOSEN["by key"])
+    erasing.scrub(filled.origin, filled.lake, CHOSEN["by key"])
+    of_one = file_of_one(filled)
+    left = of_one.with_name("part-0a1b2c3d-0-x1a2b3c4-0-0.parquet")
+    left.write_bytes(of_one.read_bytes())
+    _with(left, "erasure_id", None)
+    table_url = filled.lake.table_url("history")
+    checksums.note(table_url, str(left.relative_to(table_url)), checksums.of(left.read_bytes()))
+    _with(left, "id", UUID(int=4711).bytes)
+    moment = time.time() - 60 * minutes
+    os.utime(left, (moment, moment))
+    assert erasing.scrub(filled.origin, filled.lake, CHOSEN["by key"]) == found
+    assert left.exists() == (not found.removed)
+
+
+def test_damaged_file_of_the_table_is_named_where_orphans_are_judged(filled: Archiver) -> None:
+    """Of which rows the table has erased it would say nothing."""
+    _erased(filled, CHOSEN["by key"])
+    erasing.scrub(filled.origin, filled.lake, CHOSEN["by key"])
+    of_one = file_of_one(filled)
+    left = of_one.with_name("part-00000-0a1b2c3d-c000.zstd.parquet")
+    left.write_bytes(of_one.read_bytes())
+    _with(of_one, "erasure_id", None)
+    with pytest.raises(DurableError, match=f"{of_one.name} cannot be read: .* checksum differs"):
+        vacuum(filled.lake, "history", timedelta(hours=1))
+    assert left.exists()
 
 
 @pytest.mark.parametrize("column", ["side", "outcome", "message_type", "source", "address", "service", "error"])

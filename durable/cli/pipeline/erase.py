@@ -18,6 +18,7 @@ from durable.cli.runs import actor_name
 from durable.errors import InvalidSetting
 from durable.grammar import several
 from durable.pipeline import erasing
+from durable.pipeline.checksums import Compared
 from durable.pipeline.erasing import Listed, Survey
 from durable.pipeline.erasures import State
 from durable.pipeline.leftovers import Scrubbed
@@ -86,7 +87,8 @@ def erase(
     with needs_spark():
         import deltalake  # noqa: F401
     origin = place.find_origin()
-    there = erasing.survey(origin, lake, chosen, lost or ())
+    compared = Compared()
+    there = erasing.survey(origin, lake, chosen, lost or (), compared)
     if there.is_empty and not there.here.waiting and not dry_run:
         known = erasing.earlier(origin, lake, chosen)
         if not known:
@@ -98,8 +100,8 @@ def erase(
         _confirm(there)
     done = removed = None
     if not dry_run:
-        done = erasing.erase(origin, lake, chosen, actor=actor, reason=reason, lost=lost or ())
-        removed = erasing.scrub(origin, lake, chosen, lost or ()) if vacuum and lake is not None else None
+        done = erasing.erase(origin, lake, chosen, actor=actor, reason=reason, lost=lost or (), compared=compared)
+        removed = erasing.scrub(origin, lake, chosen, lost or (), compared) if vacuum and lake is not None else None
     emit(_document(origin, there, done, removed), *_blocks(there, done, removed))
     if there.here.waiting or (removed is not None and removed.busy):
         raise typer.Exit(1)
