@@ -3,21 +3,26 @@
     LAKE/history/day=2026-11-20/part-1.parquet ──> LAKE/history/_checksums/day=2026-11-20/part-1.parquet.blake2b
 
 Whoever writes a file notes its checksum before the commit; only a compaction, whose files the Delta library writes and
-commits at once, notes it afterwards. A file without one was written by an older version, or by another program.
+commits at once, notes it afterwards. A file without one was written by an older version, by another program, or by a
+compaction that died; a text that is no checksum is as good as none.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from durable.pipeline import places
+from durable.pipeline.unwritable import in_one_line
 
 DIFFERS: Final = "its bytes are not those that were written: their checksum differs"
 FOLDER: Final = "_checksums"
 _ENDING: Final = ".blake2b"
 _BYTES: Final = 32
+_FORM: Final = re.compile(rb"[0-9a-f]{64}")
 
 
 class Summed:
@@ -44,16 +49,26 @@ def of(content: Any) -> str:
 
 
 def note(table_url: str, path: str, checksum: str) -> None:
-    with places.created(table_url, _place(path)) as stream:
+    """Write it down at once as a whole: readers find it, or none."""
+    with places.replaced(table_url, _place(path)) as stream:
         stream.write(checksum.encode())
 
 
+def note_lacking(table_url: str, path: str) -> None:
+    """Note that of a file as it is now, unless it has one."""
+    with _readable(table_url, path):
+        checksum = None if noted(table_url, path) is not None else of(places.read(table_url, path))
+    if checksum is not None:
+        note(table_url, path, checksum)
+
+
 def noted(table_url: str, path: str) -> str | None:
-    """Return what was noted for this file; None if nothing was. Raises OSError where that cannot be read."""
+    """Return the checksum of this file; None if it has none. Raises OSError where that cannot be read."""
     try:
-        return places.read(table_url, _place(path)).decode(errors="replace")
+        found = places.read(table_url, _place(path))
     except FileNotFoundError:
         return None
+    return found.decode() if _FORM.fullmatch(found) else None
 
 
 def check(table_url: str, paths: Iterable[str]) -> None:
@@ -63,12 +78,14 @@ def check(table_url: str, paths: Iterable[str]) -> None:
     """
     places.check_present(table_url, paths := list(paths))
     for path in paths:
-        if differs(table_url, path):
+        with _readable(table_url, path):
+            is_altered = differs(table_url, path)
+        if is_altered:
             raise places.unreadable(f"{table_url}/{path}", DIFFERS)
 
 
 def differs(table_url: str, path: str) -> bool:
-    """Tell whether a file has a checksum, and another content."""
+    """Tell whether a file has a checksum, and another content. Raises OSError where one of them cannot be read."""
     checksum = noted(table_url, path)
     return checksum is not None and checksum != of(places.read(table_url, path))
 
@@ -96,8 +113,17 @@ def remove_stray(table_url: str) -> None:
     known = [file.path for file in places.files(f"{table_url}/{FOLDER}")]  # first: a file is there before its checksum
     there = {file.path for file in places.files(table_url)} if known else set()
     for path in known:
-        if path.removesuffix(_ENDING) not in there:
+        if path.removesuffix(places.NEW).removesuffix(_ENDING) not in there:  # the new one of a writer at work stays
             places.remove(table_url, f"{FOLDER}/{path}")
+
+
+@contextmanager
+def _readable(table_url: str, path: str) -> Iterator[None]:
+    """Translate a failure to read a file, or its checksum. Raises DurableError, which names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise places.unreadable(f"{table_url}/{path}", in_one_line(str(error))) from error
 
 
 def _place(path: str) -> str:

@@ -73,10 +73,8 @@ def compact(lake: Lake, table: LakeTable, *, above: int = 2, show: Show = lambda
 
 def _note_checksums(lake: Lake, table: LakeTable, written: Iterable[str]) -> None:
     """Note those of files that the Delta library has written; archivers note those of their own."""
-    table_url = lake.table_url(table)
     for path in written:
-        if checksums.noted(table_url, path) is None:
-            checksums.note(table_url, path, checksums.of(places.read(table_url, path)))
+        checksums.note_lacking(lake.table_url(table), path)
 
 
 def vacuum(lake: Lake, table: LakeTable, keep: timedelta) -> int:

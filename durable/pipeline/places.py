@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pyarrow.dataset import Dataset, Expression
     from pyarrow.fs import FileSystem
 
+NEW = ".new"
+"""What the name of a file ends with that is written to take the place of another."""
 _BUFFER_BYTES = 1 << 16
 _DAMAGE = (OSError, ValueError, NotImplementedError)  # Arrow's errors are of these kinds
 
@@ -52,10 +54,16 @@ def replaced(table_url: str, path: str) -> Iterator[IO[bytes] | Any]:
         with created(table_url, path) as stream:
             yield stream
         return
-    with created(table_url, f"{path}.new") as stream:
-        yield stream
-    with writing(f"{table_url}/{path}"):
-        os.replace(Path(table_url) / f"{path}.new", Path(table_url) / path)
+    new = f"{path}{NEW}"
+    try:
+        with created(table_url, new) as stream:
+            yield stream
+        with writing(f"{table_url}/{path}"):
+            os.replace(Path(table_url) / new, Path(table_url) / path)
+    except BaseException:
+        with suppress(DurableError):  # the first error is the one to tell
+            remove(table_url, new)
+        raise
 
 
 def names(table_url: str, folder: str) -> list[str]:

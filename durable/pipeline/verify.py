@@ -68,7 +68,9 @@ class Verified:
     unreadable: Mapping[str, str]
     """Files of the lake that cannot be read as they were written, and why."""
     without_checksum: int
-    """Files of older versions, or of other programs: their rows were compared, and their bytes could not be."""
+    """Files of older versions, of other programs, or of a compaction that was cut short: their rows were compared, and
+    their bytes could not be. A text that is no checksum is none.
+    """
     examples: Sequence[Finding]
     """Some of the rows."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -18,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from durable.errors import DurableError
-from durable.pipeline import audit, blanking, checksums, erasing, few_conversations, iceberg
+from durable.pipeline import audit, blanking, checksums, erasing, few_conversations, iceberg, places
 from durable.pipeline.audit import Question
 from durable.pipeline.blanking import Wanted
 from durable.pipeline.checksums import Compared
@@ -122,6 +124,102 @@ def test_file_without_a_checksum_is_compared_by_its_rows(filled: Archiver) -> No
         assert (found.is_whole, found.without_checksum, found.missing) == (True, 1, 0)
     filled.run("dead_letters", **HERE)
     assert purge(lambda: filled.spark, filled.lake, filled.origin, MONTH, **HERE).rows == 60
+
+
+def _checksum_of(archiver: Archiver, file: Path) -> Path:
+    table_url = archiver.lake.table_url("history")
+    return Path(table_url, checksums.FOLDER, f"{file.relative_to(table_url)}.blake2b")
+
+
+NO_CHECKSUM: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda text: b"",
+    "cut short": lambda text: text[:10],
+    "one character less": lambda text: text[:-1],
+    "one character more": lambda text: text + b"0",
+    "a newline": lambda text: text + b"\n",
+    "capital letters": lambda text: b"ABCDEF" + text[6:],
+    "other characters": lambda text: b"xyz" + text[3:],
+    "no text": lambda text: b"\xff" + text[1:],
+    "zeros of a lost page": lambda text: bytes(len(text)),
+}
+
+
+@pytest.mark.parametrize("what", NO_CHECKSUM)
+def test_malformed_checksum_counts_as_none(filled: Archiver, what: str) -> None:
+    """As a disk that fills up leaves it: the file is sound, and nothing refuses it; verify says that it has none."""
+    noted = _checksum_of(filled, file_of_one(filled))
+    noted.write_bytes(NO_CHECKSUM[what](noted.read_bytes()))
+    found = filled.verify(**HERE)
+    assert (found.is_whole, found.without_checksum) == (True, 1)
+    erased(filled)
+    compacted(filled)
+    found = filled.verify(**HERE)
+    assert (found.is_whole, found.without_checksum) == (True, 0)
+
+
+@pytest.mark.parametrize("what", NO_CHECKSUM)
+def test_malformed_checksum_hides_no_damage_to_rows(filled: Archiver, what: str) -> None:
+    noted = _checksum_of(filled, file := file_of_one(filled))
+    noted.write_bytes(NO_CHECKSUM[what](noted.read_bytes()))
+    HIDDEN["keys"](file)
+    found = filled.verify(**HERE)
+    assert (found.is_whole, damaged(found)) == (False, {file.name})
+
+
+def test_checksum_is_there_as_a_whole_or_not_at_all(filled: Archiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the disk fills up after the commit of a compaction, and for who reads meanwhile."""
+    table_url = filled.lake.table_url("history")
+    before = {*Path(table_url, checksums.FOLDER).rglob("*")}
+
+    def full(_: int) -> None:
+        (new,) = {*Path(table_url, checksums.FOLDER).rglob("*")} - before
+        assert new.name.endswith(places.NEW)
+        raise OSError(errno.ENOSPC, "no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("durable.pipeline.places.os.fsync", full)
+        with pytest.raises(DurableError, match=r"blake2b.new cannot be written: No space left on device; make room"):
+            compacted(filled)
+    assert {*Path(table_url, checksums.FOLDER).rglob("*")} == before
+    found = filled.verify(**HERE)
+    assert (found.is_whole, found.without_checksum) == (True, 1)
+
+
+def test_vacuum_leaves_the_checksum_of_a_writer_at_work(filled: Archiver) -> None:
+    at_work = [_checksum_of(filled, each).with_name(f"{each.name}.blake2b{places.NEW}") for each in listed(filled.lake)]
+    dead = at_work[0].with_name(f"part-gone.parquet.blake2b{places.NEW}")
+    for each in (*at_work, dead):
+        each.write_bytes(b"0a")
+    vacuum(filled.lake, "history", timedelta(hours=1))
+    assert [each.exists() for each in (*at_work, dead)] == [True, True, True, False]
+
+
+def _to_folder(noted: Path) -> None:
+    noted.unlink()
+    noted.mkdir()
+
+
+def _to_loop(noted: Path) -> None:
+    noted.unlink()
+    noted.symlink_to(noted.name)
+
+
+def _below_a_file(noted: Path) -> None:
+    shutil.rmtree(noted.parent.parent)
+    noted.parent.parent.write_text("no folder")
+
+
+UNOPENED = {"a folder": _to_folder, "a link to itself": _to_loop, "below a file": _below_a_file}
+
+
+@pytest.mark.parametrize(("use", "what"), [*product((compacted, erased), UNOPENED)])
+def test_unopened_checksum_is_told_in_one_line(filled: Archiver, use: Callable[[Archiver], None], what: str) -> None:
+    """Whether it holds the checksum of the file nobody knows."""
+    UNOPENED[what](_checksum_of(filled, file := listed(filled.lake)[0]))
+    assert file.name in damaged(filled.verify(**HERE))
+    with pytest.raises(DurableError, match=r"^lake: .*parquet cannot be read: .*_checksums.*; put it back") as raised:
+        use(filled)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("rewriting", [compacted, erased])

@@ -212,8 +212,9 @@ def _damaged(done: list[Verified]) -> list[Block]:
         blocks.append(Table("files of the lake that cannot be read as written", ["table", "file", "reason"], rows))
     if count := sum(each.without_checksum for each in done):
         blocks.append(
-            f"\n{several(count, 'files', 'have')} no checksum, being of an older version, or of another program: the "
-            "rows were compared, and not by what readers pass them over"
+            f"\n{several(count, 'files', 'have')} no checksum, or a damaged one, being of an older version, of another "
+            "program, or of a compaction that was cut short: the rows were compared, and not by what readers pass them "
+            "over"
         )
     return blocks
 
