@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from durable.pipeline import places
+from durable.pipeline.progress import Show
 from durable.pipeline.unwritable import in_one_line
 
 DIFFERS: Final = "its bytes are not those that were written: their checksum differs"
@@ -71,17 +72,19 @@ def noted(table_url: str, path: str) -> str | None:
     return found.decode() if _FORM.fullmatch(found) else None
 
 
-def check(table_url: str, paths: Iterable[str]) -> None:
+def check(table_url: str, paths: Iterable[str], show: Show = lambda done, total: None) -> None:
     """Raise DurableError, which names it, for the first of these files that is not there, or not as it was written.
 
     What is made of a damaged file would have a checksum of its own, which hides the damage.
     """
     places.check_present(table_url, paths := list(paths))
-    for path in paths:
+    for done, path in enumerate(paths):
+        show(done, len(paths))
         with _readable(table_url, path):
             is_altered = differs(table_url, path)
         if is_altered:
             raise places.unreadable(f"{table_url}/{path}", DIFFERS)
+    show(len(paths), len(paths))
 
 
 def differs(table_url: str, path: str) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
 from durable.errors import InvalidSetting
+from durable.pipeline.progress import Show
 from durable.pipeline.rows import records
 from durable.pipeline.session import spark_errors
 from durable.pipeline.texts import check_texts
@@ -99,15 +100,19 @@ class Group(NamedTuple):
     last: datetime | None
 
 
-def choose(spark: SparkSession, lake: Lake, choice: Choice) -> DataFrame:
-    """The rows of the lake, with a column `moment`. Raises InvalidSetting when `where` is no condition."""
+def choose(spark: SparkSession, lake: Lake, choice: Choice, show: Show = lambda done, total: None) -> DataFrame:
+    """The rows of the lake, with a column `moment`. Raises InvalidSetting when `where` is no condition; DurableError,
+    which names it, for a damaged file: what is chosen here is published.
+    """
     from pyspark.sql import functions as F
 
     from durable.pipeline.transform import newest_states
 
     last = choice.until.date() if choice.until is not None else date.max
     until = None if last == date.max else last + timedelta(days=1)
-    rows = lake.read(spark, choice.table, choice.since and choice.since.date(), until)
+    since = choice.since and choice.since.date()
+    lake.check(choice.table, since, until, show)
+    rows = lake.read(spark, choice.table, since, until)
     rows = rows.withColumn("moment", F.col(MOMENT[choice.table]))
     if choice.table == "dead_letters":
         rows = newest_states(rows).where(F.col("resolved_at").isNull() & F.col("replayable"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING, Final, Self
 
-from durable.pipeline import places
+from durable.pipeline import checksums, places
 from durable.pipeline.columns import LETTER
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import DAY_OF, LakeTable, Whose, file_schema
@@ -69,6 +69,7 @@ class KnownRows:
         named, schema = list(KEYS[self.table]), file_schema(self.table)
         if not self.files.get(day):
             return pa.schema([schema.field(name) for name in named]).empty_table()
+        checksums.check(self.table_url, self.files[day])  # a damaged key would pass a row over that is not there
         files = places.ParquetFiles(self.table_url, self.files[day], schema)
         return files.to_table(columns=named, filter=self.whose.condition())
 

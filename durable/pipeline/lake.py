@@ -28,6 +28,7 @@ from durable.pipeline.lake_log import LakeFile
 from durable.pipeline.lake_marks import Whole, commit_mark, marked, span_of
 from durable.pipeline.lake_tables import DAY_OF, SOURCES, DataFile, LakeTable, Whose, arrow_schema, spark_schema
 from durable.pipeline.places import StoredFile
+from durable.pipeline.progress import Show
 from durable.pipeline.session import needs_spark
 from durable.pipeline.spans import NO_SPAN, Span
 from durable.pipeline.unwritable import writing
@@ -75,6 +76,18 @@ class Lake:
         places.check_present(self.table_url(table), paths)
         named = {"basePath": places.hadoop(self.table_url(table)), "__globPaths__": "false"}  # brackets are no patterns
         return spark.read.schema(schema).options(**named).parquet(*self._named(table, paths))
+
+    def check(
+        self,
+        table: LakeTable,
+        since: date | None = None,
+        until: date | None = None,
+        show: Show = lambda done, total: None,
+    ) -> None:
+        """Raise DurableError, which names it, for the first file of these days whose bytes are not those that were
+        written. read() takes what is there.
+        """
+        checksums.check(self.table_url(table), self._chosen(table, since, until), show)
 
     def files(self, table: LakeTable, since: date | None = None, until: date | None = None) -> list[str]:
         """The URLs of the files that hold these days."""

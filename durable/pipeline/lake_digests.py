@@ -3,7 +3,8 @@
     files of the lake ──> shares of some hundred thousand rows ──> tasks: counts and sums by block ──> added up
 
 A file that cannot be read, or is not there, is named; its rows are none. A file whose bytes, or whose statistics in the
-log, are not those that were written is named, too: other readers would pass over rows, or read other ones.
+log, are not those that were written is named, too: other readers would pass over rows, or read other ones. So are the
+files of days without a digest, which only the lake has.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ class LakeDigests:
     blocks: dict[Block, Digest] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
     without_checksum: set[str] = field(default_factory=set)
+    files: int = 0
+    """Files that were read, of so many days."""
+    file_days: int = 0
 
     def add(self, block: Block, rows: int, digest: int) -> None:
         before = self.blocks.get(block, Digest(0, 0))
@@ -75,14 +79,22 @@ class LakeDigests:
 
 
 def lake_digests(
-    spark: Spark, lake: Lake, of: Rows, days: Sequence[date], *, local_rows: int, show: Show
+    spark: Spark, lake: Lake, of: Rows, days: Sequence[date], *, reads_all: bool, local_rows: int, show: Show
 ) -> LakeDigests:
-    """The digests of these days. Up to `local_rows` rows are read in this process, without Spark."""
-    wanted = set(days)
-    files = [file for file in lake_files(lake, of) if file.day in wanted]
-    task = DigestTask(of, tuple(_shares(files)))
-    if sum(file.rows or 0 for file in files) <= local_rows:
-        return _digested_here(task, show)
+    """The digests of these days, and the damaged files of these days, or with `reads_all` of all.
+
+    Up to `local_rows` rows are read in this process, without Spark.
+    """
+    digested = frozenset(days)
+    files = [file for file in lake_files(lake, of) if reads_all or file.day in digested]
+    task = DigestTask(of, tuple(_shares(files)), digested)
+    is_here = sum(file.rows or 0 for file in files) <= local_rows
+    found = _digested_here(task, show) if is_here else _digested_on_spark(spark, task, show)
+    found.files, found.file_days = len(files), len({file.day for file in files})
+    return found
+
+
+def _digested_on_spark(spark: Spark, task: DigestTask, show: Show) -> LakeDigests:
     found = LakeDigests()
     with spark_errors():
         session, count = spark(), len(task.shares)
@@ -117,6 +129,8 @@ class DigestTask:
 
     of: Rows
     shares: tuple[tuple[LakeFile, ...], ...]
+    days: frozenset[date]
+    """Of which there are digests; files of other days are read only."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -138,7 +152,8 @@ class DigestTask:
             statistics = _Statistics(file.statistics)
             for batch in _batches(content, self.of.table, file):
                 statistics.add(batch)
-                _count(found, _chosen(batch, self.of), self.of.table, file.day)
+                if file.day in self.days:
+                    _count(found, _chosen(batch, self.of), self.of.table, file.day)
         except _UNREADABLE as error:
             return LakeDigests(unreadable={file.path: _reason(error)})
         flaw = _flaw(content, expected, file.size) or statistics.flaw()

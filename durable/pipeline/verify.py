@@ -5,9 +5,9 @@
     a few of those     the columns that differ
 
 The database computes its digests itself, so that no row leaves it unless its block differs. The lake's files are read:
-a file that cannot be is named. The lake may hold more: what the database has let go of, and what other databases of
-this service have archived. A lake that ends before what was archived was restored: what it had beyond its end is
-missing there, or gone altogether.
+a file that cannot be is named, also one of a day that only the lake has. The lake may hold more: what the database has
+let go of, and what other databases of this service have archived. A lake that ends before what was archived was
+restored: what it had beyond its end is missing there, or gone altogether.
 """
 
 from __future__ import annotations
@@ -67,6 +67,9 @@ class Verified:
     """Rows that the lake had before it was restored, and the database has no more, by day."""
     unreadable: Mapping[str, str]
     """Files of the lake that cannot be read as they were written, and why."""
+    files: int
+    """Files of the lake that were read, and compared with their checksums and the log, of so many days."""
+    file_days: int
     without_checksum: int
     """Files of older versions, of other programs, or of a compaction that was cut short: their rows were compared, and
     their bytes could not be. A text that is no checksum is none.
@@ -130,7 +133,8 @@ def verify(
     local_rows: int = 200_000,
     show: Show = lambda done, total: None,
 ) -> Verified:
-    """The days before `until`. A letter is compared in the state that it has now.
+    """Compare the rows of the days before `until`, in the lake's files of the same days; without an end, all of the
+    table's files are read, of whichever day. A letter is compared in the state that it has now.
 
     Up to `local_rows` rows of the lake are read in this process, without Spark.
     """
@@ -140,7 +144,7 @@ def verify(
         with joined(engine, snapshot) as seen:
             here = archived_content.digests(seen, origin.schema, SOURCES[table], of.offset, until=until)
         days = sorted({block.day for block in here})
-        there = lake_digests(spark, lake, rows, days, local_rows=local_rows, show=show)
+        there = lake_digests(spark, lake, rows, days, reads_all=until is None, local_rows=local_rows, show=show)
         compared = _Comparison(lake, rows, origin, engine, snapshot)
         for day, blocks in _doubtful(here, there.blocks):
             compared.look_at(day, blocks)
@@ -155,6 +159,8 @@ def verify(
         differing=compared.counts["differs"],
         gone={day: count for day, count in of.gone.items() if until is None or day < until},
         unreadable=there.unreadable,
+        files=there.files,
+        file_days=there.file_days,
         without_checksum=len(there.without_checksum),
         examples=examples,
     )

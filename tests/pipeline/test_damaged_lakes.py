@@ -9,7 +9,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,21 +20,25 @@ import pyarrow.parquet as pq
 import pytest
 
 from durable.errors import DurableError
-from durable.pipeline import audit, blanking, checksums, erasing, few_conversations, iceberg, places
+from durable.pipeline import audit, blanking, checksums, choosing, erasing, few_conversations, iceberg, places
 from durable.pipeline.audit import Question
 from durable.pipeline.blanking import Wanted
 from durable.pipeline.checksums import Compared
+from durable.pipeline.choosing import Choice
 from durable.pipeline.compaction import compact, vacuum
+from durable.pipeline.known import KnownRows
 from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import Whose
 from durable.pipeline.leftovers import Scrubbed
 from durable.pipeline.purge import Retention, purge
 from durable.pipeline.verify import Verified
 from durable.storage.erasures import Chosen
 from tests.support.archiving import Archiver
-from tests.support.history import add_old_day
+from tests.support.history import add_history, add_old_day
 
 MONTH = Retention(timedelta(days=30), timedelta(days=30))
 ONE = UUID(int=1)
+ALL = Choice()
 HERE: dict[str, Any] = {"local_rows": 1_000}
 
 
@@ -333,6 +337,76 @@ def test_damaged_file_of_the_table_is_named_where_orphans_are_judged(filled: Arc
     assert left.exists()
 
 
+# ---------------------------------------------------------------- days that only the lake has
+
+
+@pytest.mark.parametrize("rows", [0, 1_000])
+@pytest.mark.parametrize("what", [*HIDDEN, "one bit", "gone"])
+def test_damage_of_a_purged_day_is_seen(filled: Archiver, conn: psycopg.Connection[Any], what: str, rows: int) -> None:
+    """Its files are all that is left of it."""
+    filled.run("dead_letters", **HERE)
+    assert len(purge(lambda: filled.spark, filled.lake, filled.origin, MONTH, **HERE).days) == 1
+    add_history(conn, 5, first=1_000)
+    filled.run(**HERE)
+    found = filled.verify(local_rows=rows)
+    assert (found.is_whole, found.days, found.rows, found.files, found.file_days) == (True, 1, 5, 4, 2)
+    file, damages = file_of_one(filled), {**HIDDEN, "one bit": _with_one_bit, "gone": _gone}
+    damages[what](file)
+    found = filled.verify(local_rows=rows)
+    assert (found.is_whole, damaged(found), found.missing) == (False, {file.name}, 0)
+
+
+def test_purge_reads_the_files_of_its_days_alone(filled: Archiver, conn: psycopg.Connection[Any]) -> None:
+    """Damage of a later day does not keep the older ones in the database."""
+    add_history(conn, 5, first=1_000)
+    filled.run(**HERE)
+    filled.run("dead_letters", **HERE)
+    (file,) = (each for each in listed(filled.lake) if pq.read_metadata(each).num_rows == 5)
+    _with_one_bit(file)
+    assert damaged(filled.verify(**HERE)) == {file.name}
+    assert purge(lambda: filled.spark, filled.lake, filled.origin, MONTH, **HERE).rows == 60
+
+
+def _with_one_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= 1
+    file.write_bytes(content)
+
+
+# ---------------------------------------------------------------- what is published of damage
+
+
+def _chosen(archiver: Archiver, choice: Choice = ALL) -> object:
+    return choosing.choose(archiver.spark, archiver.lake, choice).count()
+
+
+@pytest.mark.parametrize("what", HIDDEN)
+def test_replay_chooses_no_message_of_a_damaged_file(filled: Archiver, what: str) -> None:
+    file = file_of_one(filled)
+    assert _chosen(filled) == 60
+    HIDDEN[what](file)
+    with pytest.raises(DurableError, match=f"{file.name} cannot be read: .* checksum differs; put it back"):
+        _chosen(filled)
+
+
+def test_replay_reads_the_files_of_its_days_alone(filled: Archiver, conn: psycopg.Connection[Any]) -> None:
+    add_history(conn, 5, first=1_000)
+    filled.run(**HERE)
+    HIDDEN["keys"](file_of_one(filled))
+    assert _chosen(filled, Choice(since=datetime.now(UTC) - timedelta(days=1))) == 5
+
+
+def test_keys_of_a_damaged_file_are_no_known_rows(filled: Archiver) -> None:
+    """Of a database that takes the place of another one: a row that looks as if it were there would not be archived."""
+    file = file_of_one(filled)
+    rows = pq.ParquetFile(file).read().to_batches()[0]
+    known = KnownRows.of(filled.lake, "history", Whose("shop", rows["database"][0].as_py()))
+    assert known.without(rows).num_rows == 0
+    HIDDEN["ids"](file)
+    with pytest.raises(DurableError, match=f"{file.name} cannot be read: .* checksum differs"):
+        KnownRows.of(filled.lake, "history", known.whose).without(rows)
+
+
 @pytest.mark.parametrize("column", ["side", "outcome", "message_type", "source", "address", "service", "error"])
 def test_broken_text_makes_its_file_unreadable(
     filled: Archiver, conn: psycopg.Connection[Any], column: str, monkeypatch: pytest.MonkeyPatch
@@ -448,7 +522,7 @@ def _exported(archiver: Archiver) -> object:
 
 
 DAMAGE = (_gone, _folder, _cut, _emptied)
-READERS = (_audited, _found, erased, compacted, _exported)
+READERS = (_audited, _found, erased, compacted, _exported, _chosen)
 MET = [*product(READERS, DAMAGE), (_read, _gone), (_read, _folder)]
 """A file that is there is read by Spark, which names one that is damaged itself."""
 

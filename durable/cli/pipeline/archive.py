@@ -109,9 +109,9 @@ def _undone_erasures(settings: Settings, lake: Lake, *, is_restored: bool) -> li
 
 @reading(place=load_place, spark=SparkPlace)
 def verify(place: Place, spark: SparkPlace) -> Step:
-    """Compare what is archived, and still here, with the content of the lake.
+    """Compare what is archived, and still here, with the content of the lake, and each of its files with its checksum.
 
-    Ends with 1 when rows are missing there, are there twice, or differ.
+    Ends with 1 when rows are missing there, are there twice, or differ, or a file is damaged, of whichever day.
     """
     lake = place.require_lake()
     with needs_spark():
@@ -201,8 +201,9 @@ def _archived(lake: Lake, done: list[Archived]) -> Table:
 
 
 def _verified(lake: Lake, done: list[Verified]) -> Table:
-    columns = ("table", "days", "rows", "missing", "twice", "differing")
-    return Table.of(f"compared with {lake.url}", done, {column: column for column in columns})
+    columns = ("table", "days", "rows", "missing", "twice", "differing", "files")
+    named = {column: column for column in columns} | {"of days": "file_days"}
+    return Table.of(f"compared with {lake.url}", done, named)
 
 
 def _damaged(done: list[Verified]) -> list[Block]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from durable.pipeline.choosing import Choice, Group
     from durable.pipeline.lake import Lake
     from durable.pipeline.plans import Plan
+    from durable.pipeline.progress import Phases
     from durable.settings import Settings
 
 
@@ -96,8 +97,7 @@ def replay(
         with phases("replay") as phase:
             phase("starting Spark")
             session = spark.open_session([place] if place else None)
-            phase("counting messages")
-            rows, groups = _chosen(session, choice, place, parquet)
+            rows, groups = _chosen(session, choice, place, parquet, phase)
             if same_ids and place is not None:
                 refuse_foreign(rows, _database(settings), destination)
         sealing = Sealing.of(ring_of(target))
@@ -158,16 +158,17 @@ def _begin(settings: Settings, name: str, plan: Plan) -> None:
 
 
 def _chosen(
-    spark: SparkSession, choice: Choice, lake: Lake | None, parquet: str | None
+    spark: SparkSession, choice: Choice, lake: Lake | None, parquet: str | None, phase: Phases
 ) -> tuple[DataFrame, list[Group]]:
     from durable.pipeline import choosing
 
     if lake is not None:
-        rows = choosing.choose(spark, lake, choice)
+        rows = choosing.choose(spark, lake, choice, phase("comparing files"))
     else:
         with spark_errors():
             files = spark.read.option("__globPaths__", "false").parquet(parquet or "")  # brackets are no patterns
             rows = choosing.matching(choosing.complete(files), choice)
+    phase("counting messages")
     groups = choosing.survey(rows)
     for option, named in (("--service", {g.service for g in groups}), ("--side", {g.side for g in groups})):
         if len(named) > 1:
