@@ -192,11 +192,11 @@ def opened(table_url: str, path: str) -> Iterator[Any]:
 
 def remove(table_url: str, path: str) -> None:
     """A file that is not there any more is as good."""
-    with writing(f"{table_url}/{path}"):
+    with writing(f"{table_url}/{path}"), suppress(FileNotFoundError):
         if "://" in table_url:
-            _store(table_url).delete_file(path)
+            _store(table_url).delete_file(path)  # not every store takes the removal of what is not there
         else:
-            (Path(table_url) / path).unlink(missing_ok=True)
+            (Path(table_url) / path).unlink()
 
 
 def hadoop(url: str) -> str:

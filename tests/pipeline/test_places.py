@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from durable.errors import InvalidSetting
+from durable.pipeline import checksums, places
 from durable.pipeline.lake import Lake
 from tests.support.archiving import Archiver
 from tests.support.command import Agent
@@ -51,6 +52,42 @@ def test_every_command_reads_and_writes_the_lake(
             assert (ended.code, "path with brackets; move the lake" in ended.err) == (2, True)
         else:
             assert (command[0], ended.code, ended.err) == (command[0], 0, "")
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.parametrize("there", [["file", "checksum"], ["file"], ["checksum"], []])
+def test_removed_file_may_be_gone_already(tmp_path: Path, scheme: str, there: list[str]) -> None:
+    """As of a writer that was killed before it noted the checksum."""
+    lake, path = Lake(f"{scheme}{tmp_path}/lake"), "day=2030-05-04/part-1.parquet"
+    table_url = lake.table_url("history")
+    (tmp_path / "lake" / "history").mkdir(parents=True)
+    if "file" in there:
+        with places.created(table_url, path) as file:
+            file.write(b"PAR1")
+    if "checksum" in there:
+        checksums.note(table_url, path, checksums.of(b"PAR1"))
+    lake.remove("history", path)
+    assert places.files(table_url) == []
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_archive_removes_the_files_of_a_killed_one(
+    archiver: Archiver, conn: psycopg.Connection[Any], scheme: str
+) -> None:
+    """They have no checksum, and do not keep the next archive from its end."""
+    archiver.lake = Lake(f"{scheme}{archiver.lake.url}")
+    add_history(conn, 3)
+    archiver.run(local_rows=1_000)
+    (path,) = archiver.lake.sizes("history")
+    folder, _, name = path.rpartition("/")
+    left = [f"{folder}/part-{name.split('-')[1]}-0-{number:08x}-0-0.parquet" for number in range(3)]
+    for each in left:
+        with places.created(archiver.lake.table_url("history"), each) as file:
+            file.write(b"PAR1")
+    add_history(conn, 3, first=11)
+    archiver.run(local_rows=1_000)
+    assert {*left}.isdisjoint(file.path for file in places.files(archiver.lake.table_url("history")))
+    assert archiver.verify(local_rows=1_000).is_whole
 
 
 def test_path_with_encoded_characters_is_refused(tmp_path: Path) -> None:

@@ -124,6 +124,17 @@ ROWS = (
     ),
     Mutant(
         "lakes",
+        "a file that is gone already ends an archive",
+        "durable/pipeline/places.py",
+        before="""    with writing(f"{table_url}/{path}"), suppress(FileNotFoundError):\n""",
+        after="""    with writing(f"{table_url}/{path}"):\n""",
+        killed_by=(
+            "tests/pipeline/test_places.py::test_removed_file_may_be_gone_already[there1-file://]",
+            "tests/pipeline/test_places.py::test_archive_removes_the_files_of_a_killed_one[file://]",
+        ),
+    ),
+    Mutant(
+        "lakes",
         "the size in the log is not compared",
         "durable/pipeline/lake_digests.py",
         before="    if len(content) != size:\n",
