@@ -30,7 +30,6 @@ import secrets
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, NamedTuple
@@ -40,7 +39,7 @@ from sqlalchemy import Connection, Engine
 
 from durable.errors import DurableError
 from durable.failpoints import failpoint
-from durable.pipeline import lost_lives, places, recovering
+from durable.pipeline import lost_lives, recovering
 from durable.pipeline.beginning import NO_WISH, Wish, begin
 from durable.pipeline.columns import COLUMNS
 from durable.pipeline.compaction import compact
@@ -215,7 +214,7 @@ class _Run:
         archives.claim(self.conn, schema, source, high, commit_id)
         shares = slices.of_survey(schema, found, first, high, _task_count(found)) if rows else []
         name = f"{self._app}-{low}-{uuid4().hex[:8]}"
-        with self._removed_unless_written(name):
+        with self.lake.removed_unless_written(self.table, name):
             written = self._write(shares, rows, name, reconciles=reconciles)
             files = [file for file in written if file.path]
             known = sum(file.rows for file in written if not file.path)
@@ -225,15 +224,16 @@ class _Run:
                 counts[file.day] += file.rows
             archives.note_commit(self.conn, schema, source, low, high, counts)
         failpoint("A1")
-        self.lake.commit(
-            self.table,
-            files,
-            app_id=self.app_id,
-            low=low,
-            high=high,
-            commit_id=commit_id,
-            whole=Whole(self.whose, span),
-        )
+        with self.lake.removed_unless_committed(self.table, files):
+            self.lake.commit(
+                self.table,
+                files,
+                app_id=self.app_id,
+                low=low,
+                high=high,
+                commit_id=commit_id,
+                whole=Whole(self.whose, span),
+            )
         failpoint("A2")
         archives.confirm(self.conn, schema, source, high)
         return _Part(low, high, rows - known, known, files)
@@ -272,20 +272,6 @@ class _Run:
         written = sum(file.rows for file in files)
         if written != rows:
             raise DurableError(f"{self.table}: the tasks wrote {written:,} rows of {rows:,}; nothing was archived")
-
-    @contextmanager
-    def _removed_unless_written(self, name: str) -> Iterator[None]:
-        """Remove the files of an attempt that fails before its commit: a full disk would stay full. What cannot be
-        removed, or is written by a task that still runs, is for clean() to remove.
-        """
-        try:
-            yield
-        except BaseException:
-            with suppress(Exception):  # the error of the attempt is the one to tell
-                for file in places.files(self.lake.table_url(self.table)):
-                    if file.path.rpartition("/")[2].startswith(f"part-{name}-"):
-                        self.lake.remove(self.table, file.path)
-            raise
 
     def clean(self, part: _Part) -> None:
         """Remove what attempts of this table have left behind that began at this offset, or before it.

@@ -14,7 +14,8 @@ The tables are written by `deltalake` and read by Spark as plain Parquet files, 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
@@ -35,7 +36,8 @@ from durable.pipeline.unwritable import writing
 from durable.storage.archives import Absent
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
+    from deltalake import CommitProperties, DeltaTable
+    from deltalake.transaction import AddAction, RemoveAction
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["Lake"]
@@ -280,7 +282,6 @@ class Lake:
         Raises ArchiveConflict when the offset is not `low` any more: somebody else has archived these rows.
         """
         from deltalake import CommitProperties
-        from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import AddAction, Transaction
 
         opened = self.opened(table)
@@ -300,17 +301,7 @@ class Lake:
                 *marked(opened, whole),
             ],
         )
-        try:
-            with writing(f"{self.table_url(table)}/_delta_log"):
-                opened.create_write_transaction(
-                    list(adds),
-                    mode="append",
-                    schema=opened.schema(),
-                    partition_by=["day"],
-                    commit_properties=properties,
-                )
-        except CommitFailedError as error:
-            raise ArchiveConflict from error
+        self._write(opened, table, adds, properties)
 
     def replace(
         self,
@@ -326,7 +317,6 @@ class Lake:
         ArchiveConflict when an offset has moved, or somebody else has replaced a file.
         """
         from deltalake import CommitProperties
-        from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import AddAction, RemoveAction, Transaction
 
         opened, now = self.opened(table), int(time.time() * 1_000)
@@ -340,10 +330,22 @@ class Lake:
             custom_metadata={_REPLACES: "true"},
             app_transactions=[Transaction(name, number) for name, number in {**offsets, **marks}.items() if number],
         )
+        self._write(opened, table, [*removes, *adds], properties)
+
+    def _write(
+        self,
+        opened: DeltaTable,
+        table: LakeTable,
+        actions: Sequence[AddAction | RemoveAction],
+        properties: CommitProperties,
+    ) -> None:
+        """Write one commit. Raises ArchiveConflict when another one that contradicts it was first."""
+        from deltalake.exceptions import CommitFailedError
+
         try:
             with writing(f"{self.table_url(table)}/_delta_log"):
                 opened.create_write_transaction(
-                    [*removes, *adds],
+                    list(actions),
                     mode="append",
                     schema=opened.schema(),
                     partition_by=["day"],
@@ -351,6 +353,35 @@ class Lake:
                 )
         except CommitFailedError as error:
             raise ArchiveConflict from error
+
+    @contextmanager
+    def removed_unless_written(self, table: LakeTable, name: str) -> Iterator[None]:
+        """Remove the files of an attempt of this name that fails before its commit: a full disk would stay full. What
+        cannot be removed, or is written by a task that still runs, is for the next archive to remove.
+        """
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):  # the error of the attempt is the one to tell
+                for file in places.files(self.table_url(table)):
+                    if file.path.rpartition("/")[2].startswith(f"part-{name}-"):
+                        self.remove(table, file.path)
+            raise
+
+    @contextmanager
+    def removed_unless_committed(self, table: LakeTable, files: Sequence[DataFile]) -> Iterator[None]:
+        """Remove the files of a commit that has failed for certain. One may have happened in spite of its error, as the
+        log tells then; and an object store may yet carry out what it has answered with an error.
+        """
+        try:
+            yield
+        except Exception as error:
+            with suppress(Exception):
+                is_over = isinstance(error, ArchiveConflict) or "://" not in self.url
+                if is_over and {file.path for file in files}.isdisjoint(self.sizes(table)):
+                    for file in files:
+                        self.remove(table, file.path)
+            raise
 
     # ---------------------------------------------------------------- files that are no part of it
 

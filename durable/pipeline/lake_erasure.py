@@ -87,9 +87,9 @@ class LakeErasure:
         name = mark(erasure_id)
         for _ in range(_TRIES):
             offsets = self._offsets(lake, table)
-            replaced, written = blanking.rewritten(
-                lake, table, self._wanted, erasure_id, self._name(table, offsets), self._compared
-            )
+            attempt = self._name(table, offsets)
+            with lake.removed_unless_written(table, attempt):
+                replaced, written = blanking.rewritten(lake, table, self._wanted, erasure_id, attempt, self._compared)
             if not replaced:
                 marked = lake.marks(table, [name]).get(name, 0)
                 count = _count(lake, table, erasure_id, _ALL)
@@ -97,12 +97,11 @@ class LakeErasure:
                     return count
             below = _ALL if self._has_lost else next(iter(offsets.values()), 0) or _ALL
             try:
-                lake.replace(table, replaced, written, offsets, {name: below})
+                with lake.removed_unless_committed(table, written):
+                    lake.replace(table, replaced, written, offsets, {name: below})
             except ArchiveConflict:
-                for file in written:
-                    lake.remove(table, file.path)
-            else:
-                return _count(lake, table, erasure_id, below)
+                continue
+            return _count(lake, table, erasure_id, below)
         raise ArchiveConflict(
             f"lake {lake.url}: {table} was changed by others {_TRIES} times meanwhile; erase once more"
         )

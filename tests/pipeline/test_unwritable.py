@@ -8,16 +8,25 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+from uuid import UUID
 
 import psycopg
 import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 
 from durable.errors import DurableError, StorageUnavailable
+from durable.pipeline import erasing, places
 from durable.pipeline.copying import connection, opened
+from durable.pipeline.lake import Lake
 from durable.pipeline.origin import locked
 from durable.pipeline.undisturbed import publishing
 from durable.pipeline.unwritable import writing
 from durable.settings import load_settings
+from durable.storage.erasures import Chosen
+from tests.support.archiving import Archiver
 from tests.support.command import Agent
 from tests.support.history import add_history, add_old_day
 
@@ -126,6 +135,96 @@ def test_failed_archive_leaves_no_files(
     disk.repair()
     assert agent("pipeline", *COMMANDS["archive"]).code == 0
     assert len(list(lake.rglob("history/day=*/*.parquet"))) == 4
+
+
+# ---------------------------------------------------------------- commits that fail
+
+FULL, REFUSED, UNKNOWN = OSError(28, "No space left on device"), CommitFailedError("was first"), ValueError("who knows")
+
+
+def failing(error: Exception, *, is_done: bool) -> Callable[..., None]:
+    """A commit that ends in an error, before it is written or after it, as where a checkpoint finds no room."""
+    commit = DeltaTable.create_write_transaction
+
+    def fail(*args: Any, **options: Any) -> None:
+        if is_done:
+            commit(*args, **options)
+        raise error
+
+    return fail
+
+
+def _archive(archiver: Archiver) -> object:
+    return archiver.run(local_rows=1_000)
+
+
+def _erase(archiver: Archiver) -> object:
+    chosen = Chosen(ids=[UUID(int=1)])
+    return erasing.erase(archiver.origin, archiver.lake, chosen, actor="a test", reason="4711")
+
+
+STAYS = {
+    ("", FULL, False): False,
+    ("", FULL, True): True,
+    ("", UNKNOWN, False): False,
+    ("", UNKNOWN, True): True,
+    ("", REFUSED, False): False,
+    ("", REFUSED, True): True,
+    ("file://", FULL, False): True,  # an object store may yet carry it out
+    ("file://", FULL, True): True,
+    ("file://", UNKNOWN, False): True,
+    ("file://", REFUSED, False): False,
+    ("file://", REFUSED, True): True,
+}
+
+
+@pytest.mark.parametrize("use", [_archive, _erase])
+@pytest.mark.parametrize(("scheme", "error", "is_done"), STAYS)
+def test_commit_removes_its_files_when_failed_for_certain(
+    archiver: Archiver,
+    conn: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    use: Callable[[Archiver], object],
+    scheme: str,
+    error: Exception,
+    is_done: bool,
+) -> None:
+    archiver.lake = Lake(f"{scheme}{archiver.lake.url}")
+    add_history(conn, 5)
+    archiver.run(local_rows=1_000)
+    add_history(conn, 5, first=11)
+    table_url = archiver.lake.table_url("history")
+
+    def files() -> set[str]:
+        return {each.path for each in places.files(table_url) if each.path.endswith((".parquet", ".blake2b"))}
+
+    before = files()
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaTable, "create_write_transaction", failing(error, is_done=is_done))
+        patch.setattr("durable.pipeline.lake_erasure._TRIES", 1)
+        with pytest.raises((DurableError, ValueError)):
+            use(archiver)
+    assert bool(files() - before) == STAYS[scheme, error, is_done]
+
+    use(archiver)
+    archiver.run(local_rows=1_000)
+    found = archiver.verify(local_rows=1_000)
+    assert (found.is_whole, found.rows, found.without_checksum) == (True, 10, 0)
+
+
+def test_erasure_leaves_no_files_when_there_is_no_room(
+    archiver: Archiver, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_history(conn, 5)
+    archiver.run(local_rows=1_000)
+    before = archiver.files()
+    with monkeypatch.context() as patch:
+        patch.setattr("durable.pipeline.checksums.note", Mock(side_effect=DurableError("no room")))
+        with pytest.raises(DurableError, match="no room"):
+            _erase(archiver)
+    assert archiver.files() == before
+    _erase(archiver)
+    assert archiver.verify(local_rows=1_000).is_whole
 
 
 # ---------------------------------------------------------------- whose error it is

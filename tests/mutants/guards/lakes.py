@@ -135,6 +135,45 @@ ROWS = (
     ),
     Mutant(
         "lakes",
+        "an archive whose commit fails leaves its files",
+        "durable/pipeline/archive.py",
+        before="        with self.lake.removed_unless_committed(self.table, files):\n",
+        after="        if True:\n",
+        killed_by=(
+            "tests/pipeline/test_unwritable.py::test_commit_removes_its_files_when_failed_for_certain[-error0-False-_archive]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "files of a commit that has happened are removed",
+        "durable/pipeline/lake.py",
+        before="                if is_over and {file.path for file in files}.isdisjoint(self.sizes(table)):\n",
+        after="                if is_over:\n",
+        killed_by=(
+            "tests/pipeline/test_unwritable.py::test_commit_removes_its_files_when_failed_for_certain[-error1-True-_archive]",
+            "tests/pipeline/test_unwritable.py::test_commit_removes_its_files_when_failed_for_certain[-error1-True-_erase]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "files of a commit that a store may yet carry out are removed",
+        "durable/pipeline/lake.py",
+        before="""isinstance(error, ArchiveConflict) or "://" not in self.url\n""",
+        after="True\n",
+        killed_by=(
+            "tests/pipeline/test_unwritable.py::test_commit_removes_its_files_when_failed_for_certain[file://-error6-False-_archive]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "an erasure that finds no room leaves its files",
+        "durable/pipeline/lake_erasure.py",
+        before="            with lake.removed_unless_written(table, attempt):\n",
+        after="            if True:\n",
+        killed_by=("tests/pipeline/test_unwritable.py::test_erasure_leaves_no_files_when_there_is_no_room",),
+    ),
+    Mutant(
+        "lakes",
         "the size in the log is not compared",
         "durable/pipeline/lake_digests.py",
         before="    if len(content) != size:\n",
