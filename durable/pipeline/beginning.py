@@ -201,10 +201,6 @@ class _Side:
 
     def refuse(self, lake: Lake, wish: Wish) -> None:
         """Raise InvalidSetting unless the wish settles what the database and the lake tell."""
-        if self.archive is not None and self.archive.service != self.origin.service:
-            raise InvalidSetting(
-                f"service: {self.source} of this database is archived as {self.archive.service!r}; leave --service out"
-            )
         if self.is_other_database and not (wish.is_new_lake or wish.is_successor):
             raise InvalidSetting(_OTHER_DATABASE.format(source=self.source, lake=self.known.lake))
         if self.is_other_database and not wish.is_successor and self.known.lake_id == self.lake_id:

@@ -14,6 +14,7 @@ from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from durable.errors import ArchiveConflict, InvalidSetting
 from durable.pipeline.copying import connection
+from durable.pipeline.lake_tables import SOURCES
 from durable.settings import Settings
 from durable.storage import archives, migrator, replays
 from durable.storage.database import lock_url
@@ -41,14 +42,22 @@ def hashed(app_id: str) -> str:
 
 
 def find_origin(settings: Settings, service: str | None) -> Origin:
-    """The database of these settings. Its service is what is given here, or the one whose nodes use it.
+    """The database of these settings. Its service is the one that it is archived as; before the first archive it is
+    what is given here, or the one whose nodes use it.
 
-    Raises InvalidSetting when it has several or none; SchemaMismatch; StorageUnavailable.
+    Raises InvalidSetting when it has several or none, or another one than is given; SchemaMismatch; StorageUnavailable.
     """
     url, schema = lock_url(settings), settings.db_schema
     with connection(url) as conn:
         migrator.check_version(conn, schema)
+        archived = [each for source in SOURCES.values() if (each := archives.find(conn, schema, source)) is not None]
         known = archives.services(conn, schema) if service is None else [service]
+    for archive in archived:
+        if service not in (None, archive.service):
+            raise InvalidSetting(
+                f"service: the database is archived as {archive.service!r}, not as {service!r}; give --service "
+                f"{archive.service}, or leave it out"
+            )
     if len(known) != 1:
         found = f"its nodes are of {', '.join(known)}" if known else "it has no nodes now"
         raise InvalidSetting(f"service: the owner of this history is unknown, {found}; give APP:BUS or --service NAME")

@@ -94,6 +94,42 @@ def test_archive_takes_the_service_name_from_a_registered_node(agent: Agent, con
     assert document(agent, "archive")["service"] == "billing"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("archive",),
+        ("archive", "--end"),
+        ("verify",),
+        ("purge", "--keep", "30"),
+        ("erase", "--key", "customer 17", "--reason", "a request", "--dry-run"),
+        ("erase", "--key", "customer 17", "--reason", "a request", "--yes", "--vacuum"),
+    ],
+    ids=" ".join,
+)
+def test_service_other_than_the_archived_one_is_refused(
+    agent: Agent, conn: psycopg.Connection[Any], arguments: tuple[str, ...]
+) -> None:
+    """Nothing is changed: a row that is emptied here alone would stay in the lake."""
+    add_history(conn, 3)
+    conn.execute("UPDATE durable.envelope_history SET partition_key = 'customer 17', body = 'secret'")
+    archive(agent)
+    refused = agent("pipeline", *arguments, "--service", "shpo")
+    assert (refused.code, refused.out) == (2, "")
+    assert "archived as 'shop', not as 'shpo'; give --service shop, or leave it out" in refused.err
+    for row in conn.execute("SELECT body FROM durable.envelope_history"):
+        assert row == (b"secret",)
+    assert document(agent, "verify")["tables"][0]["missing"] == 0
+
+
+@pytest.mark.parametrize("option", ["--new-lake", "--successor"])
+def test_option_of_archiving_beside_end_is_refused(agent: Agent, conn: psycopg.Connection[Any], option: str) -> None:
+    add_history(conn, 1)
+    archive(agent)
+    refused = agent("pipeline", "archive", "--end", option)
+    assert (refused.code, f"--end: archives nothing, and {option} says how to archive" in refused.err) == (2, True)
+    assert document(agent, "status")["tables"][0]["lake"] is not None
+
+
 def test_archiving_can_be_interrupted_and_continued(agent: Agent, conn: psycopg.Connection[Any]) -> None:
     """In the same lake: what was written meanwhile, and is still here, is archived once."""
     add_history(conn, 5)

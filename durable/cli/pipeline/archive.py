@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from functools import cache, partial
@@ -19,11 +19,13 @@ from durable.cli.pipeline.options import Place, SparkPlace, load_place
 from durable.cli.pipeline.status import by_day, foreign_rows, gone_rows
 from durable.cli.pipeline.steps import Ended, Step
 from durable.cli.target import connection
+from durable.errors import InvalidSetting
 from durable.grammar import several
 from durable.pipeline.erasing import Listed, listed
 from durable.pipeline.erasures import State
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import SOURCES
+from durable.pipeline.origin import Origin
 from durable.pipeline.session import needs_spark
 from durable.settings import Settings
 from durable.storage import archives
@@ -66,8 +68,9 @@ def archive(
     From the first run on, nodes drop no history and no dead letters; `pipeline purge` does.
     """
     if end:
+        _refuse_beside_end({"--new-lake": new_lake, "--successor": successor})
         yield
-        return _end(place.settings)
+        return _end(place.find_origin(), place.settings)
     lake = place.require_lake()
     with needs_spark():
         from durable.pipeline.archive import archive as archive_table
@@ -176,9 +179,15 @@ def _purged(done: Purged, kept: timedelta) -> list[Block]:
     return blocks
 
 
-def _end(settings: Settings) -> Ended:
+def _refuse_beside_end(given: Mapping[str, bool]) -> None:
+    for option, is_given in given.items():
+        if is_given:
+            raise InvalidSetting(f"--end: archives nothing, and {option} says how to archive; leave one of them out")
+
+
+def _end(origin: Origin, settings: Settings) -> Ended:
     with connection(settings) as conn:
-        count = archives.end(conn, settings.db_schema)
+        count = archives.end(conn, origin.schema)
     return Ended(
         {"ended": count}, [f"{several(count, 'tables', 'are')} archived no more; what is in the lake stays there"]
     )

@@ -9,6 +9,22 @@ _TESTS = "tests/pipeline/test_damaged_lakes.py"
 ROWS = (
     Mutant(
         "lakes",
+        "a service that is named wrongly is taken at its word",
+        "durable/pipeline/origin.py",
+        before="        if service not in (None, archive.service):\n",
+        after="        if False:\n",
+        killed_by=("tests/pipeline/test_commands.py::test_service_other_than_the_archived_one_is_refused[verify]",),
+    ),
+    Mutant(
+        "lakes",
+        "options of archiving beside --end are ignored",
+        "durable/cli/pipeline/archive.py",
+        before="        if is_given:\n",
+        after="        if False:\n",
+        killed_by=("tests/pipeline/test_commands.py::test_option_of_archiving_beside_end_is_refused[--new-lake]",),
+    ),
+    Mutant(
+        "lakes",
         "damage that leaves the rows as they are is not seen",
         "durable/pipeline/lake_digests.py",
         before="    if checksum is not None and checksums.of(content) != checksum:\n",
