@@ -1,17 +1,19 @@
 """The streaming half of the data source: rows in the order of the horizon, from a checkpoint on.
 
-    offset {"xid": n, "identity": i, "last": r, "dropped": d}: every row of a transaction below n of this cluster was
-    read, r last, and d rows were known to be dropped then, on the days that have lost one of n or above
+    offset {"xid": n, "identity": i, "last": r, "drop": d, "begin": b}: every row of a transaction below n of this
+    cluster was read, r last, and the drop of rows that was the last then has the number d; the micro-batch that ends
+    here began at b, which has the xid and the drop of its own
 
-A micro-batch is a range of transactions that are all finished, so that one which commits late is never passed over,
-and the same batch read again has the same rows. A long transaction holds the stream back for as long as it runs.
-A database that was restored, upgraded or failed over numbers its transactions anew, so that a checkpoint of before says
-nothing of it, and is refused. Where its files were put back, the numbers come again without another identity: so a
-batch ends with its last row, and a database that does not have this row is refused as well.
+A micro-batch is a range of transactions that are all finished, so that one which commits late is never passed over, and
+the same batch read again has the same rows. It begins where its end says: a checkpoint does not have the start of the
+first batch, and Spark asks for another one where it reads that batch again. A long transaction holds the stream back
+for as long as it runs. A database that was restored, upgraded or failed over numbers its transactions anew, so that a
+checkpoint of before says nothing of it, and is refused. Where its files were put back, the numbers come again without
+another identity: so a batch ends with its last row, and a database that does not have this row is refused as well.
 
-A purge, or a retention, drops rows whether a stream has read them or not. Each drop is noted in its own transaction, so
-that d grows where a row of n or above is dropped: then the batch from n on is refused, after it was read, so that a
-drop amid the read is noticed, too.
+A purge, or a retention, drops rows whether a stream has read them or not. Each drop is numbered in its own transaction,
+with its newest row: where one after d has dropped a row of n or above, the batch from n on is refused, after it was
+read, so that a drop amid the read is noticed, too.
 
 A dead letter is read again when it is resolved; one that changes twice between two micro-batches is read once.
 """
@@ -52,11 +54,11 @@ Offset = dict[str, Any]
 
 
 class StreamPartition(SharePartition):
-    """Rows that one task reads of a micro-batch that begins at this offset."""
+    """Rows that one task reads of a micro-batch that begins there."""
 
-    def __init__(self, share: Share, start: Offset) -> None:
+    def __init__(self, share: Share, begin: Offset) -> None:
         super().__init__(share)
-        self.start = start
+        self.begin = begin
 
 
 class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -72,7 +74,8 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._target or self._end()  # never beyond the target, which is set before
         begin = end if self._options.is_latest else end | {"xid": min(self._start(), end["xid"])}
         with connection(self._options.url) as conn:
-            return self._noting_drops(conn, begin)
+            begin = begin | {"drop": self._last_drop(conn)}
+        return begin | {"begin": _begin(begin)}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadAllAvailable() if self._options.max_rows is None else ReadMaxRows(self._options.max_rows)
@@ -90,7 +93,8 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._check_last(conn, start)
             last = horizons.last_of_batch(conn, options.schema, options.table, start["xid"], end["xid"], rows)
             if last is not None:
-                end = self._noting_drops(conn, end | {"xid": last.xid + 1, "last": [last.key, last.moment]})
+                read = {"xid": last.xid + 1, "last": [last.key, last.moment], "drop": self._last_drop(conn)}
+                end = end | read | {"begin": _begin(start)}
             self._check_drops(conn, start)  # after those that `end` knows of
         return start if last is None else end
 
@@ -103,15 +107,16 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with connection(options.url) as conn:
             self._check_last(conn, end)
         count = options.partitions or _PARTITIONS
-        shares = slices.by_transactions(options.schema, options.table, start["xid"], end["xid"], count)
-        return [StreamPartition(share, start) for share in shares]
+        begin = end.get("begin", start)
+        shares = slices.by_transactions(options.schema, options.table, begin["xid"], end["xid"], count)
+        return [StreamPartition(share, begin) for share in shares]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         assert isinstance(partition, StreamPartition)
         columns = selected(self._options, self._schema)
         yield from as_spark(copy(self._options.url, partition.share, columns), self._schema)
         with connection(self._options.url) as conn:
-            self._check_drops(conn, partition.start)
+            self._check_drops(conn, partition.begin)
 
     def commit(self, end: Offset) -> None:
         """Ignore the commit: Spark does not call it for the last batch of AvailableNow, so it cannot be relied on."""
@@ -124,17 +129,17 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if horizons.is_of_another_life(conn, self._options.schema, self._options.table, last):
             raise InvalidSetting(_OF_ANOTHER_STATE)
 
-    def _noting_drops(self, conn: Connection, read: Offset) -> Offset:
-        dropped = purging.dropped_from(conn, self._options.schema, self._options.table, read["xid"])
-        return read | {"dropped": dropped.rows}
+    def _last_drop(self, conn: Connection) -> int:
+        return purging.last_drop(conn, self._options.schema, self._options.table)
 
     def _check_drops(self, conn: Connection, read: Offset) -> None:
         """Raise InvalidSetting when rows were dropped that this query has not read."""
-        dropped = purging.dropped_from(conn, self._options.schema, self._options.table, read["xid"])
-        if dropped.rows > read.get("dropped", 0):
+        options = self._options
+        dropped = purging.dropped_since(conn, options.schema, options.table, read.get("drop", 0), read["xid"])
+        if dropped is not None:
             raise InvalidSetting(
                 f"checkpointLocation: rows of {dropped.first_day} to {dropped.last_day} were dropped from "
-                f"{self._options.table} before this query had read them, and may be missing; read these days from the "
+                f"{options.table} before this query had read them, and may be missing; read these days from the "
                 "lake, if they were archived, begin with a new checkpoint, and deduplicate rows that are read again by "
                 "id and outcome"
             )
@@ -152,6 +157,11 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             schema = self._options.schema
             migrator.check_version(conn, schema)
             return {"xid": horizons.horizon(conn, schema), "identity": archives.identity(conn, schema)}
+
+
+def _begin(start: Offset) -> Offset:
+    """The start of a batch, as its end tells it."""
+    return {"xid": start["xid"], "drop": start.get("drop", 0)}
 
 
 def _check(read: Offset, end: Offset) -> None:

@@ -18,11 +18,10 @@ _BATCH_SIZE: Final = 10_000
 
 
 class Dropped(NamedTuple):
-    """Rows that are not in the database any more, and the days that they are of; None where there are none."""
+    """Days of rows that are not in the database any more."""
 
-    rows: int
-    first_day: date | None
-    last_day: date | None
+    first_day: date
+    last_day: date
 
 
 def unarchived_days(conn: Connection, schema: str, low: int, until: date) -> dict[date, int]:
@@ -83,9 +82,18 @@ def dropped_until(conn: Connection, schema: str, keep: timedelta) -> datetime | 
     return moment
 
 
-def dropped_from(conn: Connection, schema: str, table: str, low: int) -> Dropped:
-    """Count the dropped rows of the days that have lost one of the transaction `low`, or of a later one."""
-    return Dropped(*conn.execute(absent.READ_DROPPED_FROM.within(schema), {"table": table, "low": low}).one())
+def last_drop(conn: Connection, schema: str, table: str) -> int:
+    """Return the number of the last drop of rows of this table; 0 before the first one."""
+    return int(conn.execute(absent.READ_LAST_DROP.within(schema), {"table": table}).scalar_one())
+
+
+def dropped_since(conn: Connection, schema: str, table: str, number: int, low: int) -> Dropped | None:
+    """Return the days that have lost a row of the transaction `low`, or of a later one; None unless a drop after this
+    one took such a row.
+    """
+    params = {"table": table, "number": number, "low": low}
+    row = conn.execute(absent.READ_DROPPED_SINCE.within(schema), params).one_or_none()
+    return None if row is None else Dropped(*row)
 
 
 def drop_day(conn: Connection, schema: str, day: date) -> str:

@@ -200,6 +200,14 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             schema=schema,
         ),
         Table(
+            "drops",
+            metadata,
+            Column("table_name", Text, primary_key=True),
+            Column("number", BigInteger, primary_key=True, autoincrement=False),
+            Column("below", BigInteger, nullable=False),
+            schema=schema,
+        ),
+        Table(
             "generations",
             metadata,
             Column("generation", Integer, primary_key=True, autoincrement=False),

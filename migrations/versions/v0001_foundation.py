@@ -270,6 +270,13 @@ CREATE TABLE "{schema}".absent_rows (
     PRIMARY KEY (table_name, day, kind, lake_id)
 );
 
+CREATE TABLE "{schema}".drops (
+    table_name text NOT NULL,
+    number bigint NOT NULL,
+    below bigint NOT NULL,
+    PRIMARY KEY (table_name, number)
+);
+
 CREATE TABLE "{schema}".erasures (
     erasure_id uuid PRIMARY KEY,
     service text NOT NULL,
@@ -525,6 +532,21 @@ BEGIN
     RETURN base;
 END $$;
 
+-- Numbers a drop of rows, the newest of which is of the transaction before `drop_below`, and returns that: a stream
+-- remembers the last number, and judges later drops by their rows. One that reached no further than a later drop tells
+-- nothing more than it. Numbers are in the order of the commits, so that none appears below one that was seen.
+CREATE FUNCTION "{schema}".number_drop(dropped_from text, drop_below bigint) RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    last bigint;
+BEGIN
+    LOCK TABLE "{schema}".drops IN SHARE ROW EXCLUSIVE MODE;
+    SELECT COALESCE(max(number), 0) INTO last FROM "{schema}".drops WHERE table_name = dropped_from;
+    DELETE FROM "{schema}".drops WHERE table_name = dropped_from AND below <= drop_below;
+    INSERT INTO "{schema}".drops (table_name, number, below) VALUES (dropped_from, last + 1, drop_below);
+    RETURN drop_below;
+END $$;
+
 -- Notes the rows of a day of history that is about to be dropped: those that were archived, and those that were not. Of
 -- before the first archive one number is enough, the newest xid, by which streams know what they have not read. It is
 -- found without reading a day of millions of rows under its lock: an xid of the last blocks, then all above it.
@@ -540,14 +562,16 @@ BEGIN
         EXECUTE 'SELECT max(xid) FROM ' || part || ' WHERE ctid >= $1' INTO newest USING last_blocks;
         EXECUTE 'SELECT max(xid) FROM ' || part || ' WHERE xid >= $1' INTO newest USING COALESCE(newest, 0);
         INSERT INTO "{schema}".absent_rows AS known (table_name, day, kind, row_count, below)
-            SELECT 'envelope_history', note_drop.day, 'early', 1, newest + 1 WHERE newest IS NOT NULL
+            SELECT 'envelope_history', note_drop.day, 'early', 1,
+                "{schema}".number_drop('envelope_history', newest + 1) WHERE newest IS NOT NULL
             ON CONFLICT ON CONSTRAINT absent_rows_pkey DO UPDATE SET
             row_count = known.row_count + 1, below = GREATEST(known.below, excluded.below);
         RETURN;
     END IF;
     EXECUTE 'INSERT INTO "{schema}".absent_rows AS known (table_name, day, kind, first_at, last_at, row_count, below) '
         'SELECT ''envelope_history'', $1, CASE WHEN xid < $2 THEN ''dropped'' ELSE ''gap'' END, min(finished_at), '
-        'max(finished_at), count(*), max(xid) + 1 FROM ' || part || ' GROUP BY 3 '
+        'max(finished_at), count(*), "{schema}".number_drop(''envelope_history'', max(xid) + 1) FROM ' || part ||
+        ' GROUP BY 3 '
         'ON CONFLICT ON CONSTRAINT absent_rows_pkey DO UPDATE SET '
         'first_at = LEAST(known.first_at, excluded.first_at), last_at = GREATEST(known.last_at, excluded.last_at), '
         'row_count = known.row_count + excluded.row_count, below = GREATEST(known.below, excluded.below)'
@@ -673,6 +697,7 @@ DROP FUNCTION "{schema}".drop_archived_history(date);
 DROP FUNCTION "{schema}".begin_generation();
 DROP FUNCTION "{schema}".drop_partition(text, date, interval);
 DROP FUNCTION "{schema}".note_drop(text, date, bigint);
+DROP FUNCTION "{schema}".number_drop(text, bigint);
 DROP FUNCTION "{schema}".make_partition(text, date);
 DROP FUNCTION "{schema}".first_id(date);
 DROP FUNCTION "{schema}".gap_begins(text);
@@ -682,7 +707,7 @@ DROP TABLE "{schema}".published_batches, "{schema}".replays, "{schema}".placemen
     "{schema}".handler_counts, "{schema}".actions, "{schema}".circuits, "{schema}".nodes,
     "{schema}".offers, "{schema}".services,
     "{schema}".failed_attempts, "{schema}".erasures, "{schema}".archive_commits, "{schema}".archive_claims,
-    "{schema}".absent_rows, "{schema}".answers,
+    "{schema}".absent_rows, "{schema}".drops, "{schema}".answers,
     "{schema}".archives, "{schema}".generations,
     "{schema}".dead_letters, "{schema}".envelope_history, "{schema}".received_ids, "{schema}".undated_ids,
     "{schema}".incoming_envelopes, "{schema}".outgoing_envelopes CASCADE;

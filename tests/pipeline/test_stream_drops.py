@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -10,7 +11,7 @@ from typing import Any, Final
 import psycopg
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.types import BinaryType, StructType
 from sqlalchemy import Connection
@@ -38,6 +39,14 @@ Add = Callable[[psycopg.Connection[Any], int], None]
 Drop = Callable[[Connection], object]
 
 
+_OF_NUMBER: Final = "WHERE id = CAST(lpad(to_hex(CAST(%s AS bigint)), 32, '0') AS uuid)"
+_LET_BE_FINISHED: Final = f"UPDATE durable.envelope_history SET finished_at = CAST(%s AS date) {_OF_NUMBER}"
+_LET_BE_RESOLVED: Final = (
+    "UPDATE durable.dead_letters SET (failed_at, resolved_at, resolution) = (old, old, 'discarded') "
+    f"FROM (SELECT CAST(%s AS timestamptz)) AS moment (old) {_OF_NUMBER}"
+)
+
+
 def in_a_day(conn: psycopg.Connection[Any], number: int) -> None:
     add_old_day(conn, AGE, 1, first=number)
 
@@ -49,18 +58,15 @@ def in_no_day(conn: psycopg.Connection[Any], number: int) -> None:
 def resolved(conn: psycopg.Connection[Any], number: int) -> None:
     with conn.transaction():
         add_letters(conn, 1, first=number)
-        conn.execute(
-            "UPDATE durable.dead_letters SET failed_at = now() - %s, resolved_at = now() - %s, "
-            "resolution = 'discarded' WHERE id = CAST(lpad(to_hex(CAST(%s AS bigint)), 32, '0') AS uuid)",
-            (timedelta(days=AGE), timedelta(days=AGE), number),
-        )
+        conn.execute(_LET_BE_RESOLVED.encode(), (OLD, number))
 
 
 def archived(conn: Connection, ended: str = "NULL") -> None:
     for table in ("envelope_history", "dead_letters"):
         conn.exec_driver_sql(
             "INSERT INTO durable.archives (table_name, service, app_id, lake, lake_id, claimed_below, archived_below, "
-            f"identity, ended_at) VALUES (%s, 'shop', 'a', 'lake', 'a', %s, %s, durable.cluster_identity(), {ended})",
+            f"identity, ended_at) VALUES (%s, 'shop', 'a', 'lake', 'a', %s, %s, durable.cluster_identity(), {ended}) "
+            "ON CONFLICT DO NOTHING",
             (table, ALL, ALL),
         )
 
@@ -117,8 +123,8 @@ DROPS: Final[Mapping[str, tuple[Add, Drop]]] = {
 class Query:
     """A stream without Spark: its reader, and the offset that its checkpoint has."""
 
-    def __init__(self, url: str, table: str) -> None:
-        options = ReadOptions.parse({"url": url, "table": table, "columns": "id"})
+    def __init__(self, url: str, table: str, start: str = "earliest") -> None:
+        options = ReadOptions.parse({"url": url, "table": table, "columns": "id", "start": start})
         self.reader = EnvelopeStreamReader(options, StructType().add("id", BinaryType()))
         self.offset: Offset | None = None
 
@@ -151,8 +157,8 @@ class Case:
         conn.execute(f"DROP TABLE IF EXISTS durable.envelope_history_{OLD:%Y%m%d}".encode())
         self.query = self.other_query()
 
-    def other_query(self) -> Query:
-        return Query(self._url, "dead_letters" if self.is_of_letters else "envelope_history")
+    def other_query(self, start: str = "earliest") -> Query:
+        return Query(self._url, "dead_letters" if self.is_of_letters else "envelope_history", start)
 
     def add_old(self, *given: int) -> None:
         for number in given:
@@ -160,6 +166,12 @@ class Case:
 
     def add_new(self, number: int) -> None:
         (add_letters if self.is_of_letters else add_history)(self._conn, 1, first=number)
+
+    def make_old(self, number: int) -> None:
+        """Let a row be old that is here, without another transaction number."""
+        if self._add is in_a_day:
+            add_old_day(self._conn, AGE, 0)
+        self._conn.execute((_LET_BE_RESOLVED if self.is_of_letters else _LET_BE_FINISHED).encode(), (OLD, number))
 
     def drop(self) -> None:
         with connection(self._url) as conn:
@@ -222,18 +234,69 @@ def test_drop_between_the_plan_and_the_read_of_a_batch_is_noticed(case: Case) ->
             case.query.read(start, end)
 
 
-def test_checkpoint_without_a_count_of_drops_is_judged_by_its_number(case: Case) -> None:
+def test_checkpoint_without_the_number_of_a_drop_is_judged_by_its_number(case: Case) -> None:
     """As those were that earlier versions have written."""
     case.add_old(1, 2)
     query = case.other_query()
     for each, rows in ((case.query, [1]), (query, [1, 2])):
         assert each.next(most=len(rows)) == rows
         assert each.offset is not None
-        del each.offset["dropped"]
+        del each.offset["drop"], each.offset["begin"]
     case.drop()
     assert query.next() == []
     with pytest.raises(InvalidSetting, match=DROPPED):
         case.query.next()
+
+
+def test_stream_goes_on_after_a_drop_of_read_rows_when_their_day_has_lost_newer_ones(case: Case) -> None:
+    case.add_new(1)
+    case.add_new(2)
+    case.add_old(3)
+    case.drop()
+    case.add_new(4)
+    assert case.query.next(most=2) == [1, 2]
+    case.make_old(1)
+    case.drop()
+    assert case.query.next() == [4]
+
+
+def test_drop_of_older_rows_hides_no_earlier_drop(case: Case) -> None:
+    case.add_new(1)
+    case.add_new(2)
+    assert case.query.next() == [1, 2]
+    case.add_old(3)
+    case.drop()
+    case.make_old(1)
+    case.drop()
+    with pytest.raises(InvalidSetting, match=DROPPED):
+        case.query.next()
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_first_batch_read_again_begins_at_its_own_start(case: Case, start: str) -> None:
+    """Its checkpoint has its end alone, and Spark asks for another start."""
+    query = case.other_query(start)
+    if start == "earliest":
+        case.add_old(1)
+    begin = query.reader.initialOffset()
+    case.add_old(2)
+    end = query.reader.latestOffset(begin, ReadAllAvailable())
+    case.add_new(3)
+    again = case.other_query(start)
+    assert again.read(again.reader.initialOffset(), end) == ([1, 2] if start == "earliest" else [2])
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_first_batch_read_again_ends_after_a_drop_of_its_rows(case: Case, start: str) -> None:
+    query = case.other_query(start)
+    begin = query.reader.initialOffset()
+    case.add_old(1, 2)
+    case.add_new(3)
+    end = query.reader.latestOffset(begin, ReadAllAvailable())
+    case.drop()
+    for again in (case.other_query(start), case.other_query(start)):
+        with pytest.raises(InvalidSetting, match=DROPPED):
+            again.read(again.reader.initialOffset(), end)
 
 
 def test_restored_rows_of_another_lake_are_no_drop(conn: psycopg.Connection[Any], database_url: str) -> None:
@@ -261,3 +324,33 @@ def test_error_of_a_drop_reaches_the_caller(
     case.drop()
     with pytest.raises(PySparkException, match=DROPPED):
         stream.run()
+
+
+@pytest.mark.parametrize("is_dropped", [False, True], ids=["whole", "dropped"])
+def test_first_batch_is_read_again_whole_or_not_at_all_when_its_sink_failed(
+    spark: SparkSession, conn: psycopg.Connection[Any], database_url: str, tmp_path: Path, is_dropped: bool
+) -> None:
+    register(spark)
+    case = Case(conn, database_url, "a day before the first archive")
+    case.add_old(1, 2)
+    case.add_new(3)
+    read: list[list[int]] = []
+
+    def fail_first(frame: DataFrame, _: int) -> None:
+        read.append(numbers([row.id for row in frame.collect()]))
+        if len(read) == 1:
+            raise RuntimeError("the sink is away")
+
+    def run() -> None:
+        frame = spark.readStream.format("durable").options(url=database_url, columns="id").load()
+        writing = frame.writeStream.foreachBatch(fail_first).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        assert writing.trigger(availableNow=True).start().awaitTermination(60)
+
+    with pytest.raises(PySparkException, match="the sink is away"):
+        run()
+    if is_dropped:
+        case.drop()
+    case.add_new(4)
+    with pytest.raises(PySparkException, match=DROPPED) if is_dropped else nullcontext():
+        run()
+    assert read == ([[1, 2, 3]] if is_dropped else [[1, 2, 3], [1, 2, 3], [4]])

@@ -36,6 +36,7 @@ _TABLES = (
     "answers",
     "archive_claims",
     "absent_rows",
+    "drops",
     "archives",
     "generations",
 )

@@ -50,7 +50,8 @@ def noting(table: str, rows: str) -> str:
     return f"""{_INSERT}
     SELECT '{table}', CAST({moment} AT TIME ZONE 'UTC' AS date),
         CASE WHEN xid < begins THEN 'dropped' ELSE {_UNARCHIVED[table]} END,
-        '', min({moment}) {of_needed}, max({moment}) {of_needed}, count(*), max(xid) + 1
+        '', min({moment}) {of_needed}, max({moment}) {of_needed}, count(*),
+        {{schema}}.number_drop('{table}', max(xid) + 1)
     FROM {rows}, (SELECT {{schema}}.gap_begins('{table}') AS begins) AS archive GROUP BY 2, 3{_WIDEN}{_ADD}"""
 
 
@@ -79,11 +80,16 @@ WHERE table_name = :table AND kind = :kind
 GROUP BY table_name, day{_WIDEN}
 RETURNING day, first_at, last_at
 """)
-# Of the days on which a row of the transaction `low`, or of a later one, was dropped.
-READ_DROPPED_FROM = Statement("""
-SELECT CAST(COALESCE(sum(row_count), 0) AS bigint) AS rows, min(day) AS first_day, max(day) AS last_day
-FROM {schema}.absent_rows
+READ_LAST_DROP = Statement("""
+SELECT CAST(COALESCE(max(number), 0) AS bigint) AS number FROM {schema}.drops WHERE table_name = :table
+""")
+# The days that have lost a row of the transaction `low` or a later one; none unless a drop after `number` took one.
+READ_DROPPED_SINCE = Statement("""
+SELECT min(day) AS first_day, max(day) AS last_day FROM {schema}.absent_rows
 WHERE table_name = :table AND kind IN ('gap', 'dropped', 'early') AND row_count > 0 AND below > :low
+HAVING EXISTS (
+    SELECT FROM {schema}.drops WHERE table_name = :table AND number > :number AND below > :low
+)
 """)
 COUNT_DROPPED = Statement("""
 SELECT day, CAST(sum(row_count) AS bigint) AS rows FROM {schema}.absent_rows

@@ -6,7 +6,28 @@ from tests.mutants.mutant import Mutant
 
 _TESTS = "tests/pipeline/test_damaged_lakes.py"
 
+_DROPS = "tests/pipeline/test_stream_drops.py"
+
 ROWS = (
+    Mutant(
+        "lakes",
+        "the first batch of a stream is read again from another start",
+        "durable/pipeline/stream.py",
+        before='        begin = end.get("begin", start)\n',
+        after="        begin = start\n",
+        killed_by=(
+            f"{_DROPS}::test_first_batch_read_again_ends_after_a_drop_of_its_rows[latest-a purge of a day]",
+            f"{_DROPS}::test_first_batch_read_again_begins_at_its_own_start[latest-a purge of a day]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a drop hides one that reached further",
+        "migrations/versions/v0001_foundation.py",
+        before="WHERE table_name = dropped_from AND below <= drop_below;\n",
+        after="WHERE table_name = dropped_from;\n",
+        killed_by=(f"{_DROPS}::test_drop_of_older_rows_hides_no_earlier_drop[a purge of a day]",),
+    ),
     Mutant(
         "lakes",
         "a service that is named wrongly is taken at its word",
