@@ -1,4 +1,8 @@
-"""Copy of rows out of Postgres: one COPY for each slice, in Arrow batches, by ADBC. No row is ever a Python object."""
+"""Copy of rows out of Postgres: one COPY for each slice, in Arrow batches, by ADBC. No row is ever a Python object.
+
+A pooler in transaction mode takes no settings of a session, and gives each transaction another server connection: so
+nothing is sent to it outside of a transaction, which begins with the settings, and no prepared statement has a name.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,12 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, pool
+from sqlalchemy import Connection, Engine, create_engine, event, pool
 from sqlalchemy.exc import DBAPIError
 
 from durable import database_url
 from durable.errors import InvalidMessage, InvalidSetting, StorageUnavailable
+from durable.storage import engines
 from durable.storage.isolation import refusal
 from durable.storage.migrator import refuse_encoding
 from durable.storage.outages import described, is_conflict, translated
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
 _Published = TypeVar("_Published")
 _MOST_CONFLICTS: Final = 20
 _BATCH_BYTES = 4 << 20
+_PREPARE_AFTER: Final = 5  # executions, as is psycopg's default
 _MILLISECOND = timedelta(milliseconds=1)
 _NO_PERMISSION = "42501"
 _NETWORK = {  # a peer that is gone is noticed within some 20 seconds
@@ -36,7 +42,7 @@ _NETWORK = {  # a peer that is gone is noticed within some 20 seconds
     "application_name": "durable-pipeline",
 }
 # Whatever was set for the database or the role: values as the drivers read them, names as the server says them.
-_FORMATS = "-c DateStyle=ISO,YMD -c IntervalStyle=postgres -c quote_all_identifiers=off"
+_FORMATS: Final = {"DateStyle": "ISO,YMD", "IntervalStyle": "postgres", "quote_all_identifiers": "off"}
 
 
 def copy(
@@ -52,8 +58,8 @@ def copy(
 
     options = {StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
     try:
-        with arrow_connection(url, autocommit=True) as conn, closing(conn.cursor()) as cursor:
-            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        with arrow_connection(url) as conn, closing(conn.cursor()) as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             if snapshot is not None:
                 cursor.execute(join_sql(snapshot))
             if patience is not None:
@@ -71,16 +77,18 @@ def copy(
 
 
 @contextmanager
-def arrow_connection(url: str, *, autocommit: bool = False) -> Iterator[dbapi.Connection]:
-    """A connection of ADBC, closed at the end. Raises the errors of the driver."""
+def arrow_connection(url: str) -> Iterator[dbapi.Connection]:
+    """A transaction of ADBC, rolled back at the end. Raises the errors of the driver, and StorageUnavailable."""
     from adbc_driver_manager import AdbcConnection, dbapi
 
     database: Any = _database(libpq_url(url))
-    with (
-        closing(AdbcConnection(database.handle)) as handle,
-        closing(dbapi.Connection(database, handle, autocommit=autocommit)) as conn,
-    ):
+    with closing(AdbcConnection(database.handle)) as handle, closing(dbapi.Connection(database, handle)) as conn:
+        if is_pooled(url):
+            with closing(conn.cursor()) as cursor:
+                for statement in _at_begin():
+                    cursor.execute(statement)
         yield conn
+        conn.rollback()
 
 
 class _Database:
@@ -152,7 +160,7 @@ def _engine(url: str) -> Engine:
     import psycopg  # with the drivers, which load when used
 
     def connect() -> psycopg.Connection[tuple[Any, ...]]:
-        conn = psycopg.connect(libpq_url(url))
+        conn = psycopg.connect(libpq_url(url), prepare_threshold=None if is_pooled(url) else _PREPARE_AFTER)
         try:
             refuse_encoding(conn.info.parameter_status("server_encoding"))
         except InvalidSetting:
@@ -160,11 +168,37 @@ def _engine(url: str) -> Engine:
             raise
         return conn
 
-    return create_engine("postgresql+psycopg://", creator=connect, poolclass=pool.NullPool)
+    engine = create_engine("postgresql+psycopg://", creator=connect, poolclass=pool.NullPool)
+
+    @event.listens_for(engine, "begin")
+    def _begun(conn: Connection) -> None:
+        if is_pooled(url):
+            conn.exec_driver_sql("; ".join(_at_begin()))
+
+    return engine
 
 
 def libpq_url(url: str) -> str:
-    """Return the URL in libpq's form, for all drivers that are built on it."""
+    """Return the URL in libpq's form, for all drivers that are built on it. Raises StorageUnavailable."""
     parsed = database_url.parse(url)
-    options = f"{_FORMATS} {parsed.query.get('options', '')}".strip()
+    if is_pooled(url):
+        return parsed.libpq(**_NETWORK)
+    formats = " ".join(f"-c {name}={value}" for name, value in _FORMATS.items())
+    options = f"{formats} {parsed.query.get('options', '')}".strip()
     return replace(parsed, query={**parsed.query, "options": options}).libpq(**_NETWORK)
+
+
+@lru_cache(maxsize=4)
+def is_pooled(url: str) -> bool:
+    """Tell whether the database is behind a pooler, which the first connection finds out. Raises StorageUnavailable."""
+    import psycopg
+
+    plain = database_url.parse(url).libpq(**_NETWORK)
+    with translated(), closing(psycopg.connect(plain, prepare_threshold=None)) as conn:
+        first: Any = conn
+        return engines.is_pooled(first)
+
+
+def _at_begin() -> list[str]:
+    """Return statements for one transaction, which may still become another kind: none of them needs a snapshot."""
+    return [f"SET LOCAL {name} = {value}" for name, value in _FORMATS.items()]

@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from durable.errors import ArchiveConflict, InvalidSetting
-from durable.pipeline.copying import connection
+from durable.pipeline.copying import connection, is_pooled
 from durable.pipeline.lake_tables import SOURCES
 from durable.settings import Settings
 from durable.storage import archives, migrator, replays
@@ -41,13 +41,25 @@ def hashed(app_id: str) -> str:
     return f"{zlib.crc32(app_id.encode()):08x}"
 
 
+def direct_url(settings: Settings) -> str:
+    """Return the URL for connections that hold a lock. Raises InvalidSetting for one through a pooler."""
+    url = lock_url(settings)
+    if is_pooled(url):
+        named = "database_url" if settings.lock_database_url is None else "lock_database_url"
+        raise InvalidSetting(
+            f"{named}: goes through a pooler, which cannot keep the lock of this command; set "
+            "DURABLE_LOCK_DATABASE_URL to a direct connection"
+        )
+    return url
+
+
 def find_origin(settings: Settings, service: str | None) -> Origin:
     """The database of these settings. Its service is the one that it is archived as; before the first archive it is
     what is given here, or the one whose nodes use it.
 
     Raises InvalidSetting when it has several or none, or another one than is given; SchemaMismatch; StorageUnavailable.
     """
-    url, schema = lock_url(settings), settings.db_schema
+    url, schema = direct_url(settings), settings.db_schema
     with connection(url) as conn:
         migrator.check_version(conn, schema)
         archived = [each for source in SOURCES.values() if (each := archives.find(conn, schema, source)) is not None]

@@ -24,10 +24,9 @@ from durable.pipeline.copying import opened
 from durable.pipeline.erasing import listed
 from durable.pipeline.erasures import State
 from durable.pipeline.lake import Lake
-from durable.pipeline.origin import patiently
+from durable.pipeline.origin import direct_url, patiently
 from durable.settings import Settings
 from durable.storage import migrator, replays
-from durable.storage.database import lock_url
 from durable.storage.outages import translated
 
 _UNDONE: Final = (State.INTERRUPTED, State.LAKE_RESTORED)
@@ -81,7 +80,7 @@ def publishing(settings: Settings, lake: Lake | None) -> Iterator[Undisturbed]:
     """
     schema = settings.db_schema
     with (
-        opened(lock_url(settings)) as engine,
+        opened(direct_url(settings)) as engine,
         translated(schema),
         engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn,
     ):

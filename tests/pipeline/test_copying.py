@@ -49,7 +49,7 @@ def url_of(database_url: str, number: int) -> str:
 
 
 def ask(url: str) -> int:
-    with arrow_connection(url, autocommit=True) as conn:
+    with arrow_connection(url) as conn:
         return answer(conn)
 
 
@@ -61,7 +61,7 @@ def answer(conn: Any) -> int:
 
 
 def test_database_serves_all_connections_of_its_url(database_url: str, handles: Handles) -> None:
-    with arrow_connection(database_url, autocommit=True) as conn:
+    with arrow_connection(database_url) as conn:
         assert [ask(database_url) for _ in range(3)] == [17] * 3
         assert answer(conn) == 17
     assert (handles.opened, handles.closed) == (1, [])
@@ -75,8 +75,8 @@ def test_evicted_database_is_closed(database_url: str, handles: Handles) -> None
 
 def test_database_in_use_is_closed_with_its_last_connection(database_url: str, handles: Handles) -> None:
     with ExitStack() as later:
-        first = later.enter_context(arrow_connection(url_of(database_url, 0), autocommit=True))
-        with arrow_connection(url_of(database_url, 0), autocommit=True) as second:
+        first = later.enter_context(arrow_connection(url_of(database_url, 0)))
+        with arrow_connection(url_of(database_url, 0)) as second:
             for number in range(1, KEPT + 1):
                 ask(url_of(database_url, number))
             assert (answer(first), answer(second)) == (17, 17)

@@ -6,9 +6,37 @@ from tests.mutants.mutant import Mutant
 
 _TESTS = "tests/pipeline/test_damaged_lakes.py"
 
+_POOLER = "tests/pipeline/test_pooler.py"
 _DROPS = "tests/pipeline/test_stream_drops.py"
 
 ROWS = (
+    Mutant(
+        "lakes",
+        "the pipeline takes a pooler for a direct connection",
+        "durable/pipeline/copying.py",
+        before="        return engines.is_pooled(first)\n",
+        after="        return False\n",
+        killed_by=(
+            f"{_POOLER}::test_transaction_through_a_pooler_has_formats_of_its_own",
+            f"{_POOLER}::test_lock_through_a_pooler_is_refused[verify]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a transaction through a pooler has the formats of the role",
+        "durable/pipeline/copying.py",
+        before='            conn.exec_driver_sql("; ".join(_at_begin()))\n',
+        after="            pass\n",
+        killed_by=(f"{_POOLER}::test_transaction_through_a_pooler_has_formats_of_its_own",),
+    ),
+    Mutant(
+        "lakes",
+        "a lock is taken through a pooler",
+        "durable/pipeline/origin.py",
+        before="    if is_pooled(url):\n",
+        after="    if False:\n",
+        killed_by=(f"{_POOLER}::test_lock_through_a_pooler_is_refused[archive --end]",),
+    ),
     Mutant(
         "lakes",
         "the first batch of a stream is read again from another start",
@@ -16,8 +44,8 @@ ROWS = (
         before='        begin = end.get("begin", start)\n',
         after="        begin = start\n",
         killed_by=(
-            f"{_DROPS}::test_first_batch_read_again_ends_after_a_drop_of_its_rows[latest-a purge of a day]",
-            f"{_DROPS}::test_first_batch_read_again_begins_at_its_own_start[latest-a purge of a day]",
+            f"{_DROPS}::test_first_batch_read_again_ends_after_a_drop_of_its_rows[a purge of a day-latest]",
+            f"{_DROPS}::test_first_batch_read_again_begins_at_its_own_start[a purge of a day-latest]",
         ),
     ),
     Mutant(
