@@ -1,4 +1,4 @@
-"""Errors of writing into the lake, in one line: the file or folder, the reason, and what helps."""
+"""Errors of writing, in one line: the file or folder, the reason, and what helps."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _REFUSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @contextmanager
-def writing(place: str) -> Iterator[None]:
-    """Translate a failure to write this file or folder of the lake. Raises DurableError."""
+def writing(place: str, subject: str = "lake") -> Iterator[None]:
+    """Translate a failure to write this file or folder, of the lake or of an option. Raises DurableError."""
     try:
         yield
     except Exception as error:
         if not isinstance(error, OSError) and not is_of_the_system(error):
             raise
-        raise DurableError(f"lake: {place} cannot be written: {_reason(error)}") from error
+        raise DurableError(f"{subject}: {place} cannot be written: {_reason(error)}") from error
 
 
 def in_one_line(said: str) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +21,7 @@ from durable.pipeline.lake_tables import file_schema
 from durable.pipeline.session import spark_errors
 from tests.support.archiving import origin_of
 from tests.support.history import add_history, numbers
+from tests.support.root import ROOT
 
 
 @pytest.fixture
@@ -77,3 +81,14 @@ def test_missing_bucket_raises_an_error_of_one_line(store_url: str) -> None:
         Lake("s3://nowhere/lake").create("history")
     assert "\n" not in str(raised.value)
     assert "\x1b" not in str(raised.value)
+
+
+def test_store_without_credentials_is_told_in_one_line() -> None:
+    """Though its library warns of each place that it looks for them in."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "RUST_"))}
+    environment |= {"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:1", "HOME": "/nowhere"}
+    command = [sys.executable, "-m", "durable.cli", "pipeline", "compact", "--lake", "s3://bucket/lake"]
+    ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("error: lake s3://bucket/lake: ")
+    assert ended.stderr.count("\n") == 1

@@ -95,6 +95,7 @@ def test_conversations_of_few_rows_need_no_java(
         (["report", "--mark", "noon=x"], "--mark: 'noon' is not a time"),
         (["report", "--by", "colour"], "--by: 'colour' is no dimension; name a column"),
         (["report", "--out", "nowhere/r.html"], "--out: there is no folder nowhere"),
+        (["report", "--out", "."], "--out: . is a folder; name a file in it"),
         (["report", "--lake", "empty"], "no history; fill it with"),
         (["report", "--since", "2030-01-01"], "no history of these days"),
         (["conversations", "--lake", "empty"], "no history; fill it with"),
@@ -112,3 +113,14 @@ def test_wrong_argument_is_told_in_one_line(agent: Agent, arguments: list[str], 
     assert (ended.code, ended.out) == (2, "")
     assert said in ended.err.lower() if said.islower() else said in ended.err
     assert ended.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["report", "--out", "/proc/1/r.html"], ["audit", "--sender", "lake", "--receiver", "lake", "--out", "/proc/1/x"]],
+    ids=lambda arguments: str(arguments[0]),
+)
+def test_unwritable_place_of_results_is_told(agent: Agent, arguments: list[str]) -> None:
+    ended = agent("pipeline", *arguments)
+    assert (ended.code, ended.out) == (1, "")
+    assert f"--out: {arguments[-1]} cannot be written: No such file or directory; run the same command" in ended.err

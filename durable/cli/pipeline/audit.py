@@ -17,6 +17,7 @@ from durable.cli.pipeline.options import SparkPlace, lake_of, row_count
 from durable.cli.pipeline.steps import Ended, Step
 from durable.errors import InvalidSetting
 from durable.pipeline.session import spark_errors
+from durable.pipeline.unwritable import writing
 from durable.settings import load_settings
 
 if TYPE_CHECKING:
@@ -99,6 +100,10 @@ def audit(
     yield
     for lake in (*lakes[0], *lakes[1]):
         lake.require("history")
+    if out is not None and "://" not in out:
+        with writing(out, "--out"):  # of Spark it would be an aborted job
+            Path(out).mkdir(parents=True)
+            Path(out).rmdir()
     with spark_errors(), phases("audit") as phase:
         verdict = None
         if out is None and row_count([*lakes[0], *lakes[1]]) <= local_rows:

@@ -86,13 +86,22 @@ def find_lake(url: str | None, settings: Settings) -> Lake:
 def named_lake(url: str | None, settings: Settings) -> Lake | None:
     """Return the lake of this URL, or else of the settings, if there is one."""
     named = url or settings.lake
-    return Lake(named) if named else None
+    return _opened(named) if named else None
 
 
 def lake_of(option: str, url: str) -> Lake:
     """Return the lake that an option names. Raises InvalidSetting for nothing, which would be the current folder."""
     if not url:
         raise InvalidSetting(f"{option}: names no lake; give a folder, or the URL of an object store")
+    return _opened(url)
+
+
+def _opened(url: str) -> Lake:
+    """Return the lake. Unless --debug is given, or RUST_LOG is set, the library of object stores, which loads when it
+    is used, does not warn of each place in which it finds no credentials: the error of the command says so.
+    """
+    if not is_debug():
+        os.environ.setdefault("RUST_LOG", "error")
     return Lake(url)
 
 

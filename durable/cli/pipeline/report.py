@@ -18,6 +18,7 @@ from durable.cli.pipeline.steps import Ended, Step
 from durable.errors import InvalidSetting
 from durable.pipeline.lake import Lake
 from durable.pipeline.session import spark_errors
+from durable.pipeline.unwritable import writing
 
 if TYPE_CHECKING:
     from durable.pipeline.report import Mark
@@ -56,6 +57,8 @@ def report(
     from durable.pipeline.report import check_dimension, report
 
     marks = [_mark(text) for text in mark or ()]
+    if out.is_dir():
+        raise InvalidSetting(f"--out: {out} is a folder; name a file in it")
     if not out.parent.is_dir():
         raise InvalidSetting(f"--out: there is no folder {out.parent}")
     for name in by or ():
@@ -69,7 +72,8 @@ def report(
         session = spark.open_session([lake])
         found = report(session, lake, since=days[0], until=days[1], dimensions=by or (), marks=marks, phase=phase)
         phase("writing the page")
-        out.write_text(render(found, title))
+        with writing(str(out), "--out"):
+            out.write_text(render(found, title))
     said = f"{out}: {found.totals['total']:,} rows of history, {found.days_computed} days computed anew"
     return Ended({"page": str(out), **asdict(found)}, [said])
 

@@ -12,6 +12,30 @@ _DROPS = "tests/pipeline/test_stream_drops.py"
 ROWS = (
     Mutant(
         "lakes",
+        "the library of object stores writes on the terminal",
+        "durable/cli/pipeline/options.py",
+        before='        os.environ.setdefault("RUST_LOG", "error")\n',
+        after="        pass\n",
+        killed_by=("tests/pipeline/test_object_store.py::test_store_without_credentials_is_told_in_one_line",),
+    ),
+    Mutant(
+        "lakes",
+        "findings of an audit go to a place that nobody tried",
+        "durable/cli/pipeline/audit.py",
+        before="            Path(out).mkdir(parents=True)\n            Path(out).rmdir()\n",
+        after="            pass\n",
+        killed_by=("tests/pipeline/test_report_commands.py::test_unwritable_place_of_results_is_told[audit]",),
+    ),
+    Mutant(
+        "lakes",
+        "a report into a folder is tried",
+        "durable/cli/pipeline/report.py",
+        before="    if out.is_dir():\n",
+        after="    if False:\n",
+        killed_by=("tests/pipeline/test_report_commands.py::test_wrong_argument_is_told_in_one_line",),
+    ),
+    Mutant(
+        "lakes",
         "the pipeline takes a pooler for a direct connection",
         "durable/pipeline/copying.py",
         before="        return engines.is_pooled(first)\n",
