@@ -194,8 +194,13 @@ def is_pooled(url: str) -> bool:
     import psycopg
 
     plain = database_url.parse(url).libpq(**_NETWORK)
-    with translated(), closing(psycopg.connect(plain, prepare_threshold=None)) as conn:
-        first: Any = conn
+    engine = create_engine(
+        "postgresql+psycopg://",
+        creator=lambda: psycopg.connect(plain, prepare_threshold=None),
+        poolclass=pool.NullPool,
+    )
+    with translated(), engine.connect() as conn:
+        first: Any = conn.connection.dbapi_connection
         return engines.is_pooled(first)
 
 
