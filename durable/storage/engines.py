@@ -50,6 +50,9 @@ LONGEST: Final = "durable_longest"
 _OWN_ISOLATION: Final = {"default_transaction_isolation": "read committed"}
 """For statements of durable that commit by themselves, whatever the role has by default."""
 
+_FORMATS: Final = {"DateStyle": "ISO", "IntervalStyle": "postgres"}
+"""The formats of times that psycopg reads; it has an error for others. asyncpg reads no text."""
+
 _CHECKED_AFTER: Final = 1.0  # seconds without use; a connection in constant use shows by itself whether it answers
 _RETURNED: Final = "durable.returned"
 
@@ -199,6 +202,8 @@ class _Guard:
         driver.answer_within = self._limits.answer_within
         if _is_asyncpg(driver):
             driver.keep_alive(self._tcp_user_timeout.total_seconds())
+        else:
+            _set_formats(connection)
         entry.info[_RETURNED] = time.monotonic()
 
     def _begun(self, conn: Connection) -> None:
@@ -304,6 +309,19 @@ def close_left_behind(engine: Engine) -> None:
     def _returned(_: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
         if entry.info.get("pool") is not engine.pool:
             entry.invalidate()
+
+
+def _set_formats(connection: DBAPIConnection) -> None:
+    """Let the server write dates and intervals as psycopg reads them, whatever the database or the role has set. The
+    order of day and month in what the application writes stays, and a pooler keeps both settings for its client.
+    """
+    driver: Any = _driver(connection)
+    odd = [name for name, known in _FORMATS.items() if not driver.info.parameter_status(name).startswith(known)]
+    if odd:
+        cursor = connection.cursor()
+        cursor.execute("; ".join(f"SET {name} = {_FORMATS[name]}" for name in odd))
+        cursor.close()
+        connection.commit()
 
 
 def _driver(connection: Any) -> Answering:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,12 +15,17 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from durable import Bus
 from durable.agents.waking import Waker
 from durable.calls.singletons import Singletons
+from durable.cli import main
 from durable.cli.doctor.database import transaction_limit
 from durable.embedded import Embedded
 from durable.envelope import NodeId
 from durable.recovery.membership import Membership
 from durable.settings import Settings, load_settings
 from durable.storage.database import Database
+from durable.testing import eventually
+from tests.support.command import logging_put_back
+from tests.support.one_handler import Billed
+from tests.support.pooler import pooler
 from tests.support.tables import Tables, shared_tables
 
 DEFAULTS = {
@@ -139,3 +146,54 @@ async def test_limit_of_transactions_is_examined(tables: Tables, limit: str, adv
     check = await database.transaction(transaction_limit, settings)
     await database.close()
     assert (bool(check.advice), "transaction_timeout" in check.detail) == (advises, advises)
+
+
+ODD_FORMATS = {"DateStyle": "SQL, DMY", "IntervalStyle": "iso_8601"}
+TIMES = (
+    "SELECT timestamptz '2026-11-27 12:00Z', interval '1 day 2 s', date '03/04/2026', current_setting('IntervalStyle')"
+)
+
+
+def times(conn: Connection, _: str = "") -> tuple[Any, ...]:
+    return tuple(conn.execute(text(TIMES)).one())[:3]
+
+
+EXPECTED = (datetime(2026, 11, 27, 12, tzinfo=UTC), timedelta(days=1, seconds=2), date(2026, 4, 3))
+
+
+@pytest.mark.parametrize("is_pooled", [False, True], ids=["direct", "pooled"])
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_times_are_read_whatever_their_format_in_the_database(
+    tables: Tables, driver: str, is_pooled: bool
+) -> None:
+    """The order of day and month is left to the application."""
+    with_defaults(tables, **ODD_FORMATS)
+    with pooler(tables.url) if is_pooled else nullcontext(tables.url) as url:
+        database = Database(load_settings(database_url=url.replace("postgresql:", f"postgresql+{driver}:")))
+        for _ in range(3):
+            assert await database.transaction(times) == EXPECTED
+        await database.close()
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_node_runs_whatever_the_formats_of_the_database(tables: Tables, driver: str) -> None:
+    with_defaults(tables, **ODD_FORMATS)
+    tables.execute("CREATE TABLE effects (number integer)")
+    bus = Bus("billing", settings=settings_of(tables, driver))
+
+    @bus.handles(Billed)
+    async def bill(billed: Billed, session: AsyncSession) -> None:
+        await session.execute(text("INSERT INTO effects VALUES (:number)"), {"number": billed.number})
+
+    async with bus:
+        async with bus.unit_of_work():
+            bus.send(Billed(1))
+            bus.send(Billed(2), delay=0.1)
+        await eventually(lambda: tables.one("SELECT count(*) FROM effects") == 2, what="both effects")
+
+    def looked(database: str) -> int:
+        with pytest.raises(SystemExit) as ended, logging_put_back():
+            main(["status", "--database", database, "--json"])
+        return int(str(ended.value.code))
+
+    assert await asyncio.to_thread(looked, tables.url) == 0

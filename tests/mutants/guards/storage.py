@@ -650,4 +650,15 @@ ROWS = (
         after="        yield services(conn, schema)\n",
         killed_by=("tests/integration/cli/test_lacks.py::test_doctor_makes_its_other_checks_without_a_table",),
     ),
+    Mutant(
+        "storage",
+        "the formats of the database are those of durable's connections",
+        "durable/storage/engines.py",
+        before="            _set_formats(connection)",
+        after="            pass",
+        killed_by=(
+            "tests/integration/storage/test_session_settings.py::test_times_are_read_whatever_their_format_in_the_database[psycopg-direct]",
+            "tests/integration/storage/test_session_settings.py::test_node_runs_whatever_the_formats_of_the_database[asyncpg]",
+        ),
+    ),
 )
