@@ -16,6 +16,7 @@ from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import msgspec
 import psycopg
@@ -23,6 +24,8 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from durable import Bus, Retry, message
 from durable.embedded import Embedded
@@ -158,22 +161,35 @@ def history(rows: DataFrame, side: str, address: str) -> DataFrame:
 
 
 class Service:
-    """Handles what is in its inbox; every seventh message only at the second attempt."""
+    """Handles what is in its inbox; every seventh message only at the second attempt. What is handled is in a table,
+    because messages that share a transaction with one that fails are run again.
+    """
 
     def __init__(self, url: str, *, listen: str | None = None, **options: Any) -> None:
-        self.handled: list[int] = []
+        self._url, self._table = url, f"handled_{uuid4().hex}"
+        self._query(f"CREATE TABLE {self._table} (seq bigint GENERATED ALWAYS AS IDENTITY, number integer)")
+        insert = text(f"INSERT INTO {self._table} (number) VALUES (:number)")
         self.bus = Bus("shop", database=url)
         if listen is not None:
             self.bus.listen(listen)
 
         @self.bus.handles(Counted, retry=SOON, **options)
-        async def count(counted: Counted) -> None:
+        async def count(counted: Counted, session: AsyncSession) -> None:
             if counted.number % 7 == 0 and counted.number not in self._failed:
                 self._failed.add(counted.number)
                 raise ValueError("the first attempt fails")
-            self.handled.append(counted.number)
+            await session.execute(insert, {"number": counted.number})
 
         self._failed: set[int] = set()
+
+    @property
+    def handled(self) -> list[int]:
+        return [number for (number,) in self._query(f"SELECT number FROM {self._table} ORDER BY seq")]
+
+    def _query(self, sql: str) -> list[Any]:
+        with psycopg.connect(self._url, autocommit=True) as conn:
+            cursor = conn.execute(sql.encode())
+            return cursor.fetchall() if cursor.description else []
 
     async def handle(self, count: int) -> list[int]:
         async with self.bus:
