@@ -163,9 +163,7 @@ EXPECTED = (datetime(2026, 11, 27, 12, tzinfo=UTC), timedelta(days=1, seconds=2)
 
 @pytest.mark.parametrize("is_pooled", [False, True], ids=["direct", "pooled"])
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
-async def test_times_are_read_whatever_their_format_in_the_database(
-    tables: Tables, driver: str, is_pooled: bool
-) -> None:
+async def test_times_are_read_in_every_format_of_the_database(tables: Tables, driver: str, is_pooled: bool) -> None:
     """The order of day and month is left to the application."""
     with_defaults(tables, **ODD_FORMATS)
     with pooler(tables.url) if is_pooled else nullcontext(tables.url) as url:
@@ -176,7 +174,7 @@ async def test_times_are_read_whatever_their_format_in_the_database(
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
-async def test_node_runs_whatever_the_formats_of_the_database(tables: Tables, driver: str) -> None:
+async def test_node_runs_with_every_format_of_the_database(tables: Tables, driver: str) -> None:
     with_defaults(tables, **ODD_FORMATS)
     tables.execute("CREATE TABLE effects (number integer)")
     bus = Bus("billing", settings=settings_of(tables, driver))

@@ -657,8 +657,8 @@ ROWS = (
         before="            _set_formats(connection)",
         after="            pass",
         killed_by=(
-            "tests/integration/storage/test_session_settings.py::test_times_are_read_whatever_their_format_in_the_database[psycopg-direct]",
-            "tests/integration/storage/test_session_settings.py::test_node_runs_whatever_the_formats_of_the_database[asyncpg]",
+            "tests/integration/storage/test_session_settings.py::test_times_are_read_in_every_format_of_the_database[psycopg-direct]",
+            "tests/integration/storage/test_session_settings.py::test_node_runs_with_every_format_of_the_database[asyncpg]",
         ),
     ),
 )
