@@ -35,12 +35,14 @@ class Traces:
         """True from the moment when the attempt is cancelled: waits of its clean-up are no traces."""
         self._session = session
         self._marks: tuple[object, ...] = ()
+        self._kept: tuple[object, ...] = ()
         self._options: dict[Connection, object] = {}
         self._in_statement = False
 
     def mark(self) -> None:
         """Remember how the session is before its first message."""
         self._marks = _marks(self._session)
+        self._kept = tuple(self._session.info.values())  # no other object has the identity of one that is alive
 
     def begin_message(self) -> None:
         self._in_statement = False

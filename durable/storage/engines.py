@@ -313,10 +313,14 @@ def close_left_behind(engine: Engine) -> None:
 
 def _set_formats(connection: DBAPIConnection) -> None:
     """Let the server write dates and intervals as psycopg reads them, whatever the database or the role has set. The
-    order of day and month in what the application writes stays, and a pooler keeps both settings for its client.
+    order of day and month in what the application writes stays. Every pooler keeps the first for its client, and not
+    every one the second, which would stay with the server connection of others.
     """
     driver: Any = _driver(connection)
-    odd = [name for name, known in _FORMATS.items() if not driver.info.parameter_status(name).startswith(known)]
+    formats = {name: driver.info.parameter_status(name) or _FORMATS[name] for name in _FORMATS}
+    odd = [name for name, format in formats.items() if format.partition(",")[0] != _FORMATS[name]]
+    if driver.is_pooled:
+        odd = [name for name in odd if name == "DateStyle"]
     if odd:
         cursor = connection.cursor()
         cursor.execute("; ".join(f"SET {name} = {_FORMATS[name]}" for name in odd))
