@@ -102,7 +102,7 @@ def audit(
     phase("matching ids")
     with ExitStack() as stack:
         kept = partial(_kept, stack)
-        in_slices = ledger.suspects(spark, [*sent, *received], edges)
+        in_slices = ledger.suspects(spark, [*sent, *received], edges, _FEW)
         suspects = unbalanced(history) if in_slices is None else in_slices
         suspects = kept(suspects if lost.ids is None else suspects.union(lost.ids).distinct())
         ids = [row["id"] for row in records(suspects.limit(_FEW + 1))]
@@ -114,7 +114,8 @@ def audit(
             few_sent, few_received = (kept(ledger.rows(spark, side, ids).repartition(1)) for side in (sent, received))
             letters = kept(history.quarantined.join(F.broadcast(suspects), "id", "left_semi").repartition(1))
             of_suspects = apart(once(History(few_sent, few_received, letters, services)), lost)
-        found = kept(findings(of_suspects, history.received, edges, question.late_after))
+        late = ledger.possibly_late(spark, received, edges, question.late_after)
+        found = kept(findings(of_suspects, late, edges, question.late_after))
         counts = {row["finding"]: row["count"] for row in records(found.groupBy("finding").count())}
         if out is not None:
             found.write.parquet(out if "://" in out else f"file://{Path(out).absolute()}")

@@ -46,10 +46,13 @@ MOST_SLICES: Final = 32
 _ROWS_OF_A_SLICE: Final = 5_000_000
 _ROWS_OF_A_TASK: Final = 1_000_000
 _BATCH_ROWS: Final = 1 << 17
+_CODED: Final = ("service", "database", "side", "outcome", "address")
+"""Columns that are read as the codes of their few values."""
 _SAMPLE: Final = 128  # one id in so many tells where an address leads
 
 # As in durable.pipeline.matching: what a row adds to the sum of its id.
 _SENT, _RECEIVED, _LOCAL, _ODD = 1, 1 << 20, 1 << 40, 1 << 50
+_MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _INNOCENT: Final = (_SENT + _RECEIVED, _LOCAL)
 _ID: Final = pa.binary(16)
 _IDS: Final = pa.schema([("id", pa.binary())])
@@ -72,6 +75,9 @@ _SHOWN: Final = (
     "deliver_by",
 )
 
+Ids: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"  # two numbers each
+Weights: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+Flags: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 Batches: TypeAlias = Iterable[pa.RecordBatch]
 Task: TypeAlias = Callable[[Batches], Batches]
 Tasks: TypeAlias = Callable[[int, Task, str], list[pa.RecordBatch]]
@@ -99,7 +105,8 @@ class Source:
 
     def batches(self, columns: Sequence[str], condition: ds.Expression, files: Sequence[str] | None = None) -> Batches:
         """Read batches in a task, which has one core."""
-        data = places.ParquetFiles(self.url, list(self.files) if files is None else files, file_schema("history"))
+        paths = list(self.files) if files is None else files
+        data = places.ParquetFiles(self.url, paths, file_schema("history"), coded=_CODED)
         wanted = condition & (ds.field("side") == self.side)
         yield from data.to_batches(columns=list(columns), filter=wanted, use_threads=False, batch_size=_BATCH_ROWS)
 
@@ -152,18 +159,18 @@ def is_balanced(tasks: Tasks, of: Sequence[Source], edges: Edges, late_after: ti
     """Tell whether no row needs a closer look: all ids balance, and no row may be late."""
     received, slices = [source for source in of if source.side == "incoming"], 2
     shares = _shared(received)
-    may_be_late = partial(_select, shares, _possibly_late(late_after) & _between(widened(edges)))
-    unbalanced = partial(_unbalanced, tuple(of), widened(edges), slices)
+    may_be_late = partial(_select, shares, _late(late_after, edges))
+    unbalanced = partial(_unbalanced, tuple(of), widened(edges), slices, 0)
     return not tasks(slices, unbalanced, "id BINARY") and not tasks(len(shares), may_be_late, _shown_ddl())
 
 
-def suspects(spark: SparkSession, of: Sequence[Source], edges: Edges) -> DataFrame | None:
-    """The ids that do not balance; None when this is too much for slices."""
+def suspects(spark: SparkSession, of: Sequence[Source], edges: Edges, few: int) -> DataFrame | None:
+    """The ids that do not balance, and up to `few` that may; None when this is too much for slices."""
     slices = -(-sum(source.rows for source in of) // _ROWS_OF_A_SLICE)
     if slices > MOST_SLICES:
         return None
     slices = max(slices, 2)
-    return _tasks(spark, slices, partial(_unbalanced, tuple(of), widened(edges), slices), "id BINARY")
+    return _tasks(spark, slices, partial(_unbalanced, tuple(of), widened(edges), slices, few // slices), "id BINARY")
 
 
 def routes(tasks: Tasks, sent: Sequence[Source], received: Sequence[Source]) -> dict[str, set[str]]:
@@ -197,6 +204,14 @@ def rows(spark: SparkSession, of: Sequence[Source], ids: Sequence[bytes]) -> Dat
     return _tasks(spark, len(shares), partial(_select, shares, of_ids), _shown_ddl())
 
 
+def possibly_late(
+    spark: SparkSession, received: Sequence[Source], edges: Edges, late_after: timedelta | None
+) -> DataFrame:
+    """All rows that may be late, and some that are not."""
+    shares = _shared(received)
+    return _tasks(spark, len(shares), partial(_select, shares, _late(late_after, edges)), _shown_ddl())
+
+
 def _shared(of: Sequence[Source]) -> list[Share]:
     """All files, shared out among some tasks: one costs more than a small file does."""
     files = sorted(((source, file) for source in of for file in source.files), key=lambda each: -each[0].files[each[1]])
@@ -214,13 +229,13 @@ def _shown_ddl() -> str:
     return ", ".join(f"{name} {types.get(name, 'STRING')}" for name in _SHOWN)
 
 
-def _possibly_late(late_after: timedelta | None) -> ds.Expression:
+def _late(late_after: timedelta | None, edges: Edges) -> ds.Expression:
     """Select a superset of the late rows, which durable.pipeline.matching defines."""
     is_handled, passed = ds.field("outcome") == "handled", ds.field("finished_at") > ds.field("deliver_by")
-    if late_after is None:
-        return is_handled & passed
-    took = pc.subtract(ds.field("finished_at"), ds.field("sent_at"))
-    return is_handled & (passed | (took > pa.scalar(late_after, pa.duration("us"))))
+    if late_after is not None:
+        took = pc.subtract(ds.field("finished_at"), ds.field("sent_at"))
+        passed = passed | (took > pa.scalar(late_after, pa.duration("us")))
+    return is_handled & passed & _between(widened(edges))
 
 
 # ---------------------------------------------------------------- in a task
@@ -239,18 +254,22 @@ def _files(shares: Sequence[Share], batches: Batches) -> Iterator[tuple[Source, 
 def _count(shares: Sequence[Share], batches: Batches) -> Iterator[pa.RecordBatch]:
     columns = ["service", "database", "outcome", "address", "finished_at"]
     for source, file in _files(shares, batches):
-        table = pa.Table.from_batches(source.batches(columns, pc.scalar(True), [file]), _schema(columns))
-        table = table.append_column("local", pc.equal(table["address"], LOCAL))
+        batches_of_file = list(source.batches(columns, pc.scalar(True), [file]))
+        if not batches_of_file:
+            continue
+        local = [pa.array(_each(batch["address"], LOCAL)) for batch in batches_of_file]
+        table = pa.Table.from_batches(batches_of_file).drop_columns("address").unify_dictionaries()
+        table = table.append_column("local", pa.chunked_array(local, pa.bool_()))
         found = table.group_by(["service", "database", "outcome", "local"], use_threads=False).aggregate(
             [([], "count_all"), ("finished_at", "min"), ("finished_at", "max")]
         )
         yield from pa.table(
             {
                 "lake": pa.repeat(source.lake, len(found)),
-                "service": found["service"],
-                "database": found["database"],
+                "service": found["service"].cast(pa.string()),
+                "database": found["database"].cast(pa.string()),
                 "side": pa.repeat(source.side, len(found)),
-                "outcome": found["outcome"],
+                "outcome": found["outcome"].cast(pa.string()),
                 "local": found["local"],
                 "count": found["count_all"],
                 "first": found["finished_at_min"],
@@ -259,26 +278,45 @@ def _count(shares: Sequence[Share], batches: Batches) -> Iterator[pa.RecordBatch
         ).to_batches()
 
 
-def _unbalanced(of: Sequence[Source], edges: Edges, slices: int, batches: Batches) -> Iterator[pa.RecordBatch]:
+def _unbalanced(
+    of: Sequence[Source], edges: Edges, slices: int, few: int, batches: Batches
+) -> Iterator[pa.RecordBatch]:
+    """The ids that do not balance; up to `few` of a slice are not looked at once more."""
     for number in _numbers(batches):
         pieces = [piece for source in of for piece in _weighed(source, edges, number, slices)]
-        summed = _table(pieces).group_by("id", use_threads=False).aggregate([("weight", "sum"), ("weight", "max")])
-        is_innocent = pc.is_in(summed["weight_sum"], pa.array(_INNOCENT, pa.int64()))
-        is_innocent = pc.and_(is_innocent, pc.less(summed["weight_max"], _ODD))
-        rest = summed.filter(pc.invert(is_innocent))["id"].combine_chunks()
-        if len(rest):
-            yield from _looked_at(of, edges, number, slices, rest)
+        if pieces:
+            ids, weights = (np.concatenate(column) for column in zip(*pieces, strict=True))
+            pieces.clear()
+            rest = _uneven(ids, weights)
+            if len(rest) > few:
+                yield from _looked_at(of, edges, number, slices, rest)
+            elif len(rest):
+                yield pa.RecordBatch.from_arrays([_as_arrow(rest).cast(pa.binary())], schema=_IDS)
 
 
-def _looked_at(
-    of: Sequence[Source], edges: Edges, number: int, slices: int, rest: pa.Array
-) -> Iterator[pa.RecordBatch]:
+def _uneven(ids: Ids, weights: Weights) -> Ids:
+    """Select the ids whose weights do not come to those of an innocent one.
+
+    Rows are sorted by a number of 64 bits for each id. Where different ids have the same number, none is innocent.
+    """
+    if not len(ids):
+        return ids
+    numbers = ids[:, 0] * _MIX ^ ids[:, 1]
+    order = np.argsort(numbers)
+    numbers, weights = numbers[order], weights[order]
+    first, second = (np.ascontiguousarray(ids[:, half])[order] for half in (0, 1))
+    is_same = numbers[1:] == numbers[:-1]
+    weights[1:][is_same & ((first[1:] != first[:-1]) | (second[1:] != second[:-1]))] = _ODD
+    starts = np.concatenate([[0], np.flatnonzero(~is_same) + 1])
+    is_innocent = np.isin(np.add.reduceat(weights, starts), _INNOCENT) & (np.maximum.reduceat(weights, starts) < _ODD)
+    is_left = np.repeat(~is_innocent, np.diff(starts, append=len(weights)))
+    return np.unique(np.stack([first[is_left], second[is_left]], axis=1), axis=0)
+
+
+def _looked_at(of: Sequence[Source], edges: Edges, number: int, slices: int, ids: Ids) -> Iterator[pa.RecordBatch]:
     """Select ids with several rows, such as events, that were not handled once at as many places as they went to."""
-    pieces = [
-        piece.filter(pc.is_in(piece["id"], rest))
-        for source in of
-        for piece in _weighed(source, edges, number, slices, places_too=True)
-    ]
+    rest = _as_arrow(ids)
+    pieces = [piece for source in of for piece in _placed(source, edges, number, slices, rest)]
     each = pa.Table.from_batches(pieces).group_by(["id", "service", "address", "side"], use_threads=False)
     found = each.aggregate([([], "count_all"), ("weight", "max")])
     weight, count = found["weight_max"], found["count_all"]
@@ -300,53 +338,78 @@ def _looked_at(
     yield from sums.filter(pc.invert(is_balanced)).select(["id"]).cast(_IDS).to_batches()
 
 
-def _weighed(
-    source: Source, edges: Edges, number: int, slices: int, *, places_too: bool = False
-) -> Iterator[pa.RecordBatch]:
-    """The rows of one slice: `id`, what it adds to the sum, and where it was when that is asked for."""
+def _weighed(source: Source, edges: Edges, number: int, slices: int) -> Iterator[tuple[Ids, Weights]]:
+    """The ids of one slice, and what each of their rows adds to the sum."""
+    for batch in source.batches(["id", "outcome", "address"], _between(edges)):
+        ids = _ids(batch["id"])
+        here = _is_of(ids, number, slices)
+        yield ids[here], _weights(source, batch)[here]
+
+
+def _placed(source: Source, edges: Edges, number: int, slices: int, rest: pa.Array) -> Iterator[pa.RecordBatch]:
+    """The rows of these ids of one slice: `id`, what it adds to the sum, and where it was."""
+    names = ("service", "address")
+    for batch in source.batches(["id", "outcome", *names], _between(edges)):
+        here = pc.and_(_is_of(_ids(batch["id"]), number, slices), pc.is_in(batch["id"].cast(_ID), rest))
+        columns = {"id": batch["id"].cast(_ID), "weight": pa.array(_weights(source, batch))}
+        columns |= {name: batch[name].cast(pa.string()) for name in names}
+        yield pa.RecordBatch.from_pydict(columns | {"side": pa.repeat(source.side, len(batch))}).filter(here)
+
+
+def _weights(source: Source, batch: pa.RecordBatch) -> Weights:
+    """The number that each row adds to the sum of its id."""
     weight = _SENT if source.side == "outgoing" else _RECEIVED
-    named = ["service", "address"] if places_too else ["address"]
-    for batch in source.batches(["id", "outcome", *named], _between(edges)):
-        batch = batch.filter(_is_of(batch["id"], number, slices))
-        local = pc.if_else(pc.equal(batch["address"], LOCAL), pa.scalar(_LOCAL), pa.scalar(weight))
-        weights = pc.if_else(pc.equal(batch["outcome"], source.expected), local, pa.scalar(_ODD))
-        columns = {"id": batch["id"].cast(_ID), "weight": weights}
-        if places_too:
-            columns |= {name: batch[name] for name in named} | {"side": pa.repeat(source.side, len(batch))}
-        yield pa.RecordBatch.from_pydict(columns)
+    is_local, is_expected = _each(batch["address"], LOCAL), _each(batch["outcome"], source.expected)
+    return np.where(is_expected, np.where(is_local, _LOCAL, weight), _ODD)
 
 
-def _is_of(ids: pa.Array, number: int, slices: int) -> pa.Array:
+def _each(coded: pa.DictionaryArray, value: str) -> Flags:
+    """Tell of each row whether it has this value."""
+    codes = coded.indices.to_numpy(zero_copy_only=False)
+    found: Flags = np.array([each == value for each in coded.dictionary.to_pylist()], bool)[codes]
+    return found
+
+
+def _ids(column: pa.Array) -> Ids:
+    """Two numbers for each id."""
+    fixed = column.cast(_ID)
+    return np.frombuffer(fixed.buffers()[1] or b"", np.uint64).reshape(-1, 2)[fixed.offset :][: len(fixed)]
+
+
+def _as_arrow(ids: Ids) -> pa.Array:
+    return pa.FixedSizeBinaryArray.from_buffers(_ID, len(ids), [None, pa.py_buffer(np.ascontiguousarray(ids))])
+
+
+def _is_of(ids: Ids, number: int, slices: int) -> Flags:
     """Select ids by their last byte: in every kind of UUID it is as good as random."""
-    last = np.frombuffer(ids.cast(_ID).buffers()[1] or b"", np.uint8)[15::16]
-    return pa.array(last[ids.offset if len(last) > len(ids) else 0 :][: len(ids)] % slices == number)
+    found: Flags = ids.view(np.uint8)[:, 15] % slices == number
+    return found
 
 
 def _sample(shares: Sequence[Share], column: str, every: int, batches: Batches) -> Iterator[pa.RecordBatch]:
     remote = ds.field("address") != LOCAL
     for source, file in _files(shares, batches):
         for batch in source.batches(list(dict.fromkeys(["id", "address", column])), remote, [file]):
-            found = batch.filter(_is_of(batch["id"], 0, every)).select(["id", column])
+            found = batch.filter(pa.array(_is_of(_ids(batch["id"]), 0, every))).select(["id", column])
             if found.num_rows:
-                yield found
+                yield _decoded(found)
 
 
 def _select(shares: Sequence[Share], which: ds.Expression, batches: Batches) -> Iterator[pa.RecordBatch]:
     for source, file in _files(shares, batches):
         for batch in source.batches(_SHOWN, which, [file]):
             if batch.num_rows:
-                yield batch
+                yield _decoded(batch)
+
+
+def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same with texts in place of their codes."""
+    return batch.cast(
+        pa.schema([field.with_type(pa.string()) if field.name in _CODED else field for field in batch.schema])
+    )
 
 
 def _between(edges: Edges) -> ds.Expression:
     sent_at = ds.field("sent_at")
     low = pc.scalar(True) if edges.since is None else sent_at >= edges.since
     return low if edges.until is None else low & (sent_at < edges.until)
-
-
-def _table(pieces: Sequence[pa.RecordBatch]) -> pa.Table:
-    return pa.Table.from_batches(pieces, pa.schema([("id", _ID), ("weight", pa.int64())]))
-
-
-def _schema(columns: Sequence[str]) -> pa.Schema:
-    return pa.schema([file_schema("history").field(name) for name in columns])

@@ -37,6 +37,8 @@ def earlier_name(conn: Connection, lake: Lake, origin: Origin) -> str | None:
     put back to a state before that, or is a copy of such a state.
     """
     for table, source in SOURCES.items():
+        if not lake.files_by_day(table):
+            continue  # a new lake, which is no reason to read all of the database
         mine = {
             (row.id, row.side, row.moment, row.xid) for row in archives.oldest(conn, origin.schema, source, _SAMPLE)
         }

@@ -215,12 +215,14 @@ def test_slices_of_files_and_a_shuffle_suspect_the_same_ids(spark: SparkSession,
     history = frame(spark, rows)
     sides = [history.where(f"side = '{side}'") for side in ("outgoing", "incoming")]
     shuffled = unbalanced(History(sides[0], sides[1], history, {SHOP}))
-    sliced = ledger.suspects(
-        spark, [*ledger.sources([lake], "outgoing"), *ledger.sources([lake], "incoming")], EVERYTHING
-    )
+    sources = [*ledger.sources([lake], "outgoing"), *ledger.sources([lake], "incoming")]
+    sliced = ledger.suspects(spark, sources, EVERYTHING, few=0)
     assert sliced is not None
     for found in (shuffled, sliced):
         assert sorted(int.from_bytes(row["id"]) for row in records(found)) == [2, 3, 5, 6, 8, 9, 11, 12, 13]
+    quickly = ledger.suspects(spark, sources, EVERYTHING, few=1_000)
+    assert quickly is not None
+    assert sorted(int.from_bytes(row["id"]) for row in records(quickly)) == [*range(1, 7), 8, 9, 11, 12, 13]
 
 
 def test_audit_joining_the_rows_of_too_many_suspects_counts_the_same(

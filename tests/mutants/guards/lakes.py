@@ -319,4 +319,22 @@ ROWS = (
             "tests/pipeline/test_replay.py::test_local_messages_of_another_database_are_refused_under_their_ids",
         ),
     ),
+    Mutant(
+        "lakes",
+        "different ids with one number are an innocent pair",
+        "durable/pipeline/ledger.py",
+        before="    weights[1:][is_same & ((first[1:] != first[:-1]) | (second[1:] != second[:-1]))] = _ODD\n",
+        after="",
+        killed_by=("tests/pipeline/test_ledger.py::test_uneven_ids_include_both_of_a_pair_with_one_number",),
+    ),
+    Mutant(
+        "lakes",
+        "an id whose sum comes round is innocent",
+        "durable/pipeline/ledger.py",
+        before=" & (np.maximum.reduceat(weights, starts) < _ODD)",
+        after="",
+        killed_by=(
+            "tests/pipeline/test_ledger.py::test_uneven_ids_include_one_with_a_sum_of_odd_rows_like_an_innocent_one",
+        ),
+    ),
 )
