@@ -12,7 +12,6 @@ eight days, each a partition of its own, which is what JDBC can be told to read 
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -29,6 +28,7 @@ from durable.pipeline.columns import COLUMNS
 from durable.pipeline.lake import Lake
 from durable.pipeline.origin import Origin
 from durable.pipeline.source import consistent, register
+from tests.benchmarks.processors import Meter, Place, Taken
 from tests.benchmarks.rows import Timing
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ FROM (
 class Archiving:
     """The contenders, on one database that none of them changes."""
 
-    def __init__(self, spark: SparkSession, url: str, folder: Path, count: int) -> None:
-        self._spark, self._url, self._count = spark, url, count
+    def __init__(self, spark: SparkSession, url: str, folder: Path, count: int, meter: Meter) -> None:
+        self._spark, self._url, self._count, self._meter = spark, url, count, meter
         self._out = folder / "out"
         register(spark)
         with psycopg.connect(url, autocommit=True) as conn:
@@ -99,29 +99,27 @@ class Archiving:
         rows.write.parquet(str(self._out))
         return self._written()
 
-    def seconds(self, contender: Callable[[], int]) -> float:
+    def taken(self, contender: Callable[[], int]) -> Taken:
         shutil.rmtree(self._out, ignore_errors=True)
-        began = time.monotonic()
-        rows = contender()
-        lasted = time.monotonic() - began
+        taken, rows = self._meter.taken(contender)
         assert rows == self._count, (contender.__name__, rows)
-        return lasted
+        return taken
 
     def _written(self) -> int:
         return int(ds.dataset(self._out).count_rows())
 
 
-def run(spark: SparkSession, url: str, folder: Path, count: int, rounds: int) -> Sequence[Timing]:
-    archiving = Archiving(spark, url, folder, count)
+def run(at: Place, count: int, rounds: int) -> Sequence[Timing]:
+    archiving = Archiving(at.spark, at.url, at.folder, count, at.meter)
     archived = Timing("archive", "pyarrow + ADBC, without Spark")
     read = Timing("data source to Parquet", "pyarrow + ADBC, without Spark")
     beside = Timing("data source to Parquet", "Spark's JDBC source, partitioned")
     for contender in (archiving.data_source, archiving.jdbc, archiving.archive):
-        archiving.seconds(contender)  # the session is warm from here on
+        archiving.taken(contender)  # the session is warm from here on
     for _ in range(rounds):
-        floor = archiving.seconds(archiving.adbc)
-        archived.measured(floor, archiving.seconds(archiving.archive))
-        ours = archiving.seconds(archiving.data_source)
+        floor = archiving.taken(archiving.adbc)
+        archived.measured(floor, archiving.taken(archiving.archive))
+        ours = archiving.taken(archiving.data_source)
         read.measured(floor, ours)
-        beside.measured(archiving.seconds(archiving.jdbc), ours)
+        beside.measured(archiving.taken(archiving.jdbc), ours)
     return archived, read, beside

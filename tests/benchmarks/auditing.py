@@ -6,7 +6,6 @@ late, and with how many rows there are of each service and outcome. DuckDB is gi
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 
 from durable.pipeline.audit import Question, audit
 from durable.pipeline.lake import Lake
+from tests.benchmarks.processors import Meter, Place, Taken
 from tests.benchmarks.rows import Timing
 from tests.support.lakes import fill, many
 
@@ -54,7 +54,7 @@ SELECT service, side, outcome, count(*), min(finished_at), max(finished_at) FROM
 class Auditing:
     """The contenders, and the two lakes."""
 
-    def __init__(self, spark: SparkSession, folder: Path, count: int) -> None:
+    def __init__(self, spark: SparkSession, folder: Path, count: int, meter: Meter) -> None:
         numbers = np.arange(count)
         lost, alien = numbers[1_007 :: count // PLANTED], numbers[1_011 :: count // PLANTED]
         sends = many(np.setdiff1d(numbers, alien), "outgoing")
@@ -65,7 +65,7 @@ class Auditing:
             fill(Lake(str(folder / name)), *(rows.slice(first, size) for first in range(0, len(rows), size)))
             for name, rows in (("sender", sends), ("receiver", receipts))
         )
-        self.spark = spark
+        self.spark, self._meter = spark, meter
         self.duckdb = duckdb.connect()
 
     def floor(self) -> Findings:
@@ -80,12 +80,10 @@ class Auditing:
         verdict = audit(self.spark, [self.sender], [self.receiver], Question(late_after=timedelta(hours=1)))
         return {kind: verdict.counts[kind] for kind in self.planted}
 
-    def seconds(self, contender: Callable[[], Findings]) -> float:
-        began = time.monotonic()
-        found = contender()
-        lasted = time.monotonic() - began
+    def taken(self, contender: Callable[[], Findings]) -> Taken:
+        taken, found = self._meter.taken(contender)
         assert found == self.planted, found
-        return lasted
+        return taken
 
     def _files(self, lake: Lake) -> list[str]:
         return [name.removeprefix("file://") for name in lake.files("history")]
@@ -96,11 +94,11 @@ class Auditing:
         return row
 
 
-def run(spark: SparkSession, url: str, folder: Path, count: int, rounds: int) -> Sequence[Timing]:
+def run(at: Place, count: int, rounds: int) -> Sequence[Timing]:
     timing = Timing("audit", "DuckDB on the same files")
-    auditing = Auditing(spark, folder, count)
-    auditing.seconds(auditing.ours)  # the session is warm from here on
-    auditing.seconds(auditing.floor)
+    auditing = Auditing(at.spark, at.folder, count, at.meter)
+    auditing.taken(auditing.ours)  # the session is warm from here on
+    auditing.taken(auditing.floor)
     for _ in range(rounds):
-        timing.measured(auditing.seconds(auditing.floor), auditing.seconds(auditing.ours))
+        timing.measured(auditing.taken(auditing.floor), auditing.taken(auditing.ours))
     return [timing]

@@ -7,27 +7,26 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import psycopg
 
 from durable.embedded import Embedded, postgres
 from durable.embedded.ports import free_port
+from durable.embedded.processes import postmaster
 from durable.errors import InvalidSetting
 from durable.pipeline.session import spark_session
 from tests.benchmarks import archiving, auditing, publishing
 from tests.benchmarks.databases import Databases
+from tests.benchmarks.processors import Meter, Place
 from tests.benchmarks.rows import Timing
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 JDBC = Path("/usr/share/java/postgresql.jar")
 MEMORY = "4g"  # of the JVM: Spark's gigabyte leaves little beside the buffers of two Parquet writers
 
-Run = Callable[["SparkSession", str, Path, int, int], Sequence[Timing]]
-"""With a session, the URL of a fresh database, an empty folder, how many rows, and how many rounds."""
+Run = Callable[[Place, int, int], Sequence[Timing]]
+"""With how many rows, and how many rounds."""
 
 
 class Part(NamedTuple):
@@ -55,22 +54,24 @@ def run(names: Sequence[str], rounds: int, rows: int | None = None) -> Iterator[
         for name in names:
             part = PARTS[name]
             count = rows or part.rows
-            with tempfile.TemporaryDirectory() as folder, _on_loopback(Path(folder)) as server:
+            with tempfile.TemporaryDirectory() as folder, _on_loopback(Path(folder)) as (url, meter):
                 work = Path(folder) / "work"
                 work.mkdir()
-                yield part.title.format(count), part.run(spark, server, work, count, rounds)
+                yield part.title.format(count), part.run(Place(spark, url, work, meter), count, rounds)
     finally:
         spark.stop()
 
 
 @contextmanager
-def _on_loopback(folder: Path) -> Iterator[str]:
+def _on_loopback(folder: Path) -> Iterator[tuple[str, Meter]]:
     """The URL of a database on a private server that listens on TCP as well: a JVM speaks nothing else."""
     with postgres(folder) as embedded:
         database = urlsplit(Databases(embedded).fresh()).path
         port = free_port()
         _listen(embedded, port)
-        yield f"postgresql://postgres@127.0.0.1:{port}{database}"
+        running = postmaster(folder / "data")
+        assert running is not None, folder
+        yield f"postgresql://postgres@127.0.0.1:{port}{database}", Meter(running.pid)
 
 
 def _listen(embedded: Embedded, port: int) -> None:

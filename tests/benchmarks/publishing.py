@@ -6,7 +6,6 @@ ids already, and it checks nothing; durable computes the ids, screens each row, 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -20,6 +19,7 @@ from adbc_driver_postgresql import dbapi
 
 from durable.pipeline import publish
 from durable.pipeline.source import register
+from tests.benchmarks.processors import Meter, Place, Taken
 from tests.benchmarks.rows import Timing
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ COLUMNS = ["id", *_ADDRESS, "content_type", "headers", "body", "sent_at"]
 class Publishing:
     """The contenders, on one database that is emptied before each."""
 
-    def __init__(self, spark: SparkSession, url: str, folder: Path, count: int) -> None:
-        self._url, self._count = url, count
+    def __init__(self, spark: SparkSession, url: str, folder: Path, count: int, meter: Meter) -> None:
+        self._url, self._count, self._meter = url, count, meter
         orders = spark.range(0, count, 1, FILES).selectExpr("id AS number", "repeat('x', 270) AS text")
         orders.write.parquet(str(folder / "orders"))
         self._orders = spark.read.parquet(str(folder / "orders"))
@@ -61,15 +61,13 @@ class Publishing:
     def publish(self, mode: str) -> None:
         self._messages().write.format("durable").mode("append").options(url=self._url, mode=mode).save()
 
-    def seconds(self, contender: Callable[[], None]) -> float:
+    def taken(self, contender: Callable[[], None]) -> Taken:
         with psycopg.connect(self._url, autocommit=True) as conn:
             conn.execute("TRUNCATE durable.outgoing_envelopes, durable.published_batches")
             conn.execute("CHECKPOINT")
-            began = time.monotonic()
-            contender()
-            lasted = time.monotonic() - began
+            taken, _ = self._meter.taken(contender)
             assert conn.execute("SELECT count(*) FROM durable.outgoing_envelopes").fetchone() == (self._count,)
-        return lasted
+        return taken
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         yield from self._files.to_batches(columns=COLUMNS)
@@ -84,13 +82,13 @@ class Publishing:
         return pa.RecordBatch.from_pydict(columns)
 
 
-def run(spark: SparkSession, url: str, folder: Path, count: int, rounds: int) -> Sequence[Timing]:
-    register(spark)
-    publishing = Publishing(spark, url, folder, count)
+def run(at: Place, count: int, rounds: int) -> Sequence[Timing]:
+    register(at.spark)
+    publishing = Publishing(at.spark, at.url, at.folder, count, at.meter)
     modes = {"atomic": Timing("publish, atomic", "ADBC: one COPY"), "fast": Timing("publish, fast", "ADBC: one COPY")}
-    publishing.seconds(partial(publishing.publish, "atomic"))  # the session is warm from here on
+    publishing.taken(partial(publishing.publish, "atomic"))  # the session is warm from here on
     for _ in range(rounds):
-        floor = publishing.seconds(publishing.copy)
+        floor = publishing.taken(publishing.copy)
         for mode, timing in modes.items():
-            timing.measured(floor, publishing.seconds(partial(publishing.publish, mode)))
+            timing.measured(floor, publishing.taken(partial(publishing.publish, mode)))
     return list(modes.values())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.table import Table
@@ -13,6 +13,9 @@ from sqlalchemy import Engine, event
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from tests.benchmarks.costs.comparing import MessageCost
+from tests.benchmarks.processors import Taken
+
+_LITTLE = 0.05  # seconds
 
 
 @dataclass
@@ -65,21 +68,25 @@ class Cost:
 
 @dataclass
 class Timing:
-    """One comparison of bulk work, in seconds: the best of durable and of the floor."""
+    """One comparison of bulk work, in seconds: the best of durable and of the floor, and what the processors took."""
 
     name: str
     floor_name: str
     floor: float = math.inf
     ours: float = math.inf
+    floor_processor: Mapping[str, float] = field(default_factory=dict)
+    ours_processor: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:
         """How many times as long durable takes."""
         return self.ours / self.floor
 
-    def measured(self, floor: float, ours: float) -> None:
-        self.floor = min(self.floor, floor)
-        self.ours = min(self.ours, ours)
+    def measured(self, floor: Taken, ours: Taken) -> None:
+        if floor.seconds < self.floor:
+            self.floor, self.floor_processor = floor.seconds, floor.processor
+        if ours.seconds < self.ours:
+            self.ours, self.ours_processor = ours.seconds, ours.processor
 
 
 @dataclass
@@ -185,13 +192,18 @@ def show_costs(costs: Sequence[Cost], title: str) -> None:
 
 def show_timings(timings: Sequence[Timing], title: str) -> None:
     table = Table(title=title)
-    for column in ("durable", "floor", "floor, s", "durable, s", "times as long"):
-        table.add_column(column, justify="left" if column in ("durable", "floor") else "right")
+    computed = ("processors, floor, s", "processors, durable, s")
+    for column in ("durable", "floor", "floor, s", "durable, s", "times as long", *computed):
+        table.add_column(column, justify="left" if column in ("durable", "floor", *computed) else "right")
     for timing in timings:
-        table.add_row(
-            timing.name, timing.floor_name, f"{timing.floor:.2f}", f"{timing.ours:.2f}", f"{timing.ratio:.2f}"
-        )
+        clock = f"{timing.floor:.2f}", f"{timing.ours:.2f}", f"{timing.ratio:.2f}"
+        processors = _parts(timing.floor_processor), _parts(timing.ours_processor)
+        table.add_row(timing.name, timing.floor_name, *clock, *processors)
     _print(table)
+
+
+def _parts(processor: Mapping[str, float]) -> str:
+    return ", ".join(f"{of} {seconds:.1f}" for of, seconds in processor.items() if seconds >= _LITTLE)
 
 
 def show_speeds(speeds: Sequence[Speed], title: str) -> None:
