@@ -244,13 +244,18 @@ def _service_spans(
             spans = [Span(first, lake.archived_at("history"))]
         else:
             spans = [lake.span(table, Whose(service, database)) for table in tables if lake.exists(table)]
-            spans = [span if span.until else span._replace(until=lake.archived_at("history")) for span in spans]
+            spans = [_ended(span, lake) for span in spans]
         found.setdefault((service, database), []).append((common(spans), first))
     of_services: dict[str, list[Span]] = {}
     for (service, _), in_lakes in found.items():
         begin = min(span.begin or first for span, first in in_lakes)
         of_services.setdefault(service, []).append(joint(span for span, _ in in_lakes)._replace(begin=begin))
     return {service: _judged(common(spans), question) for service, spans in of_services.items()}
+
+
+def _ended(span: Span, lake: Lake) -> Span:
+    """End a span that tells no end: of one that begins nothing is known to be whole. Older versions noted neither."""
+    return span._replace(until=span.until or span.begin or lake.archived_at("history"))
 
 
 def _whose(row: Mapping[str, Any]) -> tuple[str, str, str | None]:

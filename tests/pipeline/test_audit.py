@@ -354,7 +354,8 @@ class Stay(NamedTuple):
     service: str
     rows: Rows
     begin: float
-    until: float
+    until: float | None
+    """None where the archive could not tell."""
     gaps: Sequence[tuple[float, float]] = ()
     of: Sequence[LakeTable] = ("history", "dead_letters")
     """The tables that have the gaps."""
@@ -391,7 +392,8 @@ def archived_rows(case: int, stay: Stay) -> Rows:
 def note_span(lake: Lake, service: str, stay: Stay) -> None:
     gaps, database = tuple(Gap(at(first), at(end)) for first, end in stay.gaps), f"{service}-a"
     for name in SOURCES:
-        whole = Whole(Whose(service, database), Span(at(stay.begin), at(stay.until), gaps if name in stay.of else ()))
+        until = None if stay.until is None else at(stay.until)
+        whole = Whole(Whose(service, database), Span(at(stay.begin), until, gaps if name in stay.of else ()))
         lake.commit(name, [], app_id=database, low=0, high=1, whole=whole)
 
 
@@ -504,10 +506,28 @@ TWO_LAKES = {
 }
 
 
+WITHOUT_END = {
+    side: Archives(
+        [
+            Stay(lakes[0], SHOP, [sent(100), *of_shop], 0, None if side == "sender" else 1_000),
+            Stay(lakes[1], "billing", [handled(100), *of_billing], 0, None if side == "receiver" else 1_000),
+        ],
+        set(),
+    )
+    for side, of_shop, of_billing, lakes in (
+        ("sender", [], [handled(500)], LAKES[0]),
+        ("receiver", [sent(500)], [], LAKES[1]),
+    )
+}
+"""One side has not archived yet what the other one has."""
+
+
 @pytest.fixture(scope="module")
 def judged_at_once(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Findings]:
     """One audit of all cases in which messages settle within a second."""
-    return judged(spark, tmp_path_factory.mktemp("archives"), IN_OWN_HISTORIES | MISSING_COPIES | TWO_LAKES)
+    return judged(
+        spark, tmp_path_factory.mktemp("archives"), IN_OWN_HISTORIES | MISSING_COPIES | TWO_LAKES | WITHOUT_END
+    )
 
 
 @pytest.mark.parametrize("name", IN_OWN_HISTORIES)
@@ -527,6 +547,11 @@ def test_missing_copy_of_an_event_is_unknown_only_for_the_service_with_the_gap(
 @pytest.mark.parametrize("name", TWO_LAKES)
 def test_two_lakes_of_one_database_are_judged_as_one(judged_at_once: Mapping[str, Findings], name: str) -> None:
     assert judged_at_once[name] == TWO_LAKES[name].findings
+
+
+@pytest.mark.parametrize("side", WITHOUT_END)
+def test_history_without_an_end_is_not_judged(judged_at_once: Mapping[str, Findings], side: str) -> None:
+    assert judged_at_once[side] == WITHOUT_END[side].findings
 
 
 GAPS: Mapping[str, Sequence[tuple[float, float]]] = {

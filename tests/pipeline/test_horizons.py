@@ -28,6 +28,7 @@ from durable.storage import archives, migrator, purging
 from tests.support.archiving import Archiver, origin_of
 from tests.support.clusters import Cluster, Clusters, clusters
 from tests.support.history import add_history, add_letters, add_old_day
+from tests.support.roles import runtime_role
 from tests.support.streams import Stream
 
 MONTH = Retention(timedelta(days=30), timedelta(days=30))
@@ -109,6 +110,45 @@ def test_prepared_transaction_is_archived_when_committed(
     later = archiver.lake.span("history", whose).until
     assert later is not None
     assert until is None or until < later
+
+
+@contextlib.contextmanager
+def holding(url: str, kind: str) -> Iterator[None]:
+    """A transaction of this kind with a number."""
+    with contextlib.closing(psycopg.connect(url, autocommit=kind == "prepared")) as conn:
+        conn.execute("BEGIN" if kind == "prepared" else "SELECT 1")
+        conn.execute("SELECT pg_current_xact_id()")
+        if kind == "prepared":
+            conn.execute("PREPARE TRANSACTION 'holder'")
+        yield
+        if kind == "prepared":
+            conn.execute("ROLLBACK PREPARED 'holder'")
+
+
+@pytest.mark.parametrize("had_archived", [False, True], ids=["first archive", "later archive"])
+@pytest.mark.parametrize("kind", ["running", "hidden", "prepared"])
+@pytest.mark.parametrize("place", ["its database", "another database"])
+def test_lake_is_whole_up_to_the_holder_of_the_horizon(
+    shared: Cluster, archiver: Archiver, conn: psycopg.Connection[Any], place: str, kind: str, had_archived: bool
+) -> None:
+    """Rows of after its number are not archived, whichever database of the cluster it is of."""
+    url = archiver.origin.url
+    with connection(url) as of:
+        whose = Whose("shop", archives.database(of, "durable"))
+    with runtime_role(url) as role:
+        archiver.origin = origin_of(role if kind == "hidden" else url)
+        add_history(conn, 1)
+        if had_archived:
+            archiver.run()
+        before = archiver.lake.span("history", whose).until
+        with holding(url if place == "its database" else shared.uri("postgres"), kind):
+            add_history(conn, 1, first=2)
+            [(written,)] = conn.execute("SELECT max(finished_at) FROM durable.envelope_history").fetchall()
+            archiver.run()
+            span = archiver.lake.span("history", whose)
+        assert archiver.ids() == [1]
+    assert span.begin is not None
+    assert span.until == before if kind != "running" else span.until is not None and span.until < written
 
 
 def test_status_names_the_transaction_with_the_oldest_number(
@@ -265,29 +305,16 @@ def test_rows_are_archived_and_streamed_once_across_a_wraparound_of_transaction_
         assert archiver.run().rows == 0
 
 
-def test_stream_begins_at_the_first_rows(conn: psycopg.Connection[Any], shared: Cluster, database_url: str) -> None:
-    """Its tasks share the numbers of a batch among them: from 0 on, all rows would be in the last one's."""
-    shared.use_up(1_000)
-    for first in range(1, 41):
-        add_history(conn, 1, first=first)
-    reader = EnvelopeStreamReader(
-        ReadOptions.parse({"url": database_url, "columns": "xid"}), StructType([StructField("xid", LongType(), False)])
-    )
-    begin = reader.initialOffset()
-    end = reader.latestOffset(begin, reader.getDefaultReadLimit())
-    rows = [sum(each.num_rows for each in reader.read(part)) for part in reader.partitions(begin, end)]
-    assert sum(rows) == 40
-    assert min(rows) >= 5, rows
+def reader_of(url: str, table: str, start: str) -> EnvelopeStreamReader:
+    options = ReadOptions.parse({"url": url, "columns": "xid", "table": table, "start": start})
+    return EnvelopeStreamReader(options, StructType([StructField("xid", LongType(), False)]))
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
 def test_stream_begins_before_its_target_with_transactions_under_way(
     shared: Cluster, database_url: str, start: str
 ) -> None:
-    reader = EnvelopeStreamReader(
-        ReadOptions.parse({"url": database_url, "columns": "xid", "start": start}),
-        StructType([StructField("xid", LongType(), False)]),
-    )
+    reader = reader_of(database_url, "envelope_history", start)
     reader.prepareForTriggerAvailableNow()
     shared.use_up(10)
     begin = reader.initialOffset()

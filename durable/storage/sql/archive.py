@@ -367,14 +367,14 @@ FROM {schema}.archive_commits AS known, archive WHERE table_name = :table GROUP 
 
 # ---------------------------------------------------------------- what holds the horizon back
 
-# A row that is not in the next snapshot was written after this moment: by a transaction that runs now, and has begun
-# after it, or by one that begins later. NULL where that cannot be told: prepared transactions hide when they began, and
-# so do sessions of other roles from one without pg_read_all_stats, which sees only that they write.
+# A row at or above the horizon of the next snapshot was written after this moment: its transaction took a number after
+# one that runs now, in any database of the cluster, or after now. Not to be told where such a one hides when it began:
+# prepared transactions do, and so do sessions of other roles from one without pg_read_all_stats, which sees only that
+# they write.
 READ_COMPLETE_UNTIL = Statement("""
 SELECT LEAST(clock_timestamp(), min(xact_start) FILTER (WHERE backend_xid IS NOT NULL)) AS moment,
-    bool_or(backend_xid IS NOT NULL AND xact_start IS NULL)
-        OR EXISTS (SELECT FROM pg_prepared_xacts WHERE database = current_database()) AS is_hidden
-FROM pg_stat_activity WHERE datname = current_database()
+    bool_or(backend_xid IS NOT NULL AND xact_start IS NULL) OR EXISTS (SELECT FROM pg_prepared_xacts) AS is_hidden
+FROM pg_stat_activity
 """)
 # From here on no row of the history was dropped, whether there was one or not.
 READ_OLDEST_DAY = Statement("""

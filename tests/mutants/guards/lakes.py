@@ -8,6 +8,7 @@ _TESTS = "tests/pipeline/test_damaged_lakes.py"
 
 _POOLER = "tests/pipeline/test_pooler.py"
 _DROPS = "tests/pipeline/test_stream_drops.py"
+_HOLDS = "tests/pipeline/test_horizons.py::test_lake_is_whole_up_to_the_holder_of_the_horizon"
 
 ROWS = (
     Mutant(
@@ -336,5 +337,37 @@ ROWS = (
         killed_by=(
             "tests/pipeline/test_ledger.py::test_uneven_ids_include_one_with_a_sum_of_odd_rows_like_an_innocent_one",
         ),
+    ),
+    Mutant(
+        "lakes",
+        "a transaction of another database bounds nothing that is whole",
+        "durable/storage/sql/archive.py",
+        before="AS is_hidden\nFROM pg_stat_activity\n",
+        after="AS is_hidden\nFROM pg_stat_activity WHERE datname = current_database()\n",
+        killed_by=(f"{_HOLDS}[another database-running-first archive]",),
+    ),
+    Mutant(
+        "lakes",
+        "a prepared transaction of another database bounds nothing that is whole",
+        "durable/storage/sql/archive.py",
+        before="EXISTS (SELECT FROM pg_prepared_xacts) AS is_hidden",
+        after="EXISTS (SELECT FROM pg_prepared_xacts WHERE database = current_database()) AS is_hidden",
+        killed_by=(f"{_HOLDS}[another database-prepared-later archive]",),
+    ),
+    Mutant(
+        "lakes",
+        "a transaction hidden from the role bounds nothing that is whole",
+        "durable/storage/sql/archive.py",
+        before="    bool_or(backend_xid IS NOT NULL AND xact_start IS NULL) OR ",
+        after="    ",
+        killed_by=(f"{_HOLDS}[another database-hidden-later archive]",),
+    ),
+    Mutant(
+        "lakes",
+        "a history that tells no end is judged up to its last commit",
+        "durable/pipeline/audit.py",
+        before="until=span.until or span.begin or lake",
+        after="until=span.until or lake",
+        killed_by=("tests/pipeline/test_audit.py::test_history_without_an_end_is_not_judged[receiver]",),
     ),
 )
