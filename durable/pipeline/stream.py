@@ -9,7 +9,8 @@ the same batch read again has the same rows. It begins where its end says: a che
 first batch, and Spark asks for another one where it reads that batch again. A long transaction holds the stream back
 for as long as it runs. A database that was restored, upgraded or failed over numbers its transactions anew, so that a
 checkpoint of before says nothing of it, and is refused. Where its files were put back, the numbers come again without
-another identity: so a batch ends with its last row, and a database that does not have this row is refused as well.
+another identity: so a batch ends with its last row, and a database that does not have this row is refused as well. No
+stream begins on one with rows of numbers that it has not come to: they would be read late, or never.
 
 A purge, or a retention, drops rows whether a stream has read them or not. Each drop is numbered in its own transaction,
 with its newest row: where one after d has dropped a row of n or above, the batch from n on is refused, after it was
@@ -50,6 +51,11 @@ _OF_ANOTHER_STATE: Final = (
     "failed over since, and numbers its transactions anew; begin with a new checkpoint, and deduplicate rows that are "
     "read again by id and outcome"
 )
+_NUMBERED_ANEW: Final = (
+    "url: {table} has rows of another cluster, restored from its dump, with transaction numbers that this one has not "
+    "come to; archive this database with durable-agent pipeline archive, which numbers new rows above all of them, and "
+    "begin the stream then"
+)
 Offset = dict[str, Any]
 
 
@@ -74,6 +80,7 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._target or self._end()  # never beyond the target, which is set before
         begin = end if self._options.is_latest else end | {"xid": min(self._start(), end["xid"])}
         with connection(self._options.url) as conn:
+            self._check_numbers(conn)
             begin = begin | {"drop": self._last_drop(conn)}
         return begin | {"begin": _begin(begin)}
 
@@ -120,6 +127,11 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: Offset) -> None:
         """Ignore the commit: Spark does not call it for the last batch of AvailableNow, so it cannot be relied on."""
+
+    def _check_numbers(self, conn: Connection) -> None:
+        """Raise InvalidSetting when rows have numbers which this database has not come to, and may give once more."""
+        if archives.is_numbered_anew(conn, self._options.schema, self._options.table):
+            raise InvalidSetting(_NUMBERED_ANEW.format(table=self._options.table))
 
     def _check_last(self, conn: Connection, read: Offset) -> None:
         """Raise InvalidSetting when the database has not the last row that was read, though it was not dropped."""

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
-from durable.errors import DurableError
+from durable.errors import DurableError, InvalidSetting
 from durable.pipeline import purge as purge_module
 from durable.pipeline.beginning import Wish
 from durable.pipeline.copying import connection
@@ -308,6 +308,51 @@ def test_rows_are_archived_and_streamed_once_across_a_wraparound_of_transaction_
 def reader_of(url: str, table: str, start: str) -> EnvelopeStreamReader:
     options = ReadOptions.parse({"url": url, "columns": "xid", "table": table, "start": start})
     return EnvelopeStreamReader(options, StructType([StructField("xid", LongType(), False)]))
+
+
+def read_by(reader: EnvelopeStreamReader) -> list[int]:
+    begin = reader.initialOffset()
+    end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    parts = reader.partitions(begin, end)
+    return sorted(xid for part in parts for each in reader.read(part) for xid in each.column("xid").to_pylist())
+
+
+def test_stream_begins_at_the_first_rows(conn: psycopg.Connection[Any], shared: Cluster, database_url: str) -> None:
+    """Its tasks share the numbers of a batch among them: from 0 on, all rows would be in the last one's."""
+    shared.use_up(1_000)
+    for first in range(1, 41):
+        add_history(conn, 1, first=first)
+    reader = reader_of(database_url, "envelope_history", "earliest")
+    begin = reader.initialOffset()
+    end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    rows = [sum(each.num_rows for each in reader.read(part)) for part in reader.partitions(begin, end)]
+    assert sum(rows) == 40
+    assert min(rows) >= 5, rows
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+@pytest.mark.parametrize("source", SOURCES.values())
+def test_stream_begins_on_a_restored_dump_after_an_archive(
+    archiver: Archiver, conn: psycopg.Connection[Any], database_url: str, source: str, start: str
+) -> None:
+    """Its rows have numbers to which the transactions of its cluster come later; none of them is left out."""
+    add_history(conn, 3)
+    add_letters(conn, 3)
+    for each in SOURCES.values():
+        conn.execute(f"UPDATE durable.{each} SET xid = xid + 1000 + CAST(right(id::text, 4) AS integer)".encode())
+    restored = [xid for (xid,) in conn.execute(f"SELECT xid FROM durable.{source} ORDER BY xid".encode()).fetchall()]
+    add_history(conn, 1, first=4)
+    add_letters(conn, 1, first=4)
+    refused = reader_of(database_url, source, start)
+    with pytest.raises(InvalidSetting, match=f"url: {source} has rows of another cluster.* pipeline archive"):
+        refused.initialOffset()
+    for table in SOURCES:
+        archiver.run(table)
+    reader = reader_of(database_url, source, start)
+    if start == "latest":
+        reader.initialOffset()
+    else:
+        assert set(restored) < set(read_by(reader))
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])

@@ -370,4 +370,15 @@ ROWS = (
         after="until=span.until or lake",
         killed_by=("tests/pipeline/test_audit.py::test_history_without_an_end_is_not_judged[receiver]",),
     ),
+    Mutant(
+        "lakes",
+        "a stream begins before rows whose numbers are yet to come",
+        "durable/pipeline/stream.py",
+        before="            self._check_numbers(conn)\n",
+        after="",
+        killed_by=(
+            "tests/pipeline/test_horizons.py::"
+            "test_stream_begins_on_a_restored_dump_after_an_archive[envelope_history-earliest]",
+        ),
+    ),
 )
