@@ -173,6 +173,16 @@ class Case:
             add_old_day(self._conn, AGE, 0)
         self._conn.execute((_LET_BE_RESOLVED if self.is_of_letters else _LET_BE_FINISHED).encode(), (OLD, number))
 
+    def make_day(self) -> None:
+        add_old_day(self._conn, AGE, 0)
+
+    def take_back(self, number: int) -> None:
+        """Let a letter be one that was never given a number; a row of history goes alone."""
+        table = "dead_letters" if self.is_of_letters else "envelope_history"
+        self._conn.execute(f"DELETE FROM durable.{table} {_OF_NUMBER}".encode(), (number,))
+        if self.is_of_letters:
+            self._conn.execute("SELECT setval(pg_get_serial_sequence('durable.dead_letters', 'letter_id'), 1)")
+
     def drop(self) -> None:
         with connection(self._url) as conn:
             self._drop(conn)
@@ -193,6 +203,31 @@ def test_stream_goes_on_after_a_drop_of_read_rows(case: Case) -> None:
     assert case.query.next() == []
     case.add_new(4)
     assert case.query.next() == [4]
+
+
+def test_stream_goes_on_after_a_drop_of_read_rows_when_their_day_is_made_again(case: Case) -> None:
+    """As nodes make yesterday."""
+    case.add_old(1, 2, 3)
+    assert case.query.next() == [1, 2, 3]
+    case.drop()
+    case.make_day()
+    assert case.query.next() == []
+    case.add_old(4)
+    case.add_new(5)
+    assert case.query.next() == [4, 5]
+
+
+def test_stream_ends_without_its_last_row_when_its_day_has_lost_older_ones_alone(case: Case) -> None:
+    """As in a state of the database that was put back, of after a drop and before the row."""
+    case.add_old(1, 2)
+    assert case.query.next() == [1, 2]
+    case.drop()
+    case.make_day()
+    case.add_old(3)
+    assert case.query.next() == [3]
+    case.take_back(3)
+    with pytest.raises(InvalidSetting, match="another state of the database"):
+        case.query.next()
 
 
 @pytest.mark.parametrize("is_newer", [False, True], ids=["nothing else", "a newer row"])
@@ -310,6 +345,21 @@ def test_restored_rows_of_another_lake_are_no_drop(conn: psycopg.Connection[Any]
     )
     add_history(conn, 1, first=2)
     assert query.next() == [2]
+
+
+def test_rows_lost_in_a_restore_excuse_no_missing_last_row(conn: psycopg.Connection[Any], database_url: str) -> None:
+    query = Query(database_url, "envelope_history")
+    add_history(conn, 1)
+    assert query.next() == [1]
+    conn.execute(
+        "INSERT INTO durable.absent_rows (table_name, day, kind, row_count, below) SELECT 'envelope_history', "
+        "CAST(finished_at AT TIME ZONE 'UTC' AS date), kind, rows, %s FROM durable.envelope_history, "
+        "(VALUES ('foreign', 5), ('gap', 0)) AS lost (kind, rows)",
+        (ALL,),
+    )
+    conn.execute("DELETE FROM durable.envelope_history")
+    with pytest.raises(InvalidSetting, match="another state of the database"):
+        query.next()
 
 
 def test_error_of_a_drop_reaches_the_caller(

@@ -103,14 +103,17 @@ def _sent(name: str, kind: object) -> str:
 
 
 _KEY: Final = {"envelope_history": "CAST(id AS text)", "dead_letters": "CAST(letter_id AS text)"}
-# A row that was read once and is not here, though its day is; a letter that is another one, or in an earlier state, or
-# whose number was not given yet. A letter that is not here any more was purged.
+# A row that was read once and is not here, though its day is, of which no drop is noted that took it; a letter that is
+# another one, or in an earlier state, or whose number was not given yet. A letter that is not here any more was purged.
 _IS_OF_ANOTHER_LIFE: Final = {
     "envelope_history": """
 SELECT NOT EXISTS (SELECT FROM {schema}.envelope_history WHERE xid = :xid AND id = CAST(:key AS uuid))
     AND EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
         WHERE i.inhparent = CAST(CAST(:table AS text) AS regclass)
             AND c.relname = 'envelope_history_' || to_char(CAST(CAST(:moment AS text) AS timestamp), 'YYYYMMDD'))
+    AND NOT EXISTS (SELECT FROM {schema}.absent_rows
+        WHERE table_name = 'envelope_history' AND day = CAST(CAST(CAST(:moment AS text) AS timestamp) AS date)
+            AND kind IN ('gap', 'dropped', 'early') AND row_count > 0 AND below > :xid)
 """,
     "dead_letters": """
 SELECT EXISTS (SELECT FROM {schema}.dead_letters WHERE letter_id = CAST(CAST(:key AS text) AS bigint)

@@ -381,4 +381,34 @@ ROWS = (
             "test_stream_begins_on_a_restored_dump_after_an_archive[envelope_history-earliest]",
         ),
     ),
+    Mutant(
+        "lakes",
+        "a day made again looks like a restore",
+        "durable/storage/sql/archive.py",
+        before="kind IN ('gap', 'dropped', 'early') AND row_count > 0 AND below > :xid)",
+        after="false)",
+        killed_by=(
+            f"{_DROPS}::test_stream_goes_on_after_a_drop_of_read_rows_when_their_day_is_made_again"
+            "[a day before the first archive]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a drop of older rows hides a restore",
+        "durable/storage/sql/archive.py",
+        before="'early') AND row_count > 0 AND below > :xid)",
+        after="'early') AND row_count > 0)",
+        killed_by=(
+            f"{_DROPS}::test_stream_ends_without_its_last_row_when_its_day_has_lost_older_ones_alone"
+            "[a day before the first archive]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a gap of rows lost before hides a restore",
+        "durable/storage/sql/archive.py",
+        before="'early') AND row_count > 0 AND below > :xid)",
+        after="'early') AND below > :xid)",
+        killed_by=(f"{_DROPS}::test_rows_lost_in_a_restore_excuse_no_missing_last_row",),
+    ),
 )
