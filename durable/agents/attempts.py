@@ -6,8 +6,9 @@
 
 Async handlers run in the loop, sync ones in threads of their own, with their session. Errors are raised unchanged; the
 settlement of the message is decided elsewhere (durable.agents.delivery). The handler's time begins when the handler is
-entered: waits for a connection or a thread do not count. A thread whose handler overran its time is stuck, and another
-takes its place: see durable.agents.stuck_threads.
+entered: waits for a connection or a thread do not count. A bound cancels the attempt, and refuses its COMMIT: a handler
+may make a result of its cancellation. A thread whose handler overran its time is stuck, and another takes its place:
+see durable.agents.stuck_threads.
 """
 
 from __future__ import annotations
@@ -47,10 +48,12 @@ from durable.storage import answers, inbox
 from durable.storage.answers import Arrived
 from durable.storage.outages import lack_of, translated
 from durable.storage.outbox import store
+from durable.tasks.cancelling import current_task
 from durable.telemetry import log
 
 LONGEST: Final = 10
 """Budgets of a group until it is rolled back for a message that does not end: each is run alone then."""
+_LONG: Final = f"a message of the group took longer than {LONGEST} times group_time"
 
 
 class Task(NamedTuple):
@@ -77,6 +80,10 @@ class Group:
         """The time of each message whose handler came to its end."""
         self.is_handling = False
         """True while one of them is handled; False before, between, and at the completion."""
+        self.timeout = asyncio.Timeout(None)
+        """The time of the handler."""
+        self.bound = asyncio.Timeout(None)
+        """The time for which those before a long one wait for their commit."""
         self._traces: Traces | None = None
         self._lock = threading.Lock()
 
@@ -92,6 +99,13 @@ class Group:
         """Note no more traces: the attempt is about to be cancelled."""
         if self._traces is not None:
             self._traces.is_closed = True
+
+    def refuse_overdue(self) -> None:
+        """Raise TimeoutError, or LongInGroup, when a bound has expired."""
+        if self.timeout.expired():
+            raise TimeoutError
+        if self.bound.expired():
+            raise LongInGroup(_LONG)
 
     def begin(self, count: int = 1) -> bool:
         """Begin the next of them, or so many. False when none is left."""
@@ -123,20 +137,20 @@ async def bounded(group: Group) -> AsyncIterator[None]:
     if group.budget is None:
         yield
         return
-    loop, bound = asyncio.get_running_loop(), asyncio.timeout(None)
+    loop = asyncio.get_running_loop()
 
     def end() -> None:
         if group.is_handling and group.begun > 1:  # not at the COMMIT, of which nobody would know what became
             group.end_watch()
-            bound.reschedule(loop.time())
+            group.bound.reschedule(loop.time())
 
     timer = loop.call_later(group.budget * LONGEST, end)
     try:
-        async with bound:
+        async with group.bound:
             yield
-    except TimeoutError as error:
-        if bound.expired():
-            raise LongInGroup(f"a message of the group took longer than {LONGEST} times group_time") from error
+    except Exception as error:
+        if group.bound.expired():
+            raise LongInGroup(_LONG) from error
         raise
     finally:
         timer.cancel()
@@ -214,6 +228,8 @@ class Attempts:
         self.handler = handler
         self.when_freed: Callable[[], None] = lambda: None
         """Called in the loop when a stuck thread has come back."""
+        self.is_cancelled: Callable[[], bool] = lambda: False
+        """Tells in the loop whether the handlers were cancelled, for their node ends."""
         self._stuck = stuck or StuckThreads()
         self._has_lost_threads = False
         self._step_seconds = settings.step_timeout.total_seconds()
@@ -247,11 +263,11 @@ class Attempts:
 
         def begin() -> None:
             with suppress(RuntimeError):  # it has ended meanwhile
-                timeout.reschedule(loop.time() + self._timeout)
+                group.timeout.reschedule(loop.time() + self._timeout)
 
         entry = Entry(begin if self._runs_in_loop else lambda: _soon(loop, begin))
         try:
-            async with asyncio.timeout(self._timeout) as timeout, bounded(group):
+            async with asyncio.timeout(self._timeout) as group.timeout, bounded(group):
                 await self._run(group, entry)
         except TimeoutError as error:
             if entry.give_up():
@@ -334,7 +350,7 @@ class Attempts:
             self._sessions,
             partial(self._calls, group),
             self._handle,
-            lambda session, outbox: self._complete(group.tasks[: group.begun], session, outbox),
+            partial(self._complete_unless_cancelled, group),
             prepare=self._prepare,
             entered=entry.enter,
             watch=group.watch if group.is_watched else None,
@@ -372,11 +388,21 @@ class Attempts:
             group.is_handling = True
             yield call
             group.is_handling = False
+            self._refuse_cancelled(group)
             now = time.perf_counter()
             group.seconds.append(now - before)
             before = now
             if self._asked or group.trace or (group.budget is not None and now - began >= group.budget):
                 return
+
+    def _complete_unless_cancelled(self, group: Group, session: Session, outbox: Outbox) -> None:
+        self._complete(group.tasks[: group.begun], session, outbox)
+        self._refuse_cancelled(group)
+
+    def _refuse_cancelled(self, group: Group) -> None:
+        group.refuse_overdue()
+        if current_task() is not None and self.is_cancelled():
+            raise asyncio.CancelledError
 
     def _complete(self, tasks: Sequence[Task], session: Session, outbox: Outbox) -> None:
         """The fence: the rows are finished in this transaction, or it does not commit."""

@@ -281,10 +281,11 @@ class Delivery:
             self._size.committed()
             await self._handled([task.lease for task in group.tasks])
             return []
-        log.info("a group of %d rolled back, each is run alone: %s", len(group.tasks), said(error))
+        if len(group.tasks) > 1:
+            log.info("a group of %d rolled back, each is run alone: %s", len(group.tasks), said(error))
         again = group.tasks
         if group.budget is not None:
-            self._note_rollback(error)
+            self._note_rollback(error, has_timed_out=len(group.tasks) > 1 and group.timeout.expired())
             again = again[-1:]
             put_back([task.lease for task in group.tasks[:-1]])
         if isinstance(error, Outage):
@@ -292,10 +293,10 @@ class Delivery:
         decoded = [await self._decode(task.lease, task.attempt, held) for task in again]
         return [task for task in decoded if task is not None]
 
-    def _note_rollback(self, error: BaseException) -> None:
+    def _note_rollback(self, error: BaseException, *, has_timed_out: bool) -> None:
         """Let the messages after it be alone for a while; for good, where those of a group may wait for each other."""
         self._size.rolled_back()
-        if isinstance(error, TimeoutError):
+        if has_timed_out:
             self._stay_alone(logging.WARNING, f"a transaction of several messages met its timeout: {said(error)}")
         self._note_locks(error)
 

@@ -85,6 +85,7 @@ class HandlingAgent:
         self._workers: list[asyncio.Task[None]] = []
         self._concurrency = handler.concurrency or settings.concurrency
         attempts.when_freed = self._go_on
+        attempts.is_cancelled = self._is_cancelled
         self._delivery.settling.on_delayed = self._ask_when_due
 
     # ------------------------------------------------------------------ what others tell it
@@ -279,12 +280,15 @@ class HandlingAgent:
 
         A worker whose handler has cancelled the task that it runs in goes on.
         """
-        worker = current_task()
-        agent = self._running or worker
-        if agent is not None and agent.cancelling():
+        if self._is_cancelled():
             raise asyncio.CancelledError
+        worker = current_task()
         while worker is not None and worker.cancelling():
             worker.uncancel()
+
+    def _is_cancelled(self) -> bool:
+        agent = self._running or current_task()
+        return agent is not None and agent.cancelling() > 0
 
     async def _try(self, lease: LeasedEnvelope) -> None:
         self.circuit.begin_trial(lease)

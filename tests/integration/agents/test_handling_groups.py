@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
@@ -590,6 +591,93 @@ async def test_group_releases_its_rows_when_a_message_waits_for_another_one(data
     assert database.one("SELECT reads FROM taken") == 11
 
 
+async def swallow(work: Awaitable[object]) -> bool:
+    """Tell whether the work was cancelled."""
+    try:
+        await work
+    except BaseException:
+        return True
+    return False
+
+
+async def swallow_for_a_helper(work: Awaitable[object]) -> bool:
+    """End a helper that cleans up for long, and take another cancellation for its own."""
+
+    async def help_out() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await work
+
+    helper = asyncio.create_task(help_out())
+    await asyncio.sleep(0)
+    helper.cancel()
+    with suppress(asyncio.CancelledError):
+        await helper
+    return helper.cancelling() > 1
+
+
+async def swallow_behind_a_shield(work: Awaitable[object]) -> bool:
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        return True
+    return False
+
+
+SWALLOWS = [swallow, swallow_for_a_helper, swallow_behind_a_shield]
+CANCELLED = 500
+
+
+def paying(seconds: float, swallows: Callable[[Awaitable[object]], Awaitable[bool]]) -> Callable[..., Any]:
+    """Return a handler whose third message waits so long, and notes as an effect whether it was cancelled meanwhile."""
+
+    async def pay(step: Step, session: AsyncSession) -> None:
+        is_cancelled = step.number == 2 and await swallows(asyncio.sleep(seconds))
+        await session.execute(_INSERT, {"number": step.number + CANCELLED * is_cancelled})
+
+    return pay
+
+
+@pytest.mark.parametrize("swallows", SWALLOWS)
+@pytest.mark.parametrize("max_batch", [1, 5, "auto"])
+async def test_swallowed_timeout_counts_as_raised(
+    database: Tables, swallows: Callable[..., Any], max_batch: Any
+) -> None:
+    pay = paying(1, swallows)
+    found = await result(database, ["succeed"] * 5, pay, max_batch=max_batch, timeout=timedelta(milliseconds=300))
+    assert (found["effects"], found["inbox"]) == ([0, 1, 3, 4], 0)
+    assert found["letters"] == [(2, "TimeoutError", 1, "one")]
+
+
+@pytest.mark.parametrize("swallows", SWALLOWS)
+async def test_group_rolls_back_when_a_long_message_swallows_its_cancellation(
+    database: Tables, swallows: Callable[..., Any]
+) -> None:
+    pay = paying(0.6, swallows)
+    how: dict[str, Any] = {"group_time": 0.02, "timeout": timedelta(seconds=30)}
+    found = await result(database, ["succeed"] * 5, pay, max_batch="auto", **how)
+    assert (found["effects"], found["letters"], found["inbox"]) == (list(range(5)), [], 0)
+
+
+@pytest.mark.parametrize("swallows", SWALLOWS)
+async def test_swallowed_end_of_the_node_commits_nothing(database: Tables, swallows: Callable[..., Any]) -> None:
+    database.clear()
+    database.execute("TRUNCATE effects")
+    shop = Shop(database, SystemClock())
+    try:
+        shop.handles(paying(30, swallows), cls=Step)
+        await shop.receive_all([envelope(2, body=msgspec.json.encode(Step(2, "succeed")))])
+        running = asyncio.create_task(shop.agent.run())
+        await asyncio.sleep(0.3)
+        running.cancel()
+        await asyncio.wait([running], timeout=10)
+        assert (running.cancelled(), shop.effects(), len(shop.inbox())) == (True, [], 1)
+    finally:
+        await shop.close()
+        database.clear()
+
+
 @pytest.mark.parametrize("max_batch", [10, "auto"])
 async def test_no_message_of_a_group_begins_after_its_handler_has_paused(database: Tables, max_batch: Any) -> None:
     database.clear()
@@ -641,6 +729,53 @@ async def test_handler_stays_alone_for_a_while_or_for_good_by_the_error_of_its_g
     finally:
         await shop.close()
         database.clear()
+
+
+@pytest.mark.parametrize(
+    ("fails_as", "is_for_good"), [("its own error", False), ("its own timeout", False), ("the timeout", True)]
+)
+async def test_handler_stays_alone_for_good_when_its_group_met_the_timeout(
+    database: Tables, caplog: pytest.LogCaptureFixture, fails_as: str, is_for_good: bool
+) -> None:
+    database.clear()
+    shop = Shop(database, SystemClock(), group_time=60)
+    fails = [fails_as]
+
+    async def fail_once(step: Step, session: AsyncSession) -> None:
+        if step.number == 1 and fails:
+            match fails.pop():
+                case "the timeout":
+                    await session.execute(text("SELECT pg_sleep(5)"))
+                case "its own timeout":
+                    raise TimeoutError("the supplier was late")
+                case _:
+                    raise LookupError
+
+    try:
+        shop.handles(fail_once, cls=Step, max_batch="auto", timeout=HANGS, retry=Retry(immediate=1))
+        learn(shop)
+        bodies = [msgspec.json.encode(Step(number, "succeed")) for number in range(3)]
+        await shop.receive_all([envelope(number, body=body) for number, body in enumerate(bodies)])
+        with caplog.at_level(logging.INFO, "durable"):
+            async with shop.open():
+                await shop.settled()
+        for _ in range(100):
+            learn(shop)
+        assert (shop.agent._delivery.at_most(1_000) == 1) is is_for_good
+        assert is_for_good or "alone from now on" not in caplog.text
+    finally:
+        await shop.close()
+        database.clear()
+
+
+async def test_rollback_of_a_single_message_is_not_told_as_one_of_a_group(
+    database: Tables, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "durable"):
+        await result(database, ["raise", "succeed"], handle, max_batch="auto")
+        assert "a group of" not in caplog.text
+        await result(database, ["succeed", "raise"], handle, max_batch="auto")
+        assert "a group of 2 rolled back" in caplog.text
 
 
 async def test_handler_stays_alone_when_its_group_met_a_lock(database: Tables) -> None:
