@@ -85,7 +85,7 @@ class Fence:
         self.is_complete = False
         """True if the next COMMIT is that of the runner."""
         session.info[_KEY] = self
-        self.traces = Traces(session)
+        self.traces = Traces()
 
     @property
     def has_lost_connection(self) -> bool:
@@ -150,7 +150,6 @@ class Fence:
         if is_in_autocommit(connection):
             raise WiringError(_AUTOCOMMIT)
         self._begun[connection] = _Begun(connection)
-        self.traces.join(connection)
         _fences[connection] = ref(self)
         if connection.engine not in _watched:
             _watched.add(connection.engine)
@@ -158,6 +157,7 @@ class Fence:
             event.listen(connection.engine, "after_cursor_execute", _after_statement)
             event.listen(connection.engine, "commit", _before_commit)
             event.listen(connection.engine, "handle_error", _after_error)
+        self.traces.join(connection)
 
 
 @event.listens_for(Session, "after_begin")

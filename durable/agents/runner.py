@@ -155,7 +155,7 @@ class Run:
             outbox.commit_allowed = False
             fence = Fence(place.sync_session)
             if self.watch:
-                fence.traces.mark()
+                fence.traces.mark(place.session)
                 self.watch(fence.traces)
             await self._prepare(place)
             self.entered()

@@ -34,7 +34,7 @@ _ENDED_AS_TEXT: Final = (
 )
 _UNREADABLE: Final = "a statement of type {kind} cannot be read for ends of its transaction: pass it as text"
 _OWN_SAVEPOINTS: Final = (SavepointClause, RollbackToSavepointClause, ReleaseSavepointClause)
-_KEY = "durable_outboxes"  # in the info of a session, and among the attributes of a connection
+_KEY = "_durable_outboxes"  # in the info of a session, and among the attributes of a connection
 
 
 class Ending:

@@ -22,9 +22,9 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import event, func, select, text
+from sqlalchemy import Connection, event, func, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from durable import Context, Incoming, Middleware, message
@@ -325,7 +325,10 @@ async def result(tables: Tables, actions: list[str], function: Callable[..., Any
     tables.execute("TRUNCATE effects, once")
     tables.execute("UPDATE taken SET reads = 0")
     READ.clear()
-    shop = Shop(tables, SystemClock(), group_time=how.pop("group_time", 60), max_batch=how.pop("setting", 1))
+    settings = {"group_time": how.pop("group_time", 60), "max_batch": how.pop("setting", 1)}
+    if "driver" in how:
+        settings["database_url"] = tables.url.replace("postgresql:", f"postgresql+{how.pop('driver')}:")
+    shop = Shop(tables, SystemClock(), **settings)
     try:
         shop.handles(function, cls=Step, **how)
         learn(shop)
@@ -453,6 +456,40 @@ STATEMENTS: dict[str, Callable[[AsyncSession], Awaitable[object]]] = {
 }
 
 
+MARKS: dict[str, Callable[[AsyncSession], Awaitable[object]]] = {
+    "the session": lambda session: marked(session),
+    "the sync session": lambda session: marked(session.sync_session),
+    "its transaction": lambda session: marked(session.sync_session.get_transaction()),
+    "its connection": lambda session: with_connection(session, marked),
+    "the driver's connection": lambda session: with_connection(session, listen_to_notices),
+    "a listener of its connection": lambda session: with_connection(session, listen_to_statements),
+    "a table of another engine": lambda session: bound_elsewhere(session),
+}
+
+
+async def marked(thing: object) -> None:
+    thing.tenant = 7  # type: ignore[attr-defined]
+
+
+async def with_connection(session: AsyncSession, do: Callable[[Any], Awaitable[None]]) -> None:
+    await do((await session.connection()).sync_connection)
+
+
+async def listen_to_notices(connection: Connection) -> None:
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    listen = getattr(driver, "add_log_listener", None) or driver.add_notice_handler
+    listen(print)
+
+
+async def listen_to_statements(connection: Connection) -> None:
+    event.listen(connection, "before_cursor_execute", lambda *_: None)
+
+
+async def bound_elsewhere(session: AsyncSession) -> None:
+    session.bind_mapper(Taken, create_async_engine("postgresql+asyncpg://"))
+
+
 async def own_connection(session: AsyncSession) -> None:
     async with AsyncEngine(session.get_bind().engine).connect() as conn:
         await conn.execute(text("SELECT 1"))
@@ -478,7 +515,7 @@ async def of_connection(session: AsyncSession) -> None:
     await (await session.connection()).execute(text("SELECT 1"))
 
 
-async def transactions_of(tables: Tables, wait: Callable[[AsyncSession], Awaitable[object]]) -> int:
+async def transactions_of(tables: Tables, wait: Callable[[AsyncSession], Awaitable[object]], **how: Any) -> int:
     """Return in how many transactions ten messages are handled, when the third waits for this."""
 
     async def handle(step: Step, session: AsyncSession) -> None:
@@ -486,7 +523,8 @@ async def transactions_of(tables: Tables, wait: Callable[[AsyncSession], Awaitab
         if step.number == 2:
             await wait(session)
 
-    found = await result(tables, ["succeed"] * 10, handle, max_batch="auto", timeout=timedelta(seconds=30))
+    how = {"max_batch": "auto", "timeout": timedelta(seconds=30)} | how
+    found = await result(tables, ["succeed"] * 10, handle, **how)
     assert not found["letters"]
     count: int = tables.rows("SELECT count(DISTINCT transaction) FROM effects")[0]
     return count
@@ -497,9 +535,16 @@ async def test_group_ends_when_a_message_waits_beside_its_session(database: Tabl
     assert await transactions_of(database, WAITS[what]) == 1 + 7
 
 
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+@pytest.mark.parametrize("what", MARKS)
+async def test_group_ends_when_a_message_leaves_something_on(database: Tables, what: str, driver: str) -> None:
+    assert await transactions_of(database, MARKS[what], driver=driver) == 1 + 7
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 @pytest.mark.parametrize("what", STATEMENTS)
-async def test_group_goes_on_when_a_message_waits_for_its_session(database: Tables, what: str) -> None:
-    assert await transactions_of(database, STATEMENTS[what]) == 1
+async def test_group_goes_on_when_a_message_waits_for_its_session(database: Tables, what: str, driver: str) -> None:
+    assert await transactions_of(database, STATEMENTS[what], driver=driver) == 1
 
 
 @pytest.mark.parametrize(("max_batch", "transactions"), [(None, 1), (1, 50), (50, 1)])
