@@ -40,9 +40,17 @@ _NETWORK = {  # a peer that is gone is noticed within some 20 seconds
     "keepalives_interval": "5",
     "keepalives_count": "3",
     "application_name": "durable-pipeline",
+    "client_encoding": "utf8",
 }
-# Whatever was set for the database or the role: values as the drivers read them, names as the server says them.
-_FORMATS: Final = {"DateStyle": "ISO,YMD", "IntervalStyle": "postgres", "quote_all_identifiers": "off"}
+# Whatever was set for the database or the role: values as the drivers write and read them, names as the server says
+# them.
+_FORMATS: Final = {
+    "DateStyle": "ISO,YMD",
+    "IntervalStyle": "postgres",
+    "quote_all_identifiers": "off",
+    "standard_conforming_strings": "on",
+    "array_nulls": "on",
+}
 
 
 def copy(

@@ -175,7 +175,11 @@ class _Guard:
         from durable.storage.answering import CLIENT_KEEPALIVES
 
         user_timeout = _milliseconds(self._tcp_user_timeout)
-        connecting = {"connect_timeout": max(2, int(self._connect_seconds)), "tcp_user_timeout": user_timeout}
+        connecting = {
+            "connect_timeout": max(2, int(self._connect_seconds)),
+            "tcp_user_timeout": user_timeout,
+            "client_encoding": "utf8",  # as asyncpg has it, whatever the database or the role has set
+        }
         own = {**connecting, **CLIENT_KEEPALIVES, **self._name.psycopg(params, pooled=pooled), **params}
         if pooled:
             return own | {"prepare_threshold": None}
@@ -191,6 +195,7 @@ class _Guard:
             "tcp_user_timeout": str(_milliseconds(self._tcp_user_timeout)),
             "client_connection_check_interval": "2000",
             "idle_session_timeout": "0",  # whatever the role has: a pool keeps its connections until they are used
+            "array_nulls": "on",  # psycopg writes arrays as text
             **self._limits.settings(),
             **({} if self._limits.search_path is None else _OWN_ISOLATION),
         }

@@ -77,7 +77,7 @@ def migrate_online(context: Any, url: str, schema: str) -> None:
     from durable.storage.answering import CLIENT_KEEPALIVES
     from durable.storage.engines import OWN_PATH
 
-    engine = create_engine(url, poolclass=pool.NullPool, connect_args=dict(CLIENT_KEEPALIVES))
+    engine = create_engine(url, poolclass=pool.NullPool, connect_args={**CLIENT_KEEPALIVES, "client_encoding": "utf8"})
     with engine.begin() as conn:
         refuse_encoding(conn.exec_driver_sql("SHOW server_encoding").scalar_one())
         conn.exec_driver_sql(f"SET LOCAL search_path = {OWN_PATH}")

@@ -28,7 +28,9 @@ SETTINGS = {
     "bytea_output": "escape",
     "TimeZone": "Asia/Kathmandu",
     "extra_float_digits": "-15",
-    "standard_conforming_strings": "on",
+    "standard_conforming_strings": "off",
+    "array_nulls": "off",
+    "client_encoding": "LATIN1",
 }
 
 

@@ -661,4 +661,35 @@ ROWS = (
             "tests/integration/storage/test_session_settings.py::test_node_runs_with_every_format_of_the_database[asyncpg]",
         ),
     ),
+    Mutant(
+        "storage",
+        "arrays of bytes are written as the session says",
+        "durable/storage/sql/statement.py",
+        before='        if dialect.driver != "psycopg" or value is None:',
+        after="        if True:",
+        killed_by=(
+            "tests/integration/storage/test_session_formats.py::test_messages_are_handled_as_sent_in_every_format_of_the_database[standard_conforming_strings-psycopg-own]",
+            "tests/integration/storage/test_session_formats.py::test_messages_are_handled_as_sent_in_every_format_of_the_database[standard_conforming_strings-psycopg-given]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "arrays of psycopg have no NULL where the database says so",
+        "durable/storage/engines.py",
+        before='            "array_nulls": "on",',
+        after="",
+        killed_by=(
+            "tests/integration/storage/test_session_formats.py::test_messages_are_handled_as_sent_in_every_format_of_the_database[array_nulls-psycopg-own]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "texts of psycopg are in the encoding of the role",
+        "durable/storage/engines.py",
+        before='            "client_encoding": "utf8",',
+        after="",
+        killed_by=(
+            "tests/integration/storage/test_session_formats.py::test_messages_are_handled_as_sent_in_every_format_of_the_database[client_encoding-psycopg-own]",
+        ),
+    ),
 )
