@@ -47,7 +47,7 @@ import os
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from datetime import timedelta
@@ -329,6 +329,22 @@ def _shown(message: str | None) -> str | None:
     return "\n".join(printable(line, len(line)) for line in redacted(message).split("\n"))
 
 
+def leaves_of(error: BaseException) -> Sequence[BaseException]:
+    """Return the errors that a group (of asyncio.TaskGroup or anyio) holds, in order; of any other error, itself."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for each in error.exceptions for leaf in leaves_of(each)]
+
+
+def told_by(error: BaseException) -> BaseException:
+    """Return the error that decides what follows: of a group the one that is durable's own signal, or the only one."""
+    leaves = leaves_of(error)
+    signal = next((leaf for leaf in leaves if isinstance(leaf, Verdict | InvalidMessage | WiringError)), None)
+    if signal is not None:
+        return signal
+    return leaves[0] if len(leaves) == 1 else error
+
+
 def said(error: BaseException) -> str:
     """The type of an error and the first line of its text; also of a class of the application that cannot make it.
 
@@ -336,7 +352,7 @@ def said(error: BaseException) -> str:
     """
     kind = type(error).__name__
     try:
-        return f"{kind}: {error}".partition("\n")[0]
+        return f"{kind}: {_text(error)}".partition("\n")[0]
     except BaseException:
         return f"{kind}{_NO_TEXT}"
 
@@ -406,6 +422,13 @@ def text_of(error: BaseException) -> str:
     anything instead: it must not keep its message from being settled, nor end the process."""
     kind = type(error).__qualname__
     try:
-        return str(error) or kind
+        return _text(error) or kind
     except BaseException:
         return f"{kind}{_NO_TEXT}"
+
+
+def _text(error: BaseException) -> str:
+    """Return the text of an error; that of a group names what it holds."""
+    if not isinstance(error, BaseExceptionGroup):
+        return str(error)
+    return f"{error}: {'; '.join(map(said, leaves_of(error)))}"

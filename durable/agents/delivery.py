@@ -30,8 +30,6 @@ from contextlib import nullcontext
 from datetime import timedelta
 from typing import Final, NamedTuple
 
-from sqlalchemy.exc import DBAPIError
-
 from durable.agents.attempts import Attempts, Group, Task
 from durable.agents.context import AgentContext
 from durable.agents.group_size import GroupSize
@@ -44,13 +42,12 @@ from durable.application.handlers import Handler
 from durable.application.retry import DeadLetter, Pause, Policy, RunAgain, RunLater
 from durable.encryption.decoding import decode
 from durable.envelope import LeasedEnvelope
-from durable.errors import LeaseLost, MissingKey, place_of, said
-from durable.storage.outages import is_conflict, sqlstate
+from durable.errors import LeaseLost, MissingKey, place_of, said, told_by
+from durable.storage.outages import is_conflict, met_lock
 from durable.storage.rows import UNCOUNTED, Failure, Letter, Tried
 from durable.telemetry import Event, log
 
 BREATH: Final = 1.0  # seconds until more is begun where there was no connection or thread, or a worker has failed
-_LOCKS: Final = ("40P01", "55P03")  # a deadlock; a lock that is not to be had
 _SUSPICIOUS: Final = 2  # deaths; one is an accident, and what the dead node had in memory is handled at full speed
 _FREE_CONFLICTS: Final = 20  # of one message, in a row; the database rolls back one of two transactions by chance
 _CONFLICT_PAUSE: Final = 0.01  # seconds, times the conflicts so far, at most
@@ -301,7 +298,7 @@ class Delivery:
         self._note_locks(error)
 
     def _note_locks(self, error: BaseException) -> None:
-        if self._max_batch == "auto" and isinstance(error, DBAPIError) and sqlstate(error) in _LOCKS:
+        if self._max_batch == "auto" and met_lock(error):
             self._stay_alone(logging.WARNING, f"it met a lock: {said(error)}")
 
     def _stay_alone(self, level: int, reason: str) -> None:
@@ -430,6 +427,7 @@ class Delivery:
 
 
 def _as_failure(error: BaseException) -> BaseException:
+    error = told_by(error)
     if isinstance(error, asyncio.CancelledError):
         failure = RuntimeError("something that the handler awaited was cancelled")
         failure.__cause__ = error

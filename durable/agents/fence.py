@@ -28,7 +28,7 @@ from durable.outbox.savepoints import Savepoints
 from durable.outbox.sql_text import About, control_of
 from durable.outbox.transactions import is_of_sqlalchemy, sql_of
 from durable.storage.engines import is_in_autocommit
-from durable.storage.outages import described, is_shortage_of_all
+from durable.storage.outages import described, is_conflict, is_shortage_of_all
 
 _KEY: Final = "durable.agents.fence"
 _REFUSED: Final = (
@@ -80,8 +80,10 @@ class Fence:
         self._message = 0
         self.loss: str | None = None
         """Why a connection of the session is lost: the database has ended it, or the way to it is gone."""
-        self.has_met_shortage = False
-        """True if the database lacked room, memory or connections for a statement of the session."""
+        self.shortage: DBAPIError | None = None
+        """The error of a statement of the session for which the database lacked room, memory or connections."""
+        self.conflict: DBAPIError | None = None
+        """The error of a statement of the session that was rolled back so that another transaction goes on."""
         self.is_complete = False
         """True if the next COMMIT is that of the runner."""
         session.info[_KEY] = self
@@ -209,8 +211,10 @@ def _after_error(context: ExceptionContext) -> None:
     fence.traces.end_statement()
     if context.is_disconnect and isinstance(context.original_exception, Exception):
         fence.loss = fence.loss or described(context.original_exception)
-    if isinstance(context.sqlalchemy_exception, DBAPIError):
-        fence.has_met_shortage |= is_shortage_of_all(context.sqlalchemy_exception)
+    error = context.sqlalchemy_exception
+    if isinstance(error, DBAPIError):
+        fence.shortage = error if is_shortage_of_all(error) else fence.shortage
+        fence.conflict = error if is_conflict(error) else fence.conflict
     control = control_of(sql_of(context.connection, context.statement))
     if not control.is_alone:
         fence.doubt_savepoints(context.connection, control.savepoints)

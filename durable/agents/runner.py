@@ -27,11 +27,20 @@ from durable.agents.fence import Fence
 from durable.agents.threads import closing_in_thread, run_in_thread
 from durable.agents.traces import Traces
 from durable.application.incoming import Incoming
-from durable.errors import NoUnitOfWork, SchemaMismatch, StorageUnavailable, TransactionEnded, text_of
+from durable.errors import NoUnitOfWork, SchemaMismatch, StorageUnavailable, TransactionEnded, text_of, told_by
 from durable.outbox.outbox import Outbox
 from durable.outbox.sessions import Sessions
 from durable.outbox.unit_of_work import close
-from durable.storage.outages import described, is_outage, is_shortage, outage_in, translated, unusable
+from durable.storage.outages import (
+    causes_of,
+    described,
+    is_conflict,
+    is_outage,
+    is_shortage,
+    outage_in,
+    translated,
+    unusable,
+)
 
 T = TypeVar("T")
 
@@ -163,10 +172,13 @@ class Run:
                 try:
                     await self._call(place, outbox, fence)
                 except Exception as error:
-                    is_lost = fence.has_lost_connection and (_is_consequence(error) or is_outage(error))
-                    if is_lost or (fence.has_met_shortage and is_shortage(error)):
+                    if fence.has_lost_connection or fence.shortage is not None:  # whatever is raised in its place
                         raise _outage(error, fence) from error
-                    if isinstance(error, NoUnitOfWork) and fence.has_failed:  # no mistake: the next one has a session
+                    told = told_by(error)
+                    if fence.conflict is not None and not is_conflict(told):
+                        (*_, first) = causes_of(told)
+                        first.__cause__ = fence.conflict  # its own rules are for it, and it tells of the conflict
+                    if isinstance(told, NoUnitOfWork) and fence.has_failed:  # no mistake: the next one has a session
                         raise TransactionEnded from error
                     raise
                 await self._finish(place, outbox, fence)  # listeners of its flush may send, too
@@ -225,10 +237,11 @@ def _outage(error: Exception, fence: Fence) -> Outage:
     """Make the error of an attempt that the database is the cause of. The handler may have told it in words of its own,
     which may hold data, or have swallowed it.
     """
-    kind = Shortage if is_shortage(error) else Outage
+    kind = Shortage if fence.shortage is not None or is_shortage(error) else Outage
     cause = error if isinstance(error, SchemaMismatch) else outage_in(error)  # tables that are missing for a while
     if isinstance(cause, StorageUnavailable | SchemaMismatch):
         return kind(text_of(cause))
+    cause = cause or fence.shortage
     reason = described(cause) if cause is not None else fence.loss
     return kind(unusable(reason or type(error).__name__))
 

@@ -32,6 +32,7 @@ from durable.errors import (
     RetryLater,
     Verdict,
     WiringError,
+    leaves_of,
     said,
     text_of,
 )
@@ -244,20 +245,25 @@ class Policy:
                 return self._by_rule(error, attempt, age, rng)
 
     def _by_rule(self, error: BaseException, attempt: int, age: timedelta, rng: random.Random | None) -> Decision:
-        match self._of(error):
-            case RetryAfter() as rule:
-                pause = rule.pause(error)
+        met, rule = self._met(error)
+        match rule:
+            case RetryAfter():
+                pause = rule.pause(met)
                 return DeadLetter() if pause.counts and attempt >= self.max_attempts else pause
-            case Retry() as rule:
+            case Retry():
                 return rule.next(attempt, age, rng or random.Random())
 
-    def _of(self, error: BaseException) -> Retry | RetryAfter:
-        nearest = next((cls for cls in type(error).__mro__ if cls in self.by_error), None)
-        return self.retry if nearest is None else self.by_error[nearest]
+    def _met(self, error: BaseException) -> tuple[BaseException, Retry | RetryAfter]:
+        """Return the error that a rule is for, and the rule: of a group, the first that has one of its own."""
+        for each in (*leaves_of(error), error):
+            nearest = next((cls for cls in type(each).__mro__ if cls in self.by_error), None)
+            if nearest is not None:
+                return each, self.by_error[nearest]
+        return error, self.retry
 
     def outlook(self, decision: Decision, error: BaseException, attempt: int) -> str:
         """Tell in words what follows a failed attempt, for the log."""
-        rule = None if isinstance(error, Verdict) else self._of(error)
+        rule = None if isinstance(error, Verdict) else self._met(error)[1]
         number = f", attempt {attempt + 1} of {rule.max_attempts}" if isinstance(rule, Retry) else ""
         match decision:
             case RunAgain():

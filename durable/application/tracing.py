@@ -29,7 +29,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from durable.application.incoming import Incoming
 from durable.application.middleware import HandleNext, Middleware, SendNext
 from durable.envelope import Envelope
-from durable.errors import Reject, Verdict, text_of
+from durable.errors import Reject, Verdict, text_of, told_by
 from durable.messages.registry import name_of
 from durable.messages.validation import utf8_bytes
 from durable.outbox.envelope_factory import Outgoing
@@ -168,6 +168,7 @@ def _span_context(traceparent: str) -> SpanContext | None:
 
 
 def _tell(span: Span, error: BaseException) -> None:
+    error = told_by(error)
     if isinstance(error, Verdict) and not isinstance(error, Reject):  # the handler's decision, and nobody's fault
         span.set_attribute(VERDICT, type(error).__name__)
         return

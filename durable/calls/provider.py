@@ -26,7 +26,7 @@ from durable.calls.contract import Contract, Method, refuse_misfit
 from durable.calls.singletons import Singletons
 from durable.calls.telemetry import CANCELLED, CallTelemetry, Tally, outcome_in
 from durable.clock import Clock, SystemClock
-from durable.errors import InvalidMessage, InvalidSetting, text_of
+from durable.errors import InvalidMessage, InvalidSetting, text_of, told_by
 from durable.redaction import shown
 from durable.settings import Settings
 from durable.statistics import CallSide
@@ -374,7 +374,7 @@ def _expiry(call: Call) -> float | None:
 
 
 def _raised(error: Exception) -> Fault:
-    cause = error.__cause__ if error.__cause__ is not None and type(error).__name__ == "BrokeOff" else error
+    cause = error.__cause__ if error.__cause__ is not None and type(error).__name__ == "BrokeOff" else told_by(error)
     text = shown(_without_traceback(text_of(cause)), _LONGEST_TEXT)
     return Fault(FaultKind.RAISED, text, type(cause).__qualname__[:_LONGEST_ERROR])
 

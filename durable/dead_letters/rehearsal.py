@@ -29,7 +29,7 @@ from durable.bus import Bus
 from durable.dead_letters.joined_sessions import JoinedSessions, RehearsalRuntime
 from durable.encryption.decoding import decode
 from durable.envelope import Envelope, LeasedEnvelope
-from durable.errors import DurableError, InvalidMessage, UnknownMessageType, WiringError
+from durable.errors import DurableError, InvalidMessage, UnknownMessageType, WiringError, told_by
 from durable.outbox.outbox import Outbox
 from durable.storage import actions, circuits, dead_letters
 from durable.storage.actions import Action
@@ -86,7 +86,8 @@ class Rehearsal:
                 )
             except Exception as error:  # the handler's, whatever it is: this is what was asked for
                 end_if_cancelled()
-                return Rehearsed(letter, "fails", error=error)
+                told = told_by(error)
+                return Rehearsed(letter, "fails", error=told if isinstance(told, Exception) else error)
             sends = [sent.envelope for sent in self._sessions.sent]
             return Rehearsed(letter, "succeeds", sends, self._sessions.done)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -31,6 +31,7 @@ _SERIALIZATION_FAILURE: Final = "40001"
 _SHORTAGE: Final = "53"  # SQLSTATE class: insufficient resources
 _LIMIT: Final = "53400"
 _DEADLOCK: Final = "40P01"
+_NO_LOCK: Final = "55P03"
 _TOO_MUCH: Final = "54000"
 _LISTENERS: Final = (
     "end the session that has listened within a transaction for long: SELECT pid, state, xact_start FROM "
@@ -65,23 +66,20 @@ def is_outage(error: BaseException | None) -> bool:
 
 
 def outage_in(error: BaseException | None) -> BaseException | None:
-    """Return the failure of the infrastructure among an error and its causes."""
-    for each in _causes(error):
-        if isinstance(each, StorageUnavailable | PoolTimeout):
-            return each
-        if isinstance(each, DBAPIError):
-            state = sqlstate(each)
-            if _is_full_of_notifications(each):
-                return each
-            return each if (state.startswith(_OUTAGE) if state else _is_broken(each)) else None
-        if _is_bare(each):
-            return each
-    return None
+    """Return the failure of the infrastructure among an error, its causes, and what groups among them hold."""
+    return next(filter(_is_of_infrastructure, causes_of(error, below=_is_not_of_the_database)), None)
+
+
+def _is_of_infrastructure(error: BaseException) -> bool:
+    if isinstance(error, DBAPIError):
+        state = sqlstate(error)
+        return _is_full_of_notifications(error) or (state.startswith(_OUTAGE) if state else _is_broken(error))
+    return isinstance(error, StorageUnavailable | PoolTimeout) or _is_bare(error)
 
 
 def is_shortage(error: BaseException) -> bool:
     """True where the database has no room, memory or connections left, by the error or a cause of it."""
-    return any(str(_state(each)).startswith(_SHORTAGE) or _is_full_of_notifications(each) for each in _causes(error))
+    return any(str(_state(each)).startswith(_SHORTAGE) or _is_full_of_notifications(each) for each in causes_of(error))
 
 
 def is_shortage_of_all(error: DBAPIError) -> bool:
@@ -91,15 +89,36 @@ def is_shortage_of_all(error: DBAPIError) -> bool:
 
 def is_conflict(error: BaseException) -> bool:
     """True where Postgres rolled back so that another transaction goes on; the causes of the error count too."""
-    return any(_state(each) in (_SERIALIZATION_FAILURE, _DEADLOCK) for each in _causes(error))
+    return any(_state(each) in (_SERIALIZATION_FAILURE, _DEADLOCK) for each in causes_of(error))
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and what it was raised from."""
-    met = set[int]()
+def met_lock(error: BaseException) -> bool:
+    """True where a lock was not to be had, or in a deadlock; the causes of the error count too."""
+    return any(_state(each) in (_DEADLOCK, _NO_LOCK) for each in causes_of(error))
+
+
+def _any(_: BaseException) -> bool:
+    return True
+
+
+def _is_not_of_the_database(error: BaseException) -> bool:
+    """Tell whether the causes of an error say more than it does itself."""
+    return not isinstance(error, DBAPIError)
+
+
+def causes_of(
+    error: BaseException | None, *, below: Callable[[BaseException], bool] = _any, met: set[int] | None = None
+) -> Iterator[BaseException]:
+    """The error, what it was raised from, and what groups among them hold. `below`: tells whether the causes of this
+    one are asked for."""
+    met = set() if met is None else met
     while error is not None and id(error) not in met:
         met.add(id(error))
         yield error
+        if not below(error):
+            return
+        for each in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
+            yield from causes_of(each, below=below, met=met)
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
@@ -218,7 +237,7 @@ def advice_of(error: DBAPIError) -> str | None:
 
 def is_lack(error: BaseException) -> bool:
     """True where something of durable is missing; the causes of the error count too."""
-    return any(isinstance(each, Lack) for each in _causes(error))
+    return any(isinstance(each, Lack) for each in causes_of(error))
 
 
 def _is_within_code(error: DBAPIError, schema: str) -> bool:

@@ -18,6 +18,7 @@ from uuid import UUID
 
 from durable.application.incoming import Incoming
 from durable.application.middleware import HandleNext, Middleware, SendNext
+from durable.errors import told_by
 from durable.messages.registry import name_of
 from durable.outbox.envelope_factory import Outgoing
 from durable.telemetry import messages_log
@@ -54,7 +55,7 @@ class Logging(Middleware):
         try:
             result = await call_next(incoming)
         except Exception as error:
-            self._write_each(logging.WARNING, "failed", incoming, began, error=type(error).__name__)
+            self._write_each(logging.WARNING, "failed", incoming, began, error=type(told_by(error)).__name__)
             raise
         self._write_each(self._level, "handled", incoming, began)
         return result

@@ -25,7 +25,6 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection, CursorResult, Dialect, TextClause, bindparam, text
 from sqlalchemy.types import NullType, TypeDecorator
 
-
 _BYTE_ARRAYS: Final = re.compile(r"CAST\(:(\w+) AS bytea\[\]\)")
 
 

@@ -7,7 +7,7 @@ import logging
 import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only
 
-from durable import CircuitBreaker, Context, Depends, Incoming, Middleware, PutBack, Retry, RetryAfter, message
+from durable import CircuitBreaker, Context, Depends, Incoming, Middleware, PutBack, Reject, Retry, RetryAfter, message
 from durable.application.middleware import HandleNext, MiddlewareStack
 from durable.clock import SystemClock
 from durable.embedded import Embedded
@@ -471,20 +471,21 @@ class TestNoAttempt:
 
     @pytest.mark.parametrize("group", [1, 3])
     @pytest.mark.parametrize("code", [code for code in SHORTAGES if code != "53400"])
-    @pytest.mark.parametrize("told", [True, False], ids=["as it is", "in other words"])
+    @pytest.mark.parametrize("told", ["as it is", "in other words", "in its place", "in a task group"])
     async def test_shortage_for_a_statement_of_a_handler_counts_as_no_attempt(
-        self, shop: Shop, code: str, group: int, told: bool
+        self, shop: Shop, code: str, group: int, told: str
     ) -> None:
         attempts = list[int]()
 
         async def handle(order: Placed, session: AsyncSession, ctx: Context) -> None:
             attempts.append(ctx.attempt)
             try:
-                await shop.write(session, order.number)
+                async with asyncio.TaskGroup() if told == "in a task group" else nullcontext():
+                    await shop.write(session, order.number)
             except DBAPIError as error:
-                if told:
+                if told == "as it is":
                     raise
-                raise LookupError("not written") from error
+                raise LookupError("not written") from (None if told == "in its place" else error)
 
         shop.handles(handle, max_batch=group, concurrency=2)
         fall_short(shop.tables, "effects", code)
@@ -567,7 +568,7 @@ class TestNoAttempt:
         assert [letter[1] for letter in shop.tables.dead_letters()] == ["sqlalchemy.exc.ProgrammingError"]
         assert "durable-agent migrate" not in caplog.text
 
-    @pytest.mark.parametrize("ends", ["raises", "swallows it"])
+    @pytest.mark.parametrize("ends", ["raises", "raises in its place", "raises a group", "swallows it"])
     async def test_lost_connection_is_logged_with_its_cause_and_without_the_words_of_the_handler(
         self, shop: Shop, caplog: pytest.LogCaptureFixture, ends: str
     ) -> None:
@@ -585,6 +586,10 @@ class TestNoAttempt:
             except DBAPIError as error:
                 if ends == "raises":
                     raise RuntimeError("business data") from error
+                if ends == "raises in its place":
+                    raise RuntimeError("business data") from None
+                if ends == "raises a group":
+                    raise ExceptionGroup("business data", [LookupError("more of it"), error]) from None
 
         shop.handles(handle)
         async with shop.open():
@@ -594,6 +599,37 @@ class TestNoAttempt:
         [told] = re.findall("again: the database cannot be used: (.*)", caplog.text)
         assert re.search("connection (was|is) closed|terminating connection|connection broke off", told)
         assert "business data" not in caplog.text
+
+    @pytest.mark.parametrize(
+        ("errors", "attempts", "kind", "reason"),
+        [
+            ([KeyError("k")], 1, "KeyError", "'k'"),
+            ([Reject("never")], 1, "durable.errors.Reject", "never"),
+            ([ValueError("v"), Reject("never")], 1, "durable.errors.Reject", "never"),
+            (
+                [ValueError("v"), KeyError("k")],
+                1,
+                "ExceptionGroup",
+                "several (2 sub-exceptions): ValueError: v; KeyError: 'k'",
+            ),
+            ([ValueError("v")], 2, "ValueError", "v"),
+        ],
+    )
+    async def test_rules_and_letters_know_the_error_in_a_group(
+        self, shop: Shop, errors: list[Exception], attempts: int, kind: str, reason: str
+    ) -> None:
+        made = list[int]()
+
+        async def handle(order: Placed) -> None:
+            made.append(order.number)
+            raise ExceptionGroup("several", errors)
+
+        shop.handles(handle, retry=Retry(immediate=1, delays=[]), by_error={LookupError: Retry.never()})
+        async with shop.open():
+            await shop.receive(1)
+            await shop.settled()
+        [letter] = shop.tables.dead_letters()
+        assert (len(made), letter[1], letter[2]) == (attempts, kind, reason)
 
     async def test_handler_breaking_its_connection_each_time_ends_as_a_dead_letter(self, shop: Shop) -> None:
         attempts = list[int]()

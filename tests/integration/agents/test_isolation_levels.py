@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import psycopg
@@ -10,6 +11,7 @@ from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from durable import Reject
 from durable.clock import SystemClock
 from durable.embedded import Embedded
 from durable.settings import load_settings
@@ -74,12 +76,34 @@ async def as_a_cause(session: AsyncSession, code: str) -> None:
         raise LookupError("the account is busy") from error
 
 
+async def in_other_words(session: AsyncSession, code: str) -> None:
+    try:
+        await session.execute(conflict(code))
+    except DBAPIError:
+        raise LookupError("the account is busy") from None
+
+
+async def in_a_task_group(session: AsyncSession, code: str) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(as_it_is(session, code))
+
+
+async def beside_other_errors(session: AsyncSession, code: str) -> None:
+    try:
+        await session.execute(conflict(code))
+    except DBAPIError as error:
+        raise ExceptionGroup("both", [Reject("not there"), ExceptionGroup("inner", [error])]) from None
+
+
 async def of_the_driver(session: AsyncSession, code: str) -> None:
     raise psycopg.errors.lookup(code)("could not serialize access")
 
 
+IN_ITS_PLACE = (in_other_words, in_a_task_group, beside_other_errors)
+
+
 @pytest.mark.parametrize("code", CODES)
-@pytest.mark.parametrize("meet", [as_it_is, as_a_cause, of_the_driver])
+@pytest.mark.parametrize("meet", [as_it_is, as_a_cause, of_the_driver, *IN_ITS_PLACE])
 async def test_conflict_is_repeated_uncounted_as_a_cause_too(
     shop: Shop, meet: Callable[[AsyncSession, str], Awaitable[None]], code: str
 ) -> None:

@@ -346,8 +346,8 @@ ROWS = (
         "handling",
         "a full disk in a statement of a handler is a failed attempt",
         "durable/agents/runner.py",
-        before="if is_lost or (fence.has_met_shortage and is_shortage(error)):",
-        after="if is_lost:",
+        before="if fence.has_lost_connection or fence.shortage is not None:  # whatever",
+        after="if fence.has_lost_connection:  # whatever",
         killed_by=(
             "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_shortage_for_a_statement_of_a_handler_counts_as_no_attempt[as it is-53100-1]",
         ),
@@ -374,9 +374,9 @@ ROWS = (
     Mutant(
         "handling",
         "a serialization failure ends the groups of a handler for good",
-        "durable/agents/delivery.py",
-        before='_LOCKS: Final = ("40P01", "55P03")',
-        after='_LOCKS: Final = ("40P01", "55P03", "40001")',
+        "durable/storage/outages.py",
+        before="any(_state(each) in (_DEADLOCK, _NO_LOCK)",
+        after="any(_state(each) in (_DEADLOCK, _NO_LOCK, _SERIALIZATION_FAILURE)",
         killed_by=(
             f"{_GROUPS}::test_handler_stays_alone_for_a_while_or_for_good_by_the_error_of_its_group[40001-False]",
         ),
@@ -890,6 +890,70 @@ ROWS = (
             "tests/integration/agents/test_handling_faults.py::TestNoAttempt::"
             "test_fault_of_a_trigger_of_the_application_counts_as_an_attempt_and_keeps_its_error"
             "[effects-an error of its own]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a lost connection counts when the handler raises something in its place",
+        "durable/agents/runner.py",
+        before="if fence.has_lost_connection or fence.shortage is not None:  # whatever",
+        after="if fence.has_lost_connection and is_outage(error) or fence.shortage is not None:  # whatever",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_lost_connection_is_logged_with_its_cause_and_without_the_words_of_the_handler[raises in its place]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a conflict counts when the handler raises something in its place",
+        "durable/agents/runner.py",
+        before="if fence.conflict is not None and not is_conflict(told):",
+        after="if False:",
+        killed_by=(
+            "tests/integration/agents/test_isolation_levels.py::test_conflict_is_repeated_uncounted_as_a_cause_too[repeatable read-in_other_words-40P01]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "what a group of errors holds is not looked at",
+        "durable/storage/outages.py",
+        before="in error.exceptions if isinstance(error, BaseExceptionGroup) else ():",
+        after="in ():",
+        killed_by=(
+            "tests/unit/application/test_error_groups.py::test_fault_of_the_database_is_found_anywhere_in_a_group",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "the only error of a group is hidden by it",
+        "durable/errors.py",
+        before="    return leaves[0] if len(leaves) == 1 else error",
+        after="    return error",
+        killed_by=("tests/unit/application/test_error_groups.py::test_group_tells_the_only_error_or_names_them_all",),
+    ),
+    Mutant(
+        "handling",
+        "a signal of durable is lost among other errors",
+        "durable/errors.py",
+        before="    if signal is not None:",
+        after="    if False:",
+        killed_by=("tests/unit/application/test_error_groups.py::test_signal_of_durable_wins_among_others",),
+    ),
+    Mutant(
+        "handling",
+        "the rules for errors know nothing of those in a group",
+        "durable/application/retry.py",
+        before="in (*leaves_of(error), error):",
+        after="in (error,):",
+        killed_by=("tests/unit/application/test_error_groups.py::test_policy_is_asked_for_each_error_in_order",),
+    ),
+    Mutant(
+        "handling",
+        "policies get the group of errors that a handler raised",
+        "durable/agents/delivery.py",
+        before="    error = told_by(error)\n",
+        after="",
+        killed_by=(
+            "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_rules_and_letters_know_the_error_in_a_group",
         ),
     ),
 )
