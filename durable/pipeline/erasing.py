@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID, uuid4
@@ -40,6 +40,7 @@ from durable.pipeline.lake_erasure import LakeErasure
 from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
 from durable.pipeline.leftovers import Scrubbed
 from durable.pipeline.origin import Origin, alone, locked
+from durable.pipeline.own_lake import own_lake
 from durable.pipeline.recovering import refuse_unnamed
 from durable.storage import archives, erasures
 from durable.storage.erasures import Chosen, Erasure, Here
@@ -177,23 +178,23 @@ def _lakes(conn: Connection, origin: Origin, named: Lake | None) -> list[Lake]:
     """The lake of this database and the one that is named: content must not stay behind in one of them."""
     if named is not None and not named.tables():
         raise InvalidSetting(f"lake {named.url}: there is no lake; name the one that this database is archived into")
-    found = []
+    found: list[Lake] = []
     for table, source in SOURCES.items():
         archive = archives.find(conn, origin.schema, source)
         if archive is None:
             continue
         if named is None:
             raise InvalidSetting(f"lake: not set, and this database is archived into {archive.lake}; give --lake")
-        if named.table_id(table) != archive.lake_id:
-            own = Lake(archive.lake.removesuffix(f"/{table}"))
-            if own.table_id(table) != archive.lake_id:
-                raise InvalidSetting(
-                    f"lake {named.url}: the database is archived into {archive.lake}, which is not there; name the "
-                    "place where it is now"
-                )
-            found.append(own)
-    unique = {each.url: each for each in [*found, *([named] if named is not None else [])]}
-    return list(unique.values())
+        found.append(own_lake(archive, table, named))
+    return _distinct([*found, *([] if named is None else [named])])
+
+
+def _distinct(lakes: Iterable[Lake]) -> list[Lake]:
+    found: list[Lake] = []
+    for lake in lakes:
+        if not any(lake.is_at(each) for each in found):
+            found.append(lake)
+    return found
 
 
 def _new(origin: Origin, chosen: Chosen, actor: str, reason: str) -> Erasure:

@@ -48,7 +48,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 class State(StrEnum):
     DONE = "done"
     INTERRUPTED = "interrupted"
-    LAKE_RESTORED = "missing in the lake, which was restored to an earlier state"
+    LAKE_RESTORED = "missing in the lake, which was restored to an earlier state, or copied before it"
     DATABASE_RESTORED = "missing in the database, which was restored to an earlier state"
 
 

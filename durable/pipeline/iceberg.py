@@ -61,21 +61,22 @@ def export(lake: Lake, table: LakeTable) -> Exported:
     if not lake.exists(table):
         raise InvalidSetting(f"lake {lake.url}: no {table}; fill it with durable-agent pipeline archive")
     place = f"{_url(lake.url)}/iceberg/{table}"
-    version = _version(place)
+    version = _version(place) or 0
     schema = _schema(lake, table)
+    exported = _opened(place, version) if version else None
     with writing(_plain(place)):
-        found = _made(lake, table, schema, place) if version is None else _opened(place, version)
+        found = _made(lake, table, schema, place) if exported is None else exported
     wanted = _wanted(lake, table)
     known = {task.file.file_path: task.file for task in found.scan().plan_files()}
     added, removed = sorted(wanted - known.keys()), [file for path, file in known.items() if path not in wanted]
-    if added or removed or version is None or _lacks_columns(found, schema):
+    if added or removed or exported is None or _lacks_columns(found, schema):
         before = _manifests(found)
         try:
             with writing(_plain(place)):
                 _commit(found, schema, added, removed)
         except pa.ArrowInvalid as error:
             raise places.unreadable(_unreadable(added) or lake.table_url(table), in_one_line(str(error))) from error
-        version = (version or 0) + 1
+        version += 1
         _publish(place, found, version)
         _forget(place, before - _manifests(found), version)
     metadata = f"{place}/metadata/v{version}.metadata.json"
@@ -125,8 +126,11 @@ def _made(lake: Lake, table: LakeTable, schema: pa.Schema, place: str) -> Table:
     return made
 
 
-def _opened(place: str, version: int) -> Table:
-    return _catalog(place).register_table((_NAMESPACE, "exported"), f"{place}/metadata/v{version}.metadata.json")
+def _opened(place: str, version: int) -> Table | None:
+    """None for that of a lake whose files were copied, or moved, to this place: it names files of the other one."""
+    named = f"{place}/metadata/v{version}.metadata.json"
+    found = _catalog(place).register_table((_NAMESPACE, "exported"), named)
+    return found if found.location() == place else None
 
 
 def _lacks_columns(found: Table, schema: pa.Schema) -> bool:

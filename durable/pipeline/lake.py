@@ -13,6 +13,7 @@ The tables are written by `deltalake` and read by Spark as plain Parquet files, 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -61,6 +62,15 @@ class Lake:
             raise InvalidSetting(f"lake {self.url}: a path with per cent signs is read as another one; choose another")
         if "://" not in url and any(place.is_file() for place in (Path(self.url), *Path(self.url).parents)):
             raise InvalidSetting(f"lake {self.url}: is a file; name a folder, or the URL of an object store")
+
+    def is_at(self, other: Lake) -> bool:
+        """Tell whether both are of one place: a folder has several names, by links and mounts."""
+        if self.url == other.url:
+            return True
+        try:
+            return os.path.samefile(self.url, other.url)
+        except OSError:  # a place of a store is no file
+            return False
 
     def table_url(self, table: LakeTable) -> str:
         return f"{self.url}/{table}"

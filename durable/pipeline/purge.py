@@ -24,6 +24,7 @@ from durable.pipeline.lake import Lake
 from durable.pipeline.lake_digests import Spark
 from durable.pipeline.lake_tables import SOURCES, LakeTable
 from durable.pipeline.origin import Origin, alone, locked
+from durable.pipeline.own_lake import require_own
 from durable.pipeline.progress import Show
 from durable.pipeline.status import problem_of
 from durable.pipeline.verify import Verified, claimed, verify
@@ -128,10 +129,8 @@ class _Purge:
         archive = archives.find(self._conn, self._origin.schema, source)
         if archive is None or archive.ended_at is not None:
             raise InvalidSetting(f"{source} of this database is not archived; run: durable-agent pipeline archive")
-        if not self._lake.exists(table) or self._lake.create(table) != archive.lake_id:
-            raise InvalidSetting(
-                f"lake {self._lake.table_url(table)}: {source} is archived into {archive.lake}; name that"
-            )
+        require_own(archive, table, self._lake)
+        self._lake.create(table)  # a lake of an earlier version gets the columns that it lacks
         offset = self._lake.offset(archive.app_id, table)
         commit_id = self._lake.commit_id(archive.app_id, table)
         problem = problem_of(self._conn, self._origin.schema, archive, offset, commit_id, source)

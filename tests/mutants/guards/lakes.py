@@ -10,6 +10,8 @@ _POOLER = "tests/pipeline/test_pooler.py"
 _DROPS = "tests/pipeline/test_stream_drops.py"
 _HOLDS = "tests/pipeline/test_horizons.py::test_lake_is_whole_up_to_the_holder_of_the_horizon"
 
+_COPIES = "tests/pipeline/test_copied_lakes.py"
+
 ROWS = (
     Mutant(
         "lakes",
@@ -410,5 +412,59 @@ ROWS = (
         before="'early') AND row_count > 0 AND below > :xid)",
         after="'early') AND below > :xid)",
         killed_by=(f"{_DROPS}::test_rows_lost_in_a_restore_excuse_no_missing_last_row",),
+    ),
+    Mutant(
+        "lakes",
+        "a copy is the own lake of the database",
+        "durable/pipeline/own_lake.py",
+        before="    for lake in (known, named):\n",
+        after="    for lake in (named, known):\n",
+        killed_by=(
+            f"{_COPIES}::test_erasure_reaches_the_own_lake_and_the_named_one[copied]",
+            f"{_COPIES}::test_purge_compares_with_the_own_lake_alone[copied]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a lake that was moved is not the own one",
+        "durable/pipeline/own_lake.py",
+        before="    for lake in (known, named):\n",
+        after="    for lake in (known,):\n",
+        killed_by=(f"{_COPIES}::test_erasure_reaches_the_own_lake_and_the_named_one[moved]",),
+    ),
+    Mutant(
+        "lakes",
+        "a known place that cannot be opened is one without the lake",
+        "durable/pipeline/own_lake.py",
+        before="        known.exists(table)\n    except InvalidSetting as error:\n        raise InvalidSetting(\n",
+        after="        known.exists(table)\n    except InvalidSetting as error:\n        return named\n        raise InvalidSetting(\n",
+        killed_by=(f"{_COPIES}::test_erasure_is_refused_when_the_known_place_cannot_be_opened[survey]",),
+    ),
+    Mutant(
+        "lakes",
+        "a purge compares with a copy of the lake",
+        "durable/pipeline/own_lake.py",
+        before="    if not own_lake(archive, table, named).is_at(named):\n",
+        after="    if False:\n",
+        killed_by=(f"{_COPIES}::test_purge_compares_with_the_own_lake_alone[copied]",),
+    ),
+    Mutant(
+        "lakes",
+        "two names of one folder are two lakes",
+        "durable/pipeline/lake.py",
+        before="            return os.path.samefile(self.url, other.url)\n",
+        after="            return False\n",
+        killed_by=(
+            f"{_COPIES}::test_erasure_reaches_the_own_lake_and_the_named_one[linked]",
+            f"{_COPIES}::test_purge_compares_with_the_own_lake_alone[linked]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "an export goes on with that of the lake it was copied from",
+        "durable/pipeline/iceberg.py",
+        before="    return found if found.location() == place else None\n",
+        after="    return found\n",
+        killed_by=(f"{_COPIES}::test_export_names_the_files_of_its_own_place[copied]",),
     ),
 )

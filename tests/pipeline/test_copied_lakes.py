@@ -1,0 +1,150 @@
+"""Copies of a lake, whose tables have the ids of its own: every command tells it from them by its place."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyiceberg.table import StaticTable
+
+from durable.errors import InvalidSetting
+from durable.pipeline import erasing
+from durable.pipeline.copying import opened
+from durable.pipeline.erasures import State
+from durable.pipeline.iceberg import export
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import SOURCES
+from durable.pipeline.purge import Retention, purge
+from durable.storage.erasures import Chosen
+from tests.support.archiving import Archiver
+from tests.support.history import add_history, add_letters, add_old_day
+
+ANNA = "customer anna"
+MONTH = Retention(timedelta(days=30), timedelta(days=30))
+OLD_ROWS = 4
+
+
+def copied(own: Path, place: Path) -> None:
+    shutil.copytree(own, place)
+
+
+def moved(own: Path, place: Path) -> None:
+    own.rename(place)
+
+
+def moved_and_put_back_empty(own: Path, place: Path) -> None:
+    own.rename(place)
+    own.mkdir()
+
+
+def linked(own: Path, place: Path) -> None:
+    place.symlink_to(own)
+
+
+def copied_by_links(own: Path, place: Path) -> None:
+    """As `cp -rl`: another folder, in which the log may grow apart."""
+    shutil.copytree(own, place, copy_function=lambda file, link: Path(link).hardlink_to(file))
+
+
+MADE: Mapping[str, tuple[Callable[[Path, Path], None], bool]] = {
+    "copied": (copied, True),
+    "copied by links": (copied_by_links, True),
+    "moved": (moved, False),
+    "moved, and an empty folder stays": (moved_and_put_back_empty, False),
+    "linked": (linked, False),
+}
+"""How the other place came to the tables of the own lake, and whether that is another lake."""
+
+
+@pytest.fixture
+def filled(archiver: Archiver, conn: psycopg.Connection[Any]) -> Archiver:
+    """Rows of an old day and of this one, and letters, all of them Anna's and archived."""
+    add_old_day(conn, 40, OLD_ROWS)
+    add_history(conn, 3, first=100)
+    add_letters(conn, 2)
+    for name in ("envelope_history", "dead_letters"):
+        conn.execute(f"UPDATE durable.{name} SET partition_key = %s".encode(), (ANNA,))
+    for of in SOURCES:
+        archiver.run(of, local_rows=1_000)
+    return archiver
+
+
+def content(lake: Path) -> set[object]:
+    """The keys that the tables at this place have."""
+    return {
+        row["partition_key"]
+        for of in SOURCES
+        for row in Lake(str(lake)).opened(of).to_pyarrow_table().to_pylist()
+        if row["partition_key"] is not None
+    }
+
+
+def states(archiver: Archiver, lake: Path) -> list[State]:
+    with opened(archiver.origin.url) as engine, engine.connect() as conn:
+        return [each.state for each in erasing.listed(conn, "durable", Lake(str(lake)))]
+
+
+@pytest.mark.parametrize("how", MADE)
+def test_erasure_reaches_the_own_lake_and_the_named_one(filled: Archiver, tmp_path: Path, how: str) -> None:
+    make, is_another = MADE[how]
+    own, place = Path(filled.lake.url), tmp_path / "place"
+    make(own, place)
+    chosen, named = Chosen(keys=[ANNA]), Lake(str(place))
+    lakes = 2 if is_another else 1
+    assert erasing.survey(filled.origin, named, chosen).lake["history"] == lakes * (OLD_ROWS + 3)
+    done = erasing.erase(filled.origin, named, chosen, actor="a test", reason="request 4711")
+    erasing.scrub(filled.origin, named, chosen)
+    places = [each for each in (own, place) if Lake(str(each)).exists("history")]
+    assert [content(each) for each in places] == [set() for _ in places]
+    assert [states(filled, each) for each in places] == [[State.DONE] for _ in places]
+    assert Path(done.lake or "") == (place if how.startswith("moved") else own)
+
+
+@pytest.mark.parametrize("how", MADE)
+def test_purge_compares_with_the_own_lake_alone(filled: Archiver, tmp_path: Path, how: str) -> None:
+    make, is_another = MADE[how]
+    place = tmp_path / "place"
+    make(Path(filled.lake.url), place)
+    named = Lake(str(place))
+    if is_another:
+        with pytest.raises(InvalidSetting, match=r"is a copy of .*, into which envelope_history is archived; name"):
+            purge(lambda: filled.spark, named, filled.origin, MONTH, local_rows=1_000)
+    assert purge(lambda: filled.spark, filled.lake if is_another else named, filled.origin, MONTH).rows == OLD_ROWS
+
+
+def test_erasure_of_the_own_lake_is_missing_in_an_earlier_copy(filled: Archiver, tmp_path: Path) -> None:
+    copied(Path(filled.lake.url), tmp_path / "copy")
+    erasing.erase(filled.origin, filled.lake, Chosen(keys=[ANNA]), actor="a test", reason="request 4711")
+    assert states(filled, tmp_path / "copy") == [State.LAKE_RESTORED]
+    assert states(filled, Path(filled.lake.url)) == [State.DONE]
+
+
+@pytest.mark.parametrize("by", [erasing.survey, erasing.earlier])
+def test_erasure_is_refused_when_the_known_place_cannot_be_opened(
+    filled: Archiver, tmp_path: Path, by: Callable[..., object]
+) -> None:
+    own = Path(filled.lake.url)
+    moved(own, tmp_path / "copy")
+    own.write_text("a file")
+    with pytest.raises(InvalidSetting, match=r"cannot be opened: .*; if that lake was moved, let .* archive go on in"):
+        by(filled.origin, Lake(str(tmp_path / "copy")), Chosen(keys=[ANNA]))
+
+
+@pytest.mark.parametrize("how", ["copied", "moved"])
+def test_export_names_the_files_of_its_own_place(filled: Archiver, tmp_path: Path, how: str) -> None:
+    own, place = Path(filled.lake.url), tmp_path / "place"
+    first = export(filled.lake, "history")
+    before = sorted((own / "iceberg").rglob("*"))
+    MADE[how][0](own, place)
+    done = export(Lake(str(place)), "history")
+    assert (done.version, done.files) == (2, first.files)
+    files = StaticTable.from_metadata(done.metadata).scan().plan_files()
+    assert all(each.file.file_path.startswith(f"file://{place}/") for each in files)
+    assert export(Lake(str(place)), "history").version == 2
+    if own.exists():
+        assert sorted((own / "iceberg").rglob("*")) == before
