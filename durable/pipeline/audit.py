@@ -29,7 +29,19 @@ from durable.pipeline import ledger, lost_lives
 from durable.pipeline.erasures import recorded
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
-from durable.pipeline.matching import FINDINGS, Edges, History, Lost, apart, findings, inside, of, once, unbalanced
+from durable.pipeline.matching import (
+    FINDINGS,
+    Edges,
+    History,
+    Lost,
+    apart,
+    counting,
+    findings,
+    inside,
+    of,
+    once,
+    unbalanced,
+)
 from durable.pipeline.rows import records
 from durable.pipeline.spans import Span, common, joint, settled
 
@@ -114,7 +126,7 @@ def audit(
             few_sent, few_received = (kept(ledger.rows(spark, side, ids).repartition(1)) for side in (sent, received))
             letters = kept(history.quarantined.join(F.broadcast(suspects), "id", "left_semi").repartition(1))
             of_suspects = apart(once(History(few_sent, few_received, letters, services)), lost)
-        late = ledger.possibly_late(spark, received, edges, question.late_after)
+        late = counting(ledger.possibly_late(spark, received, edges, question.late_after), lost)
         found = kept(findings(of_suspects, late, edges, question.late_after))
         counts = {row["finding"]: row["count"] for row in records(found.groupBy("finding").count())}
         if out is not None:

@@ -137,8 +137,20 @@ def of(history: History, ids: DataFrame) -> History:
 
 def once(history: History) -> History:
     """Drop the copies that a second lake holds of the same rows of a database."""
-    row = ["database", "xid", "id", "side", "service", "address", "outcome", "finished_at"]
-    return replace(history, sent=history.sent.dropDuplicates(row), received=history.received.dropDuplicates(row))
+    return replace(history, sent=_once(history.sent), received=_once(history.received))
+
+
+def counting(rows: DataFrame, lost: Lost) -> DataFrame:
+    """Each of these rows once, less those of lost lives."""
+    return _living(_once(rows), lost.rows)
+
+
+def _once(rows: DataFrame) -> DataFrame:
+    return rows.dropDuplicates(["database", "xid", "id", "side", "service", "address", "outcome", "finished_at"])
+
+
+def _living(rows: DataFrame, lost: DataFrame | None) -> DataFrame:
+    return rows if lost is None else rows.join(lost, lost.columns, "left_anti")
 
 
 def apart(history: History, lost: Lost) -> History:
@@ -150,15 +162,15 @@ def apart(history: History, lost: Lost) -> History:
         undone.append(of_lost.select("id", F.expr(_PLACE).alias("place")))
         history = replace(
             history,
-            sent=history.sent.join(lost.rows, keys, "left_anti"),
-            received=history.received.join(lost.rows, keys, "left_anti"),
+            sent=_living(history.sent, lost.rows),
+            received=_living(history.received, lost.rows),
             forgotten=history.sent.join(lost.rows, keys, "left_semi").select("id"),
         )
     if lost.letters is not None:
         keys = lost.letters.columns
         of_lost = history.quarantined.join(lost.letters, keys, "left_semi")
         undone.append(of_lost.select("id", F.expr(_PLACE).alias("place")))
-        history = replace(history, quarantined=history.quarantined.join(lost.letters, keys, "left_anti"))
+        history = replace(history, quarantined=_living(history.quarantined, lost.letters))
     return replace(history, undone=reduce(DataFrame.unionByName, undone)) if undone else history
 
 

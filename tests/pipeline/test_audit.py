@@ -300,6 +300,18 @@ def test_flaw_among_few_rows_is_left_to_spark(tmp_path: Path, flaw: str) -> None
     assert audit_here([lake], [lake], elsewhere) is not None
 
 
+def test_copies_of_a_lake_add_no_findings(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [own(case, row) for case, flaw in enumerate(FLAWS.values()) for row in [*GOOD, *flaw]]
+    lakes = [fill(Lake(str(tmp_path / name)), table(rows)) for name in ("own", "copy", "another copy")]
+    question = Question(settle=timedelta(0), late_after=timedelta(milliseconds=24), example_count=1_000)
+    alone = audit(spark, lakes[:1], lakes[:1], question)
+    assert all(alone.counts[kind] for kind in ("lost", "twice", "alien", "late"))
+    copied = audit(spark, lakes, lakes[1:], question)
+    assert (copied.counts, copied.examples) == (alone.counts, alone.examples)
+    for each in (lakes[:1], lakes):
+        assert audit_here(each, each, question) is None
+
+
 SEEDS = range(8)
 
 

@@ -24,7 +24,7 @@ from durable.pipeline.archive import archive
 from durable.pipeline.audit import Question, audit, audit_here
 from durable.pipeline.beginning import Wish
 from durable.pipeline.lake import Lake
-from durable.pipeline.lake_tables import SOURCES
+from durable.pipeline.lake_tables import SOURCES, Whose
 from durable.pipeline.matching import FINDINGS, Edges, History, Lost, apart, findings, unbalanced
 from durable.pipeline.origin import Origin
 from durable.pipeline.rows import records
@@ -32,7 +32,7 @@ from durable.pipeline.status import read_status
 from durable.storage.rows import QUARANTINED
 from tests.support.clusters import Cluster
 from tests.support.history import add_history, add_letters, add_old_day, numbers
-from tests.support.lakes import BILLING, SHOP, at, frame, handled, letter, sent
+from tests.support.lakes import BILLING, SHOP, at, fill, frame, handled, letter, sent, table
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -81,8 +81,8 @@ class Party:
         """Until nothing is behind: the transactions of other databases hold an archive back, too."""
         origin = Origin(url=self.url, schema="durable", service=self.service)
         for _ in range(100):
-            for table in SOURCES:
-                archive(no_spark, self.lake, table, origin, wish=wish or Wish())
+            for each in SOURCES:
+                archive(no_spark, self.lake, each, origin, wish=wish or Wish())
             if not any(each.lag_rows for each in read_status(self.url, "durable", self.lake).tables):
                 return
         raise AssertionError("the archive does not come to the end")
@@ -320,6 +320,21 @@ def test_messages_are_judged_by_living_rows_alone(spark: SparkSession, *, is_loc
     assert of_lost.ids is not None
     suspects = unbalanced(history).union(of_lost.ids).distinct()
     assert {n for _, n in wanted} <= {int.from_bytes(row["id"]) for row in records(suspects)}
+
+
+@pytest.mark.parametrize("lives", [("now",), ("lost",), ("now", "lost"), ("lost", "lost")], ids="-".join)
+@pytest.mark.parametrize("lake_count", [1, 2])
+def test_late_message_counts_once_and_in_a_living_row_alone(
+    spark: SparkSession, tmp_path: Path, lives: Sequence[str], lake_count: int
+) -> None:
+    rows = [handled(1, database="b", xid=n, deliver_by=at(1), finished_at=at(n)) for n in range(2, len(lives) + 2)]
+    lost = [row for row, life in zip(rows, lives, strict=True) if life == "lost"]
+    lakes = [fill(Lake(str(tmp_path / str(n))), table([sent(1), *rows])) for n in range(lake_count)]
+    if lost:
+        lost_lives.write(lakes[-1], "history", Whose(BILLING, "b"), table(lost))
+    verdict = audit(spark, lakes, lakes, Question(settle=timedelta(0)))
+    assert verdict.counts["late"] == len(rows) - len(lost)
+    assert audit_here(lakes, lakes, Question(settle=timedelta(0))) is None
 
 
 def test_event_lost_at_one_place_and_undone_at_another_is_lost(spark: SparkSession) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _TESTS = "tests/pipeline/test_lost_lives.py"
+_LATE = f"{_TESTS}::test_late_message_counts_once_and_in_a_living_row_alone"
 _ERASED = "tests/pipeline/test_erased_replays.py"
 
 ROWS = (
@@ -62,7 +63,7 @@ ROWS = (
         "lives",
         "a letter of a lost life is an end",
         "durable/pipeline/matching.py",
-        before='quarantined=history.quarantined.join(lost.letters, keys, "left_anti")',
+        before="quarantined=_living(history.quarantined, lost.letters)",
         after="quarantined=history.quarantined",
         killed_by=(f"{_TESTS}::test_message_quarantined_in_a_lost_life_is_undone",),
     ),
@@ -70,7 +71,7 @@ ROWS = (
         "lives",
         "a message that a lost life has sent is not forgotten",
         "durable/pipeline/matching.py",
-        before='sent=history.sent.join(lost.rows, keys, "left_anti")',
+        before="sent=_living(history.sent, lost.rows)",
         after="sent=history.sent",
         killed_by=(f"{_TESTS}::test_message_sent_in_a_lost_life_is_forgotten_until_sent_again",),
     ),
@@ -113,5 +114,21 @@ ROWS = (
         before="            _refuse_undone(conn, schema, lake)\n",
         after="",
         killed_by=(f"{_ERASED}::test_replay_is_refused_while_the_lake_has_content_of_an_erasure",),
+    ),
+    Mutant(
+        "lives",
+        "a late message of a lost life is late",
+        "durable/pipeline/matching.py",
+        before="    return _living(_once(rows), lost.rows)\n",
+        after="    return _once(rows)\n",
+        killed_by=(f"{_LATE}[1-lost]",),
+    ),
+    Mutant(
+        "lives",
+        "a late message of two lakes is late twice",
+        "durable/pipeline/matching.py",
+        before="    return _living(_once(rows), lost.rows)\n",
+        after="    return _living(rows, lost.rows)\n",
+        killed_by=(f"{_LATE}[2-now]",),
     ),
 )
