@@ -44,6 +44,7 @@ from durable.pipeline.matching import (
 )
 from durable.pipeline.rows import records
 from durable.pipeline.spans import Span, common, joint, settled
+from durable.storage.days import within_reach
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,6 +89,11 @@ class Question:
     archived_until: datetime | None = None
     late_after: timedelta | None = None
     example_count: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("since", "until", "archived_until"):
+            if (moment := getattr(self, name)) is not None:
+                object.__setattr__(self, name, within_reach(moment))
 
 
 def audit(

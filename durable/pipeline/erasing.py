@@ -32,7 +32,7 @@ from durable.failpoints import failpoint
 from durable.pipeline import blanking
 from durable.pipeline.blanking import Wanted
 from durable.pipeline.checksums import Compared
-from durable.pipeline.copying import opened
+from durable.pipeline.copying import connection, opened
 from durable.pipeline.describing import refuse_unknown_columns
 from durable.pipeline.erasures import Recorded, State, recorded, states
 from durable.pipeline.lake import Lake
@@ -83,7 +83,7 @@ def survey(
     compared before, and need not be read for that again. Raises DurableError, which names it, for a damaged file of the
     lake: its rows may be others than were written.
     """
-    with opened(origin.url) as engine, engine.connect() as conn:
+    with connection(origin.url) as conn:
         lakes = _lakes(conn, origin, lake)
         here = erasures.count(conn, origin.schema, chosen)
         ours = {Whose(origin.service, each) for each in (archives.known_database(conn, origin.schema), *lost) if each}
@@ -103,7 +103,7 @@ def survey(
 
 def earlier(origin: Origin, lake: Lake | None, chosen: Chosen) -> list[Listed]:
     """The erasures of the same choice, the oldest first."""
-    with opened(origin.url) as engine, engine.connect() as conn:
+    with connection(origin.url) as conn:
         return _of_choice(conn, origin, _lakes(conn, origin, lake), chosen)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta
 
 from durable.storage.sql.times import FIRST, LAST
 
@@ -20,3 +20,8 @@ def beginning(day: date | None) -> datetime | None:
 def end(day: date | None) -> datetime | None:
     """The end of the day before; None behind the last day of all, which has the later times, too."""
     return None if day is None or day > LAST.date() else midnight(day)
+
+
+def within_reach(moment: datetime) -> datetime:
+    """Return the nearest time with which one may reckon: no stored time lies beyond it."""
+    return min(max(moment, FIRST), LAST + timedelta(microseconds=1))

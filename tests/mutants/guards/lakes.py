@@ -12,6 +12,10 @@ _HOLDS = "tests/pipeline/test_horizons.py::test_lake_is_whole_up_to_the_holder_o
 
 _COPIES = "tests/pipeline/test_copied_lakes.py"
 
+_OUTAGES = "tests/pipeline/test_commands_in_outages.py"
+
+_TIMES = "tests/pipeline/test_given_times.py"
+
 ROWS = (
     Mutant(
         "lakes",
@@ -466,5 +470,32 @@ ROWS = (
         before="    return found if found.location() == place else None\n",
         after="    return found\n",
         killed_by=(f"{_COPIES}::test_export_names_the_files_of_its_own_place[copied]",),
+    ),
+    Mutant(
+        "lakes",
+        "an outage in the survey of an erasure is a refusal",
+        "durable/pipeline/erasing.py",
+        before="    with connection(origin.url) as conn:\n        lakes = ",
+        after="    with opened(origin.url) as engine, engine.connect() as conn:\n        lakes = ",
+        killed_by=(
+            f"{_OUTAGES}::test_command_tells_an_outage_with_advice_at_each_statement[rehearsed erasure]",
+            f"{_OUTAGES}::test_connections_of_the_pipeline_are_opened_where_errors_are_translated",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "an outage in the search for earlier erasures is a refusal",
+        "durable/pipeline/erasing.py",
+        before="    with connection(origin.url) as conn:\n        return ",
+        after="    with opened(origin.url) as engine, engine.connect() as conn:\n        return ",
+        killed_by=(f"{_OUTAGES}::test_command_tells_an_outage_with_advice_at_each_statement[erasure of nothing]",),
+    ),
+    Mutant(
+        "lakes",
+        "an audit reckons with times beyond the calendar",
+        "durable/pipeline/audit.py",
+        before="                object.__setattr__(self, name, within_reach(moment))\n",
+        after="                pass\n",
+        killed_by=(f"{_TIMES}::test_command_reckons_with_the_first_and_the_last_times[calls0-audit]",),
     ),
 )
