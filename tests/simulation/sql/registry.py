@@ -13,6 +13,7 @@ from tests.simulation.tables import Transaction
 
 SCHEMA: Final = "durable"
 DIALECT: Final = create_mock_engine("postgresql+psycopg://", lambda *_: None).dialect
+DIALECT.driver = "memory"  # which takes each value as it is
 """The driver that the simulation seems to have: it takes parameters by their names."""
 
 Params = Mapping[str, Any]
