@@ -23,8 +23,10 @@ QUEUE = """WITH (
 # Python: a time is read in the zone of its reader, and the clock of the database may be ahead.
 WITHIN = "BETWEEN '0001-01-02 00:00+00' AND '9999-12-31 08:00+00'"
 
+# What no claim would ever find: a place in the queue before the first or at the end, a mark that durable does not know
+# (-1: refused by the database, -2: without its encryption key), an order without a name. A tenant may be without one.
 ENVELOPE = """
-    seq bigint GENERATED ALWAYS AS IDENTITY,
+    seq bigint GENERATED ALWAYS AS IDENTITY CHECK (seq BETWEEN 1 AND 9223372036854775806),
     id uuid NOT NULL,
     message_type text NOT NULL,
     source text NOT NULL,
@@ -39,8 +41,8 @@ ENVELOPE = """
     execution_time timestamptz,
     attempts integer NOT NULL DEFAULT 0,
     interruptions integer NOT NULL DEFAULT 0,
-    owner_id integer NOT NULL,
-    ordering_key text COLLATE "C",
+    owner_id integer NOT NULL CHECK (owner_id >= -2),
+    ordering_key text COLLATE "C" CHECK (ordering_key <> ''),
     fair_key text COLLATE "C",
     epoch integer NOT NULL DEFAULT 0,
     CHECK (sent_at {within} AND deliver_by {within} AND execution_time {within})""".replace("{within}", WITHIN)

@@ -32,6 +32,12 @@ PLACES = {"free": {}, "of one key": {"ordering_key": "k"}, "of one tenant": {"fa
 TIMES = ("infinity", "-infinity", "4713-01-01 BC", "0001-01-01 00:00+00", "10000-01-01", "20000-01-01")
 REFUSED = [(column, time) for column in ("sent_at", "deliver_by", "execution_time") for time in TIMES]
 """Times that no reader can hold, which the tables refuse."""
+UNCLAIMABLE = [
+    *(("seq", seq) for seq in (-(2**63), -5, -1, 0, 2**63 - 1)),
+    *(("owner_id", owner) for owner in (-(2**31), -77, -3)),
+    ("ordering_key", ""),
+]
+"""Values by which no claim would find a row, which the tables refuse."""
 UNREADABLE = {
     "array": "[1]", "number": '{"a": 1}', "nested": '{"a": {"b": ' + "[" * 150 + "]" * 150 + "}}", "null": "null",
     "text": '"x"', "null inside": '{"a": null}', "deep": "[" * 3_000 + "]" * 3_000, "true": '{"a": true}',
@@ -56,6 +62,8 @@ ODD: dict[str, dict[str, Any]] = {
     "key with an escape": {"partition_key": "a\n\x1b"},
     "attempts at the limit": {"attempts": 2**31 - 1},
     "attempts below 0": {"attempts": -5},
+    "interruptions at the limit": {"interruptions": 2**31 - 1},
+    "interruptions below 0": {"interruptions": -5},
     "epoch at the limit": {"epoch": 2**31 - 1},
     "due header": {"headers": '{"durable-due": "99999-01-01"}'},
     "trace": {"headers": '{"traceparent": "x\\n", "": ""}'},
@@ -88,7 +96,8 @@ def insert(tables: Tables, side: str, **changes: Any) -> UUID:
         "owner_id": 0, **changes,
     }  # fmt: skip
     columns, values = ", ".join(row), ", ".join(["%s"] * len(row))
-    tables.execute(f"INSERT INTO durable.{side}_envelopes ({columns}) VALUES ({values})", *row.values())
+    into = f"INSERT INTO durable.{side}_envelopes ({columns}) OVERRIDING SYSTEM VALUE"
+    tables.execute(f"{into} VALUES ({values})", *row.values())
     made: UUID = row["id"]
     return made
 
@@ -98,6 +107,16 @@ def insert(tables: Tables, side: str, **changes: Any) -> UUID:
 def test_time_outside_the_calendar_is_refused_by_the_table(tables: Tables, side: str, column: str, time: str) -> None:
     with pytest.raises(psycopg.errors.CheckViolation):
         insert(tables, side, **{column: time})
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(("column", "value"), UNCLAIMABLE)
+def test_row_beyond_every_claim_is_refused_by_the_table(
+    tables: Tables, side: str, column: str, value: object, place: dict[str, str]
+) -> None:
+    with pytest.raises(psycopg.errors.CheckViolation, match=f"{side}_envelopes_{column}_check"):
+        insert(tables, side, **{**place, column: value})
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())

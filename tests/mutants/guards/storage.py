@@ -692,4 +692,34 @@ ROWS = (
             "tests/integration/storage/test_session_formats.py::test_messages_are_handled_as_sent_in_every_format_of_the_database[client_encoding-psycopg-own]",
         ),
     ),
+    Mutant(
+        "storage",
+        "a row lies beyond every place in the queue",
+        "migrations/versions/v0001_foundation.py",
+        before=" CHECK (seq BETWEEN 1 AND 9223372036854775806)",
+        after="",
+        killed_by=(
+            "tests/integration/storage/test_odd_rows.py::test_row_beyond_every_claim_is_refused_by_the_table[seq-0-incoming-free]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a row belongs to nobody that durable knows",
+        "migrations/versions/v0001_foundation.py",
+        before=" CHECK (owner_id >= -2)",
+        after="",
+        killed_by=(
+            "tests/integration/storage/test_odd_rows.py::test_row_beyond_every_claim_is_refused_by_the_table[owner_id--77-incoming-free]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "an order has no name",
+        "migrations/versions/v0001_foundation.py",
+        before=" CHECK (ordering_key <> '')",
+        after="",
+        killed_by=(
+            "tests/integration/storage/test_odd_rows.py::test_row_beyond_every_claim_is_refused_by_the_table[ordering_key--incoming-free]",
+        ),
+    ),
 )
