@@ -165,13 +165,15 @@ def calls(
 ) -> Iterator[Incoming]:
     """Return one call for each message, or one call for all. Messages sent in a call are caused by its message."""
     if handler.takes_list:
-        outbox.cause = handler.cause_of_list([task.lease.envelope for task in tasks])
-        contexts = [Context(task.lease, task.attempt, outbox, asked) for task in tasks]
+        cause = handler.cause_of_list([task.lease.envelope for task in tasks])
+        outbox.begin_message(cause)
+        contexts = [Context(task.lease, task.attempt, outbox, asked, cause) for task in tasks]
         yield Incoming([task.message for task in tasks], session, contexts, handler.name)
         return
     for task in tasks:
-        outbox.cause = handler.cause(task.lease.envelope)
-        yield Incoming(task.message, session, (Context(task.lease, task.attempt, outbox, asked),), handler.name)
+        cause = handler.cause(task.lease.envelope)
+        outbox.begin_message(cause)
+        yield Incoming(task.message, session, (Context(task.lease, task.attempt, outbox, asked, cause),), handler.name)
 
 
 def arrived(leases: Sequence[LeasedEnvelope]) -> list[Arrived]:

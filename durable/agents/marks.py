@@ -76,7 +76,7 @@ class _Mark:
     def _contained(self) -> list[object]:
         contents: list[object] = []
         for each in self._containers:
-            contents += each  # type: ignore[arg-type]
+            contents += each
             if isinstance(each, dict):
                 contents += each.values()
         return contents

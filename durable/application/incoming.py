@@ -16,22 +16,28 @@ from durable.application.context import CircuitControl, PauseRequest
 from durable.envelope import IN_REPLY_TO, REPLY_TO, LeasedEnvelope, request_of
 from durable.errors import RoutingError
 from durable.messages.routing import LOCAL
-from durable.outbox.envelope_factory import SendOptions, check_options
+from durable.outbox.envelope_factory import Cause, SendOptions, check_options
 from durable.outbox.outbox import Outbox
 
 
 class Context:
     """Context of a message while its handler runs. Read-only."""
 
-    __slots__ = ("_asked", "_attempt", "_envelope", "_is_own", "_outbox")
+    __slots__ = ("_asked", "_attempt", "_cause", "_envelope", "_is_own", "_outbox")
 
     def __init__(
-        self, lease: LeasedEnvelope, attempt: int, outbox: Outbox, asked: list[PauseRequest] | None = None
+        self,
+        lease: LeasedEnvelope,
+        attempt: int,
+        outbox: Outbox,
+        asked: list[PauseRequest] | None = None,
+        cause: Cause | None = None,
     ) -> None:
         self._envelope = lease.envelope
         self._is_own = lease.endpoint == LOCAL
         self._outbox = outbox
         self._attempt = attempt
+        self._cause = cause
         self._asked = [] if asked is None else asked
 
     @property
@@ -87,11 +93,13 @@ class Context:
 
     def send(self, message: object, *, to: str | None = None, **options: Unpack[SendOptions]) -> UUID:
         """Send a command with the handler's transaction."""
-        return self._outbox.send(message, to=to, **options)
+        with self._outbox.caused_by(self._cause):
+            return self._outbox.send(message, to=to, **options)
 
     def publish(self, message: object, **options: Unpack[SendOptions]) -> UUID:
         """Publish an event with the handler's transaction."""
-        return self._outbox.publish(message, **options)
+        with self._outbox.caused_by(self._cause):
+            return self._outbox.publish(message, **options)
 
     def reply(self, message: object, **options: Unpack[SendOptions]) -> UUID:
         """Send a command to the address that the sender gave with reply_to=; its header in-reply-to names the message.
@@ -104,13 +112,15 @@ class Context:
         if address is None:
             raise RoutingError(f"message {self.id} asks for no reply: the sender gave no reply_to=")
         options["headers"] = {IN_REPLY_TO: str(self.id), **(options.get("headers") or {})}
-        if self._is_own:
-            return self._outbox.send(message, to=address, **options)
-        return self._outbox.answer(message, to=address, **options)
+        with self._outbox.caused_by(self._cause):
+            if self._is_own:
+                return self._outbox.send(message, to=address, **options)
+            return self._outbox.answer(message, to=address, **options)
 
     def cascade(self, result: object) -> None:
         """Send the messages that a handler returned: one, several in a list or tuple, or None."""
-        self._outbox.cascade(result)
+        with self._outbox.caused_by(self._cause):
+            self._outbox.cascade(result)
 
 
 class Incoming(msgspec.Struct, frozen=True, eq=False):

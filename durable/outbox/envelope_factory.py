@@ -95,6 +95,8 @@ class Cause:
     ) -> None:
         self.envelope = envelope
         self.deliver_by = deliver_by
+        self.is_over = False
+        """True when the message has ended: its tasks can send nothing more."""
         self._handler = handler
         self._ids = [envelope.id] if envelope is not None else list(ids)
         self._sent = 0

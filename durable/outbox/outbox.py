@@ -20,7 +20,9 @@ memory, and is left to any node otherwise.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final, Protocol, Unpack
 from uuid import UUID
 
@@ -63,6 +65,9 @@ _SEVERAL_CONNECTIONS: Final = (
 _HANDLERS_COMMIT: Final = "a handler must not commit its session: durable commits it, with the message's completion"
 
 
+_cause: ContextVar[tuple[Outbox | None, Cause | None]] = ContextVar("durable.outbox.cause", default=(None, None))
+
+
 class Dispatcher(Protocol):
     """The agents of this process, as a unit of work sees them. Called from any thread."""
 
@@ -91,6 +96,7 @@ class Outbox:
     ) -> None:
         self.session = session
         self.cause: Cause | None = None
+        """The cause of what is sent outside of the context of any message, as in a flush behind it."""
         self.commit_allowed = True
         """False while a handler has the session: then every COMMIT of its connection is refused."""
         self._schema = schema
@@ -185,6 +191,30 @@ class Outbox:
         """Allow the COMMIT after which the session is closed: a listener that hears of its end can send nothing."""
         self.commit_allowed = self._closes_with_commit = True
 
+    def begin_message(self, cause: Cause) -> None:
+        """Let what is sent now be caused by this message, and refuse what tasks of the one before send."""
+        if self.cause is not None:
+            self.cause.is_over = True
+        self.cause = cause
+
+    @contextmanager
+    def caused_by(self, cause: Cause | None) -> Iterator[None]:
+        """Let what is sent in the block, and in the tasks that are started there, be caused by this."""
+        token = _cause.set((self, cause))
+        try:
+            yield
+        finally:
+            _cause.reset(token)
+
+    def _cause_here(self) -> Cause | None:
+        """Return the cause in this context. Raises NoUnitOfWork when its message is over."""
+        outbox, cause = _cause.get()
+        if outbox is not self:
+            cause = self.cause
+        if cause is not None and cause.is_over:
+            raise NoUnitOfWork(_OVER)
+        return cause
+
     def close(self) -> None:
         """Refuse messages from now on: the session will not commit again."""
         self._is_closed = True
@@ -196,8 +226,8 @@ class Outbox:
 
     def _sending(self, message: object, kind: Kind, to: str | None, options: SendOptions) -> Sending:
         """Return a message as middleware sees it. A message that middleware drops uses up an id too."""
-        caused_by = self.cause.envelope if self.cause else None
-        return Sending(message, kind, to, options, caused_by, self.cause, self._remember)
+        cause = self._cause_here()
+        return Sending(message, kind, to, options, cause.envelope if cause else None, cause, self._remember)
 
     def _remember(self, envelopes: Sequence[Envelope]) -> None:
         if self._is_closed or self._is_committing or (self._ending is not None and not self._ending.is_over):

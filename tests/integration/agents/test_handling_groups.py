@@ -32,7 +32,7 @@ from durable.application.middleware import HandleNext, MiddlewareStack
 from durable.application.retry import Retry
 from durable.clock import SystemClock
 from durable.embedded import Embedded
-from durable.errors import TransactionEnded
+from durable.errors import NoUnitOfWork, TransactionEnded
 from durable.settings import load_settings
 from tests.support.one_handler import Billed, Shop, envelope, shop_tables
 from tests.support.tables import Tables
@@ -668,6 +668,110 @@ async def swallow_behind_a_shield(work: Awaitable[object]) -> bool:
     except asyncio.CancelledError:
         return True
     return False
+
+
+Send = Callable[[Shop, AsyncSession, Context], object]
+SENDS: dict[str, Send] = {
+    "by its context": lambda _shop, _session, ctx: ctx.send(Billed(7)),
+    "by the bus": lambda shop, _session, _ctx: shop.sessions.scope.outbox.send(Billed(7)),
+    "by its session": lambda shop, session, _ctx: shop.sessions.outbox(session).send(Billed(7)),
+    "as a result": lambda _shop, _session, ctx: ctx.cascade(Billed(7)),
+}
+
+
+async def in_thread(work: Callable[[], object]) -> None:
+    """Run this in a thread that knows no context variables."""
+    await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+async def in_task(work: Callable[[], object]) -> None:
+    work()
+
+
+async def senders_of(
+    database: Tables, send: Send, place: Callable[..., Awaitable[None]], *, is_left: bool
+) -> tuple[list[int], list[type[Exception]]]:
+    """Let a task of the second of three messages send, during its message or the next one. Return the numbers of the
+    messages that have caused what was sent, and the errors of the task.
+    """
+    database.clear()
+    shop = Shop(database, SystemClock(), group_time=60)
+    waiting = [envelope(number, body=msgspec.json.encode(Step(number, "succeed"))) for number in range(3)]
+    numbers = {each.id: number for number, each in enumerate(waiting)}
+    begins = asyncio.Event()
+    errors: list[type[Exception]] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    async def work(session: AsyncSession, ctx: Context) -> None:
+        await begins.wait()
+        try:
+            await place(lambda: send(shop, session, ctx))
+        except Exception as error:
+            errors.append(type(error))
+
+    async def leave(step: Step, session: AsyncSession, ctx: Context) -> None:
+        if step.number == 1:
+            tasks.append(asyncio.create_task(work(session, ctx)))
+            if not is_left:
+                begins.set()
+        elif step.number == 2:
+            begins.set()
+        if tasks and begins.is_set():
+            while not tasks[0].done():
+                await session.execute(text("SELECT pg_sleep(0.001)"))
+
+    try:
+        shop.handles(leave, cls=Step, max_batch=3)
+        await shop.receive_all(waiting)
+        async with shop.open():
+            await shop.settled()
+        causes = database.rows("SELECT causation_id FROM durable.outgoing_envelopes")
+        return [numbers[cause] for cause in causes], errors
+    finally:
+        await shop.close()
+        database.clear()
+
+
+@pytest.mark.parametrize("send", SENDS)
+@pytest.mark.parametrize("place", [in_task, in_thread])
+async def test_task_sends_by_its_own_message(
+    database: Tables, send: str, place: Callable[..., Awaitable[None]]
+) -> None:
+    if place is in_thread and send == "by the bus":
+        pytest.skip("a thread without context variables has no unit of work")
+    assert await senders_of(database, SENDS[send], place, is_left=False) == ([1], [])
+
+
+@pytest.mark.parametrize("send", SENDS)
+async def test_task_left_behind_by_a_message_sends_nothing_in_the_next_one(database: Tables, send: str) -> None:
+    assert await senders_of(database, SENDS[send], in_task, is_left=True) == ([], [NoUnitOfWork])
+
+
+@pytest.mark.parametrize("send", ["by its context", "as a result"])
+async def test_thread_left_behind_by_a_message_sends_nothing_in_the_next_one(database: Tables, send: str) -> None:
+    assert await senders_of(database, SENDS[send], in_thread, is_left=True) == ([], [NoUnitOfWork])
+
+
+async def test_flush_behind_a_message_sends_with_its_cause(database: Tables) -> None:
+    database.clear()
+    shop = Shop(database, SystemClock(), group_time=60)
+    waiting = [envelope(number, body=msgspec.json.encode(Step(number, "succeed"))) for number in range(3)]
+
+    async def add(step: Step, session: AsyncSession) -> None:
+        if step.number == 1:
+            send = shop.sessions.scope
+            event.listen(session.sync_session, "before_flush", lambda *_: send.outbox.send(Billed(7)), once=True)
+            session.add(Effect(number=1))
+
+    try:
+        shop.handles(add, cls=Step, max_batch=3)
+        await shop.receive_all(waiting)
+        async with shop.open():
+            await shop.settled()
+        assert database.rows("SELECT causation_id FROM durable.outgoing_envelopes") == [waiting[1].id]
+    finally:
+        await shop.close()
+        database.clear()
 
 
 SWALLOWS = [swallow, swallow_for_a_helper, swallow_behind_a_shield]

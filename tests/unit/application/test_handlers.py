@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 from uuid import UUID
@@ -46,6 +47,9 @@ class Posting:
     def publish(self, message: object, **options: Any) -> UUID:
         self.posted.append(("publish", message, options))
         return new_id()
+
+    def caused_by(self, cause: object) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def cascade(self, result: object) -> None:
         self.posted.append(("cascade", result, {}))
