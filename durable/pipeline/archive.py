@@ -117,6 +117,7 @@ def archive(
         begun, left = begin(engine, conn, lake, table, origin, wish)
         low, base = lake.offset(begun.app_id, table), archives.generation_base(conn, schema)
         whose = Whose(origin.service, archives.database(conn, schema))
+        running = horizons.running(conn, schema)
         before = lake.span(table, whose)
         if low < base and table == "dead_letters":
             recovering.renew_letters(conn, lake, origin, whose)
@@ -126,7 +127,7 @@ def archive(
         end = LakeEnd(begun.lake_id, low, before.until)  # an archiver that is killed leaves the lake with another one
         foreign = recovering.note_foreign_gaps(conn, origin, table, end)
         dropped = [] if begun.lost_below is None else recovering.note_dropped_gaps(conn, origin, table, end)
-        span = Span(horizons.begins_at(conn, schema), horizons.complete_until(conn, schema))
+        begins_at = horizons.begins_at(conn, schema)
         with exported_snapshot(engine) as snapshot:
             run = _Run(conn, engine, spark, local_rows, lake, table, origin, whose, begun.app_id, snapshot, show)
             with joined(engine, snapshot) as seen:
@@ -135,7 +136,8 @@ def archive(
             reached = done[-1].high if done else low
             gone = archives.gone(conn, schema, source, reached)
             recovering.note_gone(conn, origin, table, gone, before.until)
-            span = span._replace(gaps=recovering.gaps(conn, origin, table, before.until))
+            gaps = recovering.gaps(conn, origin, table, before.until)
+            span = Span(begins_at, running.complete_until(horizon), gaps)
             done.append(run.archive(reached, horizon, span))
         if begun.lost_below is not None:
             archives.settle(conn, schema, source)

@@ -14,6 +14,7 @@ from durable.errors import DurableError
 from durable.storage.outages import sqlstate
 from durable.storage.slices import relation
 from durable.storage.sql import archive as statements
+from durable.storage.sql.housekeeping import READ_CLOCK
 
 _LOCKED: Final = "55P03"
 
@@ -42,18 +43,36 @@ class Holder(NamedTuple):
     query: str
 
 
+class Running(NamedTuple):
+    """Transactions of the whole cluster that had a number at a moment."""
+
+    moment: datetime
+    number: int
+    """No transaction with a later number had it at that moment."""
+    oldest: datetime | None
+    """The beginning of the oldest one that shows it."""
+    is_hidden: bool
+    """True if one of them does not show when it began."""
+
+    def complete_until(self, horizon: int) -> datetime | None:
+        """Return a moment before which no row was written that lies at or above this later horizon; None where none
+        is known. Such rows were written after the oldest transaction that still runs took its number.
+        """
+        if self.number < horizon:
+            return self.moment
+        return None if self.is_hidden else min(self.moment, self.oldest or self.moment)
+
+
 def horizon(conn: Connection, schema: str) -> int:
     """Every transaction below it is finished."""
     return int(conn.execute(statements.READ_HORIZON.within(schema)).scalar_one())
 
 
-def complete_until(conn: Connection, schema: str) -> datetime | None:
-    """A moment before which every row was written that a snapshot taken later does not miss; None where none is known.
-
-    A transaction that runs holds it back to its own beginning.
-    """
-    found = conn.execute(statements.READ_COMPLETE_UNTIL.within(schema)).one()
-    return None if found.is_hidden else found.moment
+def running(conn: Connection, schema: str) -> Running:
+    """Look at what runs now."""
+    moment = conn.execute(READ_CLOCK.within(schema)).scalar_one()
+    number = conn.execute(statements.TAKE_NUMBER.within(schema)).scalar_one()
+    return Running(moment, number, *conn.execute(statements.READ_RUNNING.within(schema)).one())
 
 
 def begins_at(conn: Connection, schema: str) -> datetime | None:

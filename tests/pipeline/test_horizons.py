@@ -24,7 +24,7 @@ from durable.pipeline.read_options import ReadOptions
 from durable.pipeline.source import register
 from durable.pipeline.status import Status, read_status
 from durable.pipeline.stream import EnvelopeStreamReader
-from durable.storage import archives, migrator, purging
+from durable.storage import archives, horizons, migrator, purging
 from tests.support.archiving import Archiver, origin_of
 from tests.support.clusters import Cluster, Clusters, clusters
 from tests.support.history import add_history, add_letters, add_old_day
@@ -149,6 +149,23 @@ def test_lake_is_whole_up_to_the_holder_of_the_horizon(
         assert archiver.ids() == [1]
     assert span.begin is not None
     assert span.until == before if kind != "running" else span.until is not None and span.until < written
+
+
+@pytest.mark.parametrize("kind", ["running", "hidden", "prepared"])
+def test_rows_are_whole_up_to_a_moment_when_its_transactions_have_ended(
+    shared: Cluster, database_url: str, kind: str
+) -> None:
+    def horizon() -> int:
+        with connection(database_url) as conn:
+            return horizons.horizon(conn, "durable")
+
+    with holding(shared.uri("postgres"), kind), runtime_role(database_url) as role:
+        with connection(role if kind == "hidden" else database_url) as conn:
+            seen = horizons.running(conn, "durable")
+        bound = seen.complete_until(horizon())
+        assert bound is None if kind != "running" else bound is not None and bound < seen.moment
+    with holding(shared.uri("postgres"), kind):
+        assert seen.complete_until(horizon()) == seen.moment
 
 
 def test_status_names_the_transaction_with_the_oldest_number(

@@ -29,7 +29,7 @@ EXPORT_SNAPSHOT = Statement("SELECT pg_export_snapshot()")
 READ_HORIZON = Statement("""
 SELECT {schema}.generation_base() + CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint)
 """)
-# No transaction with this number, or a later one, has begun.
+# No transaction with this number, or a later one, has ended.
 READ_NEXT = Statement("""
 SELECT {schema}.generation_base() + CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS text) AS bigint)
 """)
@@ -370,12 +370,12 @@ FROM {schema}.archive_commits AS known, archive WHERE table_name = :table GROUP 
 
 # ---------------------------------------------------------------- what holds the horizon back
 
-# A row at or above the horizon of the next snapshot was written after this moment: its transaction took a number after
-# one that runs now, in any database of the cluster, or after now. Not to be told where such a one hides when it began:
-# prepared transactions do, and so do sessions of other roles from one without pg_read_all_stats, which sees only that
-# they write.
-READ_COMPLETE_UNTIL = Statement("""
-SELECT LEAST(clock_timestamp(), min(xact_start) FILTER (WHERE backend_xid IS NOT NULL)) AS moment,
+# The next number, which it uses up.
+TAKE_NUMBER = Statement("SELECT {schema}.generation_base() + CAST(CAST(pg_current_xact_id() AS text) AS bigint)")
+# What has a number, in any database of the cluster. Prepared transactions hide when they began, and so do sessions of
+# other roles from one without pg_read_all_stats, which sees only that they write.
+READ_RUNNING = Statement("""
+SELECT min(xact_start) FILTER (WHERE backend_xid IS NOT NULL) AS oldest,
     bool_or(backend_xid IS NOT NULL AND xact_start IS NULL) OR EXISTS (SELECT FROM pg_prepared_xacts) AS is_hidden
 FROM pg_stat_activity
 """)

@@ -66,7 +66,7 @@ def test_hidden_transaction_of_another_role_leaves_the_completeness_unknown(data
 
     def complete_until(url: str) -> datetime | None:
         with connection(load_settings(database_url=url)) as asked:
-            return horizons.complete_until(asked, "durable")
+            return horizons.running(asked, "durable").complete_until(horizons.horizon(asked, "durable"))
 
     with psycopg.connect(database_url) as writing:
         began = writing.execute("SELECT now(), pg_current_xact_id()").fetchone()

@@ -498,4 +498,14 @@ ROWS = (
         after="                pass\n",
         killed_by=(f"{_TIMES}::test_command_reckons_with_the_first_and_the_last_times[calls0-audit]",),
     ),
+    Mutant(
+        "lakes",
+        "what was written beside a hidden transaction that has ended is not known to be whole",
+        "durable/storage/horizons.py",
+        before="        if self.number < horizon:\n            return self.moment\n",
+        after="",
+        killed_by=(
+            "tests/pipeline/test_horizons.py::test_rows_are_whole_up_to_a_moment_when_its_transactions_have_ended[hidden]",
+        ),
+    ),
 )
