@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -35,7 +36,7 @@ def reading(**readers: Callable[..., object]) -> Callable[[Callable[..., T]], Ca
 
         @wraps(function)
         def read(**given: Any) -> T:
-            _refuse_bytes(given)
+            refuse_odd_texts(given)
             values = {
                 name: reader(**{option.name: given[option.name] for option in options[name]})
                 for name, reader in readers.items()
@@ -94,9 +95,13 @@ def _with_parameters(function: Callable[..., T], parameters: list[inspect.Parame
     return function
 
 
-def _refuse_bytes(options: Mapping[str, Any]) -> None:
-    """Refuse bytes of the command line that are no UTF-8: as lone surrogates they would break a connection later."""
+def refuse_odd_texts(options: Mapping[str, Any]) -> None:
+    """Refuse bytes of the command line that are no UTF-8: as lone surrogates they would break a connection later. And a
+    NUL, which a file of steps may hold: no text of Postgres has one, and no path.
+    """
     for name, given in options.items():
         for each in given if isinstance(given, list) else [given]:
             if isinstance(each, str) and any("\ud800" <= character <= "\udfff" for character in each):
                 raise InvalidSetting(f"{name.strip('_')}: {each!r} is no text in UTF-8; write it in UTF-8")
+            if isinstance(each, str | Path) and "\0" in str(each):
+                raise InvalidSetting(f"{name.strip('_')}: {str(each)!r} holds a NUL; leave that out")

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from durable.cli.command import Debug
+from durable.cli.command import Debug, reading
 from durable.errors import WiringError, needs
 
 Transport = Annotated[
@@ -37,6 +37,7 @@ Console = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="print one JSON document")]
 
 
+@reading()
 def demo(
     transport: Transport = "tcp",
     flights: Flights = None,

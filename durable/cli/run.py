@@ -12,7 +12,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from durable.cli import logs
-from durable.cli.command import Debug
+from durable.cli.command import Debug, refuse_odd_texts
 from durable.cli.target import BusName, load_bus
 from durable.errors import WiringError
 from durable.settings import Settings
@@ -62,6 +62,7 @@ def run(
 
     Every setting is a flag, too. A TIME is seconds, or 500ms, 10s, 5m, 1h30m, 7d, PT30S.
     """
+    refuse_odd_texts({"app": app, **settings})
     bus = load_bus(app)
     if bus.mode == "send-only":
         raise WiringError(f"APP:BUS: {app} has mode='send-only' and runs no agents; name another bus")

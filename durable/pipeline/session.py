@@ -112,6 +112,9 @@ def check_session(master: str | None, remote: str | None) -> None:
     """Raise InvalidSetting, as spark_session() does, for what can be known before Spark is started."""
     if master is not None and remote is not None:
         raise InvalidSetting("--master and --remote: give one of them; a Spark Connect server has its own master")
+    for option, place in (("--master", master), ("--remote", remote)):
+        if place is not None and not place.strip():
+            raise InvalidSetting(f"{option}: names no place; give a URL, or leave it out")
     with needs_spark():
         from pyspark.sql import SparkSession
     if remote is None and not _is_submitted() and SparkSession.getActiveSession() is None:

@@ -167,7 +167,7 @@ def test_export_is_read_back_from_any_folder(tmp_path: Path, folder: str) -> Non
 
 
 def test_folder_with_percent_encoding_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match="a path with per cent signs"):
+    with pytest.raises(InvalidSetting, match="a path with per cent signs or backslashes"):
         Lake(str(tmp_path / "a%20b"))
 
 

@@ -90,6 +90,8 @@ def test_archive_removes_the_files_of_a_killed_one(
     assert archiver.verify(local_rows=1_000).is_whole
 
 
-def test_path_with_encoded_characters_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match="a path with per cent signs is read as another one"):
-        Lake(str(tmp_path / "50%25"))
+@pytest.mark.parametrize("name", ["50%25", "a%2Fb", "back\\slash", "\\", "a\\"])
+def test_path_read_as_another_one_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidSetting, match="a path with per cent signs or backslashes is read as another one"):
+        Lake(str(tmp_path / name))
+    assert [*tmp_path.iterdir()] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,16 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
+from durable.cli.pipeline.commands import app
+from durable.cli.pipeline.plan import STEPS
 from durable.pipeline.lake import Lake
 from durable.pipeline.session import find_java
 from tests.support.command import Agent
 from tests.support.history import add_history, add_letters
 from tests.support.lakes import fill, handled, sent, table
+from tests.support.root import ROOT
 
+PIPELINE = ROOT / "docs" / "pipeline.md"
 SINCE = "2026-01-01T00:00:01Z"
 
 
@@ -276,3 +281,30 @@ def test_all_steps_of_a_run_share_one_jvm(agent: Agent, history: None, monkeypat
     assert (process.returncode, err) == (0, b"")
     assert [step["exit_code"] for step in json.loads(printed)["steps"]] == [0, 0, 0, 0]
     assert counted.read_text().count("start") <= 2  # the launcher asks one JVM how to start the other
+
+
+def test_steps_are_named_by_the_docs_and_are_all_commands_but_two() -> None:
+    (named,) = re.findall(r"^\*\*Steps\*\* are the commands (.+?) of `durable-agent", PIPELINE.read_text(), re.M | re.S)
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert re.findall(r"`(\w+)`", named) == [*STEPS]
+    assert commands - STEPS.keys() == {"erase", "run"}
+
+
+def test_export_is_a_step(agent: Agent, history: None) -> None:
+    taken = document(agent, "--steps", "archive,export")["steps"]
+    assert [table["table"] for table in taken[1]["document"]["tables"]] == ["history", "dead_letters"]
+    assert (agent.folder / "lake" / "iceberg" / "history" / "metadata" / "version-hint.text").exists()
+
+
+@pytest.mark.parametrize("option", ["--master", "--remote"])
+@pytest.mark.parametrize("step", ["archive", "verify", "purge", "report", "audit", "conversations", "replay", "run"])
+def test_empty_place_of_spark_is_refused(agent: Agent, step: str, option: str) -> None:
+    needed = {
+        "audit": ["--sender", "lake", "--receiver", "lake"],
+        "replay": ["--name", "x", "--all"],
+        "report": ["--out", "page.html"],
+        "run": ["--steps", "archive"],
+    }
+    for empty in ("", " "):
+        ended = agent("pipeline", step, *needed.get(step, []), option, empty)
+        assert (ended.code, f"{option}: names no place; give a URL, or leave it out" in ended.err) == (2, True), ended

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from durable.cli.command import group
 from durable.cli.pipeline import erase as pipeline_erase
-from durable.cli.pipeline import export as pipeline_export
 from durable.cli.pipeline import run as pipeline_run
 from durable.cli.pipeline.plan import STEPS
 from durable.cli.pipeline.steps import alone
@@ -13,5 +12,5 @@ app = group("Archive history into a lake, report on it, audit it, replay it. Nee
 
 for step in STEPS.values():
     app.command()(alone(step))
-for command in (pipeline_erase.erase, pipeline_export.export, pipeline_run.run):
+for command in (pipeline_erase.erase, pipeline_run.run):
     app.command()(command)

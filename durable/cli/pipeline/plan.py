@@ -30,6 +30,7 @@ from durable.cli.pipeline import archive as pipeline_archive
 from durable.cli.pipeline import audit as pipeline_audit
 from durable.cli.pipeline import compact as pipeline_compact
 from durable.cli.pipeline import conversations as pipeline_conversations
+from durable.cli.pipeline import export as pipeline_export
 from durable.cli.pipeline import replay as pipeline_replay
 from durable.cli.pipeline import report as pipeline_report
 from durable.cli.pipeline import status as pipeline_status
@@ -49,6 +50,7 @@ STEPS: Final[Mapping[str, Callable[..., Step]]] = {
         pipeline_status.status,
         pipeline_compact.compact,
         pipeline_compact.vacuum,
+        pipeline_export.export,
         pipeline_report.report,
         pipeline_audit.audit,
         pipeline_conversations.conversations,
@@ -203,7 +205,7 @@ def _with_shared(step: Asked, shared: Mapping[str, Any]) -> dict[str, Any]:
     passed = {
         name: shared[name]
         for name, option in _SHARED.items()
-        if shared.get(name) and name in known and known[name].annotation is option.annotation
+        if shared.get(name) is not None and name in known and known[name].annotation is option.annotation
     }
     lakes = {name: [shared["lake"]] for name in _LAKES.get(step.name, ()) if shared["lake"]}
     return {**passed, **lakes, **_own(step)}

@@ -508,4 +508,28 @@ ROWS = (
             "tests/pipeline/test_horizons.py::test_rows_are_whole_up_to_a_moment_when_its_transactions_have_ended[hidden]",
         ),
     ),
+    Mutant(
+        "lakes",
+        "a backslash in the path of a lake stands",
+        "durable/pipeline/lake.py",
+        before="for read_as in (unquote, _with_slashes)",
+        after="for read_as in (unquote,)",
+        killed_by=("tests/pipeline/test_places.py::test_path_read_as_another_one_is_refused",),
+    ),
+    Mutant(
+        "lakes",
+        "an empty place of Spark is one",
+        "durable/pipeline/session.py",
+        before="        if place is not None and not place.strip():\n",
+        after="        if False:\n",
+        killed_by=("tests/pipeline/test_run.py::test_empty_place_of_spark_is_refused",),
+    ),
+    Mutant(
+        "lakes",
+        "a NUL in a text reaches the database",
+        "durable/cli/command.py",
+        before='"\\0" in str(each)',
+        after="False",
+        killed_by=("tests/integration/cli/test_texts.py::test_nul_is_refused_by_each_option",),
+    ),
 )
