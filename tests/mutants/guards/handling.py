@@ -255,14 +255,6 @@ ROWS = (
     ),
     Mutant(
         "handling",
-        "attributes of the library end a group",
-        "durable/agents/marks.py",
-        before="_is_compared(name) or not hasattr(kind, name)",
-        after="True",
-        killed_by=("tests/unit/agents/test_marks.py::test_work_is_no_mark[a listener for a while]",),
-    ),
-    Mutant(
-        "handling",
         "what a message leaves on its connection is overlooked",
         "durable/agents/fence.py",
         before="        self.traces.join(connection)",
