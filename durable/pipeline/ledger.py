@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 MOST_SLICES: Final = 32
 _ROWS_OF_A_SLICE: Final = 5_000_000
-_ROWS_OF_A_TASK: Final = 1_000_000
+_ROWS_OF_A_TASK: Final = 4_000_000  # less would be no work beside what Spark's workers do at the end of each task
+_SAMPLED_FROM: Final = 1_000_000  # rows
 _BATCH_ROWS: Final = 1 << 17
 _CODED: Final = ("service", "database", "side", "outcome", "address")
 """Columns that are read as the codes of their few values."""
@@ -175,7 +176,7 @@ def suspects(spark: SparkSession, of: Sequence[Source], edges: Edges, few: int) 
 
 def routes(tasks: Tasks, sent: Sequence[Source], received: Sequence[Source]) -> dict[str, set[str]]:
     """Find the services that have received messages sent to each address, among a sample of the ids."""
-    every = 1 if sum(source.rows for source in (*sent, *received)) < _ROWS_OF_A_TASK else _SAMPLE
+    every = 1 if sum(source.rows for source in (*sent, *received)) < _SAMPLED_FROM else _SAMPLE
     sampled = []
     for side, whither in ((sent, "address"), (received, "service")):
         shares = _shared(side)
