@@ -238,7 +238,7 @@ class Lives(RuleBasedStateMachine):
                 if left[0] < 0:
                     raise Killed
 
-        until = patch.object(horizons, "complete_until", lambda *_: self.now + timedelta(seconds=1))
+        until = patch.object(horizons.Running, "complete_until", lambda *_: self.now + timedelta(seconds=1))
         with until, patch.object(archiving, "failpoint", passed), suppress(Killed):
             for table in SOURCES:
                 try:
