@@ -668,8 +668,8 @@ ROWS = (
         before='        if dialect.driver != "psycopg" or value is None:',
         after="        if True:",
         killed_by=(
-            "tests/integration/storage/test_session_formats.py::test_messages_are_handled_as_sent_in_every_format_of_the_database[standard_conforming_strings-psycopg-own]",
-            "tests/integration/storage/test_session_formats.py::test_messages_are_handled_as_sent_in_every_format_of_the_database[standard_conforming_strings-psycopg-given]",
+            "tests/integration/storage/test_session_formats.py::test_messages_are_handled_as_sent_in_every_format_of_the_database[standard_conforming_strings-False-psycopg]",
+            "tests/integration/storage/test_session_formats.py::test_messages_are_handled_as_sent_in_every_format_of_the_database[standard_conforming_strings-True-psycopg]",
         ),
     ),
     Mutant(
@@ -679,7 +679,7 @@ ROWS = (
         before='            "array_nulls": "on",',
         after="",
         killed_by=(
-            "tests/integration/storage/test_session_formats.py::test_messages_are_handled_as_sent_in_every_format_of_the_database[array_nulls-psycopg-own]",
+            "tests/integration/storage/test_session_formats.py::test_messages_are_handled_as_sent_in_every_format_of_the_database[array_nulls-False-psycopg]",
         ),
     ),
     Mutant(
@@ -689,7 +689,7 @@ ROWS = (
         before='            "client_encoding": "utf8",',
         after="",
         killed_by=(
-            "tests/integration/storage/test_session_formats.py::test_messages_are_handled_as_sent_in_every_format_of_the_database[client_encoding-psycopg-own]",
+            "tests/integration/storage/test_session_formats.py::test_messages_are_handled_as_sent_in_every_format_of_the_database[client_encoding-False-psycopg]",
         ),
     ),
     Mutant(
