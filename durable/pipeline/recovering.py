@@ -9,7 +9,7 @@ a letter changed in it       the lake has a newer state of the letter, which is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from typing import Any
 
@@ -37,12 +37,13 @@ def earlier_name(conn: Connection, lake: Lake, origin: Origin) -> str | None:
     put back to a state before that, or is a copy of such a state.
     """
     for table, source in SOURCES.items():
-        if not lake.files_by_day(table):
+        by_day = lake.files_by_day(table)
+        if not by_day:
             continue  # a new lake, which is no reason to read all of the database
         mine = {
             (row.id, row.side, row.moment, row.xid) for row in archives.oldest(conn, origin.schema, source, _SAMPLE)
         }
-        for name, *row in _rows_of(lake, table, origin.service, mine):
+        for name, *row in _rows_of(lake, table, by_day, origin.service, mine):
             if tuple(row) in mine:
                 return str(name)
     return None
@@ -74,11 +75,16 @@ def is_put_back_by_restore(conn: Connection, lake: Lake, table: LakeTable, archi
     return lake.was_restored_since(archive.app_id, table)
 
 
-def _rows_of(lake: Lake, table: LakeTable, service: str, sample: Collection[tuple[Any, ...]]) -> Iterator[list[Any]]:
+def _rows_of(
+    lake: Lake,
+    table: LakeTable,
+    by_day: Mapping[date, Sequence[str]],
+    service: str,
+    sample: Collection[tuple[Any, ...]],
+) -> Iterator[list[Any]]:
     """The rows of the lake with the ids of this sample: the database, and what the sample has."""
     import pyarrow.dataset as ds
 
-    by_day = lake.files_by_day(table) if sample else {}
     paths = [path for day in {moment.date() for _, _, moment, _ in sample} for path in by_day.get(day, ())]
     if not paths:
         return

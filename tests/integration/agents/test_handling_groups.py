@@ -813,12 +813,18 @@ async def test_group_rolls_back_when_a_long_message_swallows_its_cancellation(
 async def test_swallowed_end_of_the_node_commits_nothing(database: Tables, swallows: Callable[..., Any]) -> None:
     database.clear()
     database.execute("TRUNCATE effects")
-    shop = Shop(database, SystemClock())
+    shop, is_waiting = Shop(database, SystemClock()), asyncio.Event()
+
+    async def waits(payment: Awaitable[object]) -> bool:
+        is_waiting.set()
+        return bool(await swallows(payment))
+
     try:
-        shop.handles(paying(30, swallows), cls=Step)
+        shop.handles(paying(30, waits), cls=Step)
         await shop.receive_all([envelope(2, body=msgspec.json.encode(Step(2, "succeed")))])
         running = asyncio.create_task(shop.agent.run())
-        await asyncio.sleep(0.3)
+        await asyncio.wait_for(is_waiting.wait(), 10)
+        await asyncio.sleep(0)  # the handler waits, too
         running.cancel()
         await asyncio.wait([running], timeout=10)
         assert (running.cancelled(), shop.effects(), len(shop.inbox())) == (True, [], 1)
