@@ -1,6 +1,6 @@
-"""A coroutine in a copy of the context variables, whose waits are told: each step of it runs in the copy.
+"""A coroutine in a context of its own, whose waits are told: each step of it runs in that context.
 
-    task --send--> driven --send, in the copy--> coroutine
+    task --send--> driven --send, in its context--> coroutine
          <-future--       <-future--
                           when_waiting()
 
@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import types
 from collections.abc import Awaitable, Callable, Generator
-from contextvars import copy_context
+from contextvars import Context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
 @types.coroutine
-def driven(work: Awaitable[T], when_waiting: Callable[[], None]) -> Generator[Any, Any, T]:
+def driven(variables: Context, work: Awaitable[T], when_waiting: Callable[[], None]) -> Generator[Any, Any, T]:
     """Run a coroutine to its end. Errors, cancellation and results are those of the coroutine; what it sets in context
-    variables is gone with it. `when_waiting` is called whenever it begins to wait for something.
+    variables is seen in its context only. `when_waiting` is called whenever it begins to wait for something.
     """
-    variables = copy_context()
     steps = work.__await__()
     step: Callable[[Any], Any] = steps.send
     given: Any = None

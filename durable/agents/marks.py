@@ -12,7 +12,8 @@ by identity. It is done after each message: a few microseconds.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from operator import attrgetter, is_
 from typing import Any, Final
 
@@ -50,36 +51,32 @@ class _Mark:
 
     def __init__(self, thing: object) -> None:
         self.thing = thing
+        kind: Any = type(thing)
         self._attributes: dict[str, object] = getattr(thing, "__dict__", {})
         self._names = [*self._attributes]
-        self._compared = [name for name in self._names if _is_compared(name)]
-        self._slots = [name for name in (*_IN_SLOTS, *_LISTENERS_IN_SLOTS) if hasattr(type(thing), name)]
-        self._values = self._read()
-        self._containers = [value for value in self._values if isinstance(value, _CONTAINERS)]
-        self._contents = self._contained()
-        self._listeners = _listeners(thing)
+        self._compared = _compared(tuple(self._names))
+        self._slots = _slots(kind)
+        self._containers: list[Any] = []
+        self._containers = [value for value in self._state() if isinstance(value, _CONTAINERS)]
+        self._before = self._state()
 
     def has_changed(self) -> bool:
-        return (
-            ([*self._attributes] != self._names and self._has_other_names())
-            or not _are_same(self._read(), self._values)
-            or not _are_same(self._contained(), self._contents)
-            or not _are_same(_listeners(self.thing), self._listeners)
-        )
+        if [*self._attributes] != self._names and self._has_other_names():
+            return True
+        now = self._state()
+        return len(now) != len(self._before) or not all(map(is_, now, self._before))
 
-    def _read(self) -> list[object]:
-        return [
-            *map(self._attributes.get, self._compared),
-            *[getattr(self.thing, name, None) for name in self._slots],
-        ]
-
-    def _contained(self) -> list[object]:
-        contents: list[object] = []
+    def _state(self) -> list[object]:
+        """Return the values, what they contain, and the listeners."""
+        state = [*map(self._attributes.get, self._compared)]
+        state += [getattr(self.thing, name, None) for name in self._slots]
         for each in self._containers:
-            contents += each
+            state += each
             if isinstance(each, dict):
-                contents += each.values()
-        return contents
+                state += each.values()
+        for event in _listened(self.thing, self._attributes):
+            state += (event, *event)
+        return state
 
     def _has_other_names(self) -> bool:
         """Tell whether an attribute is new, or gone, that the library does not make by itself."""
@@ -87,22 +84,27 @@ class _Mark:
         return any(_is_compared(name) or not hasattr(kind, name) for name in self._attributes.keys() ^ set(self._names))
 
 
+@lru_cache
+def _compared(names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if _is_compared(name)]
+
+
 def _is_compared(name: str) -> bool:
     return (name[0] != "_" and name != _OF_EACH_MESSAGE) or name in _PRIVATE
 
 
-def _are_same(now: Sequence[object], before: Sequence[object]) -> bool:
-    return len(now) == len(before) and all(map(is_, now, before))
+@lru_cache
+def _slots(kind: type) -> list[str]:
+    return [name for name in (*_IN_SLOTS, *_LISTENERS_IN_SLOTS) if hasattr(kind, name)]
 
 
-def _listeners(thing: object) -> list[object]:
-    """Return the listeners of this very session or connection, each behind its event."""
-    events: Iterable[Any] = ()
+def _listened(thing: object, attributes: dict[str, object]) -> Iterable[Any]:
+    """Return the events for which this very session or connection has listeners."""
     if isinstance(thing, Session):
-        events = [event for event in _of_session(thing.dispatch) if event.listeners]
-    elif isinstance(thing, Connection) and "_has_events" in vars(thing):
-        events = _of_connection(thing.dispatch)
-    return [each for event in events for each in (event, *event)]
+        return filter(_own, _of_session(thing.dispatch))
+    if "_has_events" in attributes and isinstance(thing, Connection):
+        return _of_connection(thing.dispatch)
+    return ()
 
 
 def of_session(session: Session | AsyncSession) -> Iterator[object]:
@@ -128,9 +130,10 @@ def of_connection(connection: Connection) -> Iterator[object]:
         yield pooled.driver_connection
 
 
-def _each_event(of: Any) -> Any:
+def _each_event(of: Any) -> Callable[[object], Iterable[Any]]:
     return attrgetter(*of.dispatch._event_names)
 
 
 _of_session: Final = _each_event(SessionEvents)
 _of_connection: Final = _each_event(ConnectionEvents)
+_own: Final = attrgetter("listeners")

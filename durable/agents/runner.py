@@ -196,17 +196,13 @@ class Run:
                 place.sync_session.expunge_all()  # each message reads its objects anew, as in a session of its own
             fence.begin_message()
             try:
-                await driven(self._handle(call, outbox), fence.traces.when_waiting)
+                variables = outbox.variables()  # inherited by its tasks: what they send is caused by the message
+                await driven(variables, variables.run(self.handle, call), fence.traces.when_waiting)
             except GeneratorExit as error:  # to what awaits this, the coroutine would seem to be closed
                 raise RuntimeError("the handler raised GeneratorExit") from error
             await self._end_message(place, fence)
             if self.watch:
                 fence.traces.compare()
-
-    async def _handle(self, call: Incoming, outbox: Outbox) -> object:
-        """Handle in the context of the message, which its tasks inherit: what they send is caused by it."""
-        with outbox.caused_by(outbox.cause):
-            return await self.handle(call)
 
     async def _end_message(self, place: Place, fence: Fence) -> None:
         """Flush and release what a message has left: the next one must not undo it."""

@@ -119,6 +119,8 @@ class Context:
 
     def cascade(self, result: object) -> None:
         """Send the messages that a handler returned: one, several in a list or tuple, or None."""
+        if result is None:
+            return
         with self._outbox.caused_by(self._cause):
             self._outbox.cascade(result)
 

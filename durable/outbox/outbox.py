@@ -22,7 +22,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from typing import Final, Protocol, Unpack
 from uuid import UUID
 
@@ -196,6 +196,12 @@ class Outbox:
         if self.cause is not None:
             self.cause.is_over = True
         self.cause = cause
+
+    def variables(self) -> Context:
+        """Return a copy of the context variables in which what is sent is caused by the message that has begun."""
+        variables = copy_context()
+        variables.run(_cause.set, (self, self.cause))
+        return variables
 
     @contextmanager
     def caused_by(self, cause: Cause | None) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from durable.agents.driving import driven
 async def running(work: Coroutine[Any, Any, Any]) -> tuple[Any, int]:
     """Return its result, and how often it has waited."""
     waits: list[None] = []
-    return await driven(work, lambda: waits.append(None)), len(waits)
+    return await driven(copy_context(), work, lambda: waits.append(None)), len(waits)
 
 
 async def test_each_wait_is_told_and_the_result_returned() -> None:
