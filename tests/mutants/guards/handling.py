@@ -233,8 +233,8 @@ ROWS = (
         "handling",
         "what a message leaves in the info of its session is overlooked",
         "durable/agents/marks.py",
-        before="            state += each\n",
-        after="            pass\n",
+        before="[value for value in self._state() if isinstance(value, _CONTAINERS)]",
+        after="[]",
         killed_by=("tests/unit/agents/test_marks.py::test_mark_is_noticed[info]",),
     ),
     Mutant(
