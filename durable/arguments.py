@@ -17,7 +17,7 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import date, timedelta
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, Unpack, get_args, get_origin
 
 from durable import kinds
@@ -99,6 +99,14 @@ def length_of_time(of: str, name: str, value: Duration) -> timedelta:
     if span > within_calendar(span):
         raise InvalidSetting(f"{of}: {name}={value!r} from now lies outside the calendar")
     return span
+
+
+def refuse_empty_period(since: date | None, until: date | None) -> None:
+    """Raise InvalidSetting for two times, or two days, between which there is nothing."""
+    if since is not None and until is not None and not since < until:
+        raise InvalidSetting(
+            f"since: {since} is not before until, {until}, and nothing is between them; give an earlier since"
+        )
 
 
 def _is_negative(value: Any) -> bool:

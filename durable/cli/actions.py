@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
-from durable.cli.arguments import parse_time
+from durable.cli.arguments import parse_period
 from durable.cli.output import Table, emit
 from durable.cli.target import Target, on_target, schema_connection
 from durable.storage import actions as storage
@@ -37,14 +36,8 @@ def actions(
 
     Each action is recorded in the transaction of its change, and kept for action_retention.
     """
-    now, settings = datetime.now(UTC), target.settings
-    selection = Selection(
-        actor=by,
-        verb=verb,
-        target=of,
-        since=None if since is None else parse_time(since, now, option="--since"),
-        until=None if until is None else parse_time(until, now, option="--until"),
-    )
+    settings, (first, last) = target.settings, parse_period(since, until)
+    selection = Selection(actor=by, verb=verb, target=of, since=first, until=last)
     with schema_connection(settings) as conn:
         found = storage.page(conn, settings.db_schema, selection, limit=limit + 1, before=before)
     shown = found[:limit]

@@ -13,6 +13,7 @@ import typer
 from durable.cli import output
 from durable.cli.endings import BAD_USAGE, FAILED, INTERRUPTED, NAME, ending_of
 from durable.cli.help import readable
+from durable.cli.interrupts import interrupts_kept
 from durable.cli.output import one_line
 from durable.redaction import has_password, redacted
 from durable.settings import secret_names
@@ -97,7 +98,8 @@ def run(arguments: list[str]) -> int:
     try:
         named = next((each for each in arguments if not each.startswith("-")), None)
         names = [named] if named in _COMMANDS else []
-        code = command_line(*names).main(args=arguments, prog_name=NAME, standalone_mode=False)
+        with interrupts_kept():
+            code = command_line(*names).main(args=arguments, prog_name=NAME, standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0)
     except BrokenPipeError:

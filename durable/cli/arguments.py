@@ -6,6 +6,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
+from durable.arguments import refuse_empty_period
 from durable.duration import duration
 from durable.errors import InvalidSetting, WiringError
 
@@ -17,6 +18,15 @@ def parse_time(text: str, now: datetime, *, option: str) -> datetime:
     """Read an aware time: `2h` or `2h ago`, or ISO 8601 with a zone. Raises WiringError."""
     ago = re.fullmatch(r"([0-9]{1,9}) ?(s|m|min|h|d)( ago)?", text.strip())
     return _moment(text, ago, now, -1, option=option, such_as="90s, 30m, 2h or 7d (ago)")
+
+
+def parse_period(since: str | None, until: str | None) -> tuple[datetime | None, datetime | None]:
+    """Read --since and --until as parse_time() does. Raises WiringError, also when nothing is between them."""
+    now = datetime.now(UTC)
+    given = {"--since": since, "--until": until}
+    first, last = (None if text is None else parse_time(text, now, option=option) for option, text in given.items())
+    refuse_empty_period(first, last)
+    return first, last
 
 
 def parse_duration(text: str, *, option: str) -> timedelta:

@@ -16,6 +16,7 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from durable.arguments import refuse_empty_period
 from durable.errors import InvalidSetting
 from durable.pipeline.progress import Phases, silent
 from durable.pipeline.session import needs_spark
@@ -80,7 +81,7 @@ class Question:
 
     `since`, `until`: by the time when messages were sent. `archived_until`: up to when every service was archived;
     without it, up to when the lake has every row of it. `settle`: how long before that something must have happened for
-    a message to have come to its end.
+    a message to have come to its end. Raises InvalidSetting for a period without any time.
     """
 
     since: datetime | None = None
@@ -94,6 +95,7 @@ class Question:
         for name in ("since", "until", "archived_until"):
             if (moment := getattr(self, name)) is not None:
                 object.__setattr__(self, name, within_reach(moment))
+        refuse_empty_period(self.since, self.until)
 
 
 def audit(

@@ -11,6 +11,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
+from durable.arguments import refuse_empty_period
 from durable.errors import InvalidSetting
 from durable.pipeline.progress import Show
 from durable.pipeline.rows import records
@@ -65,7 +66,9 @@ _MOST_SHOWN: Final = 100  # characters of what somebody wrote
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Filters for messages; None and empty filters match every message. Raises InvalidSetting for a lone surrogate."""
+    """Filters for messages; None and empty filters match every message. Raises InvalidSetting for a lone surrogate,
+    and for a period without any time.
+    """
 
     table: LakeTable = "history"
     service: str | None = None
@@ -81,6 +84,7 @@ class Choice:
     def __post_init__(self) -> None:
         check_texts(service=self.service, side=self.side, outcomes=self.outcomes, where=self.where)
         check_texts(types=self.types, addresses=self.addresses)
+        refuse_empty_period(self.since, self.until)
 
     @property
     def is_narrowed(self) -> bool:

@@ -26,6 +26,7 @@ with needs_spark():
 
 from durable.pipeline import transform
 from durable.pipeline.lake import Lake
+from durable.pipeline.unwritable import writing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,14 +83,17 @@ def _replace(spark: SparkSession, lake: Lake, files: Mapping[date, str]) -> None
         named = [files[day] for day in rows["day"].to_pylist()]
         predicate = "day IN ({})".format(", ".join(f"'{day}'" for day in days))
         table, url = rows.append_column("files", pa.array(named, pa.string())), _url(lake, name)
-        is_new = not DeltaTable.is_deltatable(url)
-        write_deltalake(url, table, mode="overwrite", partition_by=["day"], predicate=None if is_new else predicate)
+        with writing(url):
+            known = predicate if DeltaTable.is_deltatable(url) else None
+            write_deltalake(url, table, mode="overwrite", partition_by=["day"], predicate=known)
 
 
 def _known(lake: Lake, rollup: str) -> dict[date, str]:
     """The days that were computed, and the files that they were computed from."""
     url = _url(lake, rollup)
-    if not DeltaTable.is_deltatable(url):
+    with writing(url):  # whoever looks for a table makes its folder
+        is_there = DeltaTable.is_deltatable(url)
+    if not is_there:
         return {}
     rows = DeltaTable(url).to_pyarrow_table(columns=["day", "files"])
     found = rows.group_by("day").aggregate([("files", "min")])

@@ -11,7 +11,8 @@ from typing import Final
 
 from durable.errors import DurableError
 
-_NUMBER: Final = re.compile(r"\[errno (\d+)\]|\(os error (\d+)\)", re.IGNORECASE)  # of Arrow, and of the Delta library
+_NUMBER: Final = re.compile(r"(?:\[errno |\(os error |\bOs \{ code: )(\d+)", re.IGNORECASE)
+"""The number of an error in the words of Arrow, and in two ways of the Delta library."""
 _BRANCH: Final = re.compile(r"\n|\x1b\[\d*m|↳")
 _WRAPPING: Final = ("deltalake", "_internal")
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -42,7 +43,7 @@ def is_of_the_system(error: Exception) -> bool:
 
 def _reason(error: Exception) -> str:
     said = _NUMBER.search(str(error))
-    number = getattr(error, "errno", None) or (int(said[1] or said[2]) if said else None)
+    number = getattr(error, "errno", None) or (int(said[1]) if said else None)
     reason = in_one_line(str(error)) if number is None else os.strerror(number)
     if number in _FULL:
         return f"{reason}; make room there, and run the same command again"

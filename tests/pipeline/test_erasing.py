@@ -552,7 +552,7 @@ def test_archive_of_a_successor_names_the_undone_erasures(
     conn.execute("TRUNCATE durable.erasures")  # as in a dump from before
     ended = agent("pipeline", "archive", "--service", "shop", "--successor")
     assert (ended.code, ended.err) == (1, "")
-    assert "erased once, and brought back by a restored database or lake" in ended.out
+    assert "erasures that are not whole, here or in the lake: erase once more" in ended.out
     assert "run durable-agent pipeline erase with the same --id or --key again" in ended.out
     erase_command(agent, "--key", ANNA, "--yes")
     assert agent("pipeline", "archive", "--service", "shop", "--successor").code == 0
@@ -571,7 +571,7 @@ def test_archive_into_a_restored_lake_names_the_undone_erasures(
     shutil.copytree(backup, filled.lake.url)
     ended = agent("pipeline", "archive", "--service", "shop")
     assert (ended.code, ended.err) == (1, "")
-    assert "erased once, and brought back by a restored database or lake" in ended.out
+    assert "erasures that are not whole, here or in the lake: erase once more" in ended.out
     erase_command(agent, "--key", ANNA, "--yes")
     assert agent("pipeline", "archive", "--service", "shop").code == 0
 

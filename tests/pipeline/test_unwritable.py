@@ -37,6 +37,7 @@ COMMANDS: dict[str, Sequence[str]] = {
     "erase": ("erase", "--service", "shop", "--id", f"{1:032x}", "--reason", "r", "--yes"),
     "compact": ("compact", "--above", "1"),
     "export": ("export",),
+    "report": ("report",),
 }
 FAULTS = {
     "full": "cannot be written: No space left on device; make room there, and run the same command again",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -17,7 +16,7 @@ from uuid import UUID
 import typer
 
 from durable.bus import Bus
-from durable.cli.arguments import parse_time
+from durable.cli.arguments import parse_period
 from durable.cli.command import taking
 from durable.cli.target import DatabaseUrl, SchemaName, connection, load_target, schema_connection
 from durable.errors import DurableError, InvalidSetting
@@ -102,7 +101,7 @@ def choose(
     schema: SchemaName = None,
 ) -> Chosen:
     """Select letters by number, id and filters. Raises WiringError."""
-    chosen, now = choose_named(words, database, schema), datetime.now(UTC)
+    chosen, (first, last) = choose_named(words, database, schema), parse_period(since, until)
     selection = replace(
         chosen.selection,
         side=None if side is None else side.value,
@@ -113,8 +112,8 @@ def choose(
         address=address,
         key=key,
         text=text,
-        since=None if since is None else parse_time(since, now, option="--since"),
-        until=None if until is None else parse_time(until, now, option="--until"),
+        since=first,
+        until=last,
     )
     return chosen._replace(selection=selection)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from durable.cli.arguments import parse_span, parse_time
+from durable.cli.arguments import parse_period, parse_span, parse_time
 from durable.cli.command import reading
 from durable.cli.output import Block, Columns, Table, phases, utc
 from durable.cli.pipeline.options import SparkPlace, lake_of, row_count
@@ -83,10 +83,10 @@ def audit(
     """Prove from history that no message was lost, undone or handled twice. Ends with 1 when one was."""
     from durable.pipeline.audit import Question, audit, audit_here
 
-    now = datetime.now(UTC)
+    now, (first, last) = datetime.now(UTC), parse_period(since, until)
     question = Question(
-        since=None if since is None else parse_time(since, now, option="--since"),
-        until=None if until is None else parse_time(until, now, option="--until"),
+        since=first,
+        until=last,
         settle=parse_span(settle, option="--settle"),
         archived_until=None if archived_until is None else parse_time(archived_until, now, option="--archived-until"),
         late_after=None if late_after is None else parse_span(late_after, option="--late-after"),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from durable.cli.arguments import parse_id, parse_time
+from durable.cli.arguments import parse_id, parse_period
 from durable.cli.dead_letters.selection import SideName
 from durable.errors import InvalidSetting
 
@@ -66,7 +65,7 @@ def read_choice(
     """Read the filters, of which at least one is given, or --all. Raises InvalidSetting."""
     from durable.pipeline.choosing import Choice
 
-    now = datetime.now(UTC)
+    first, last = parse_period(since, until)
     choice = Choice(
         table="dead_letters" if origin is Origin.DEAD_LETTERS else "history",
         service=service,
@@ -74,8 +73,8 @@ def read_choice(
         types=types or (),
         addresses=addresses or (),
         ids=[parse_id(each) for each in ids or ()],
-        since=None if since is None else parse_time(since, now, option="--since"),
-        until=None if until is None else parse_time(until, now, option="--until"),
+        since=first,
+        until=last,
         where=where,
     )
     if not every and not choice.is_narrowed:

@@ -15,7 +15,7 @@ from durable.cli.arguments import parse_id
 from durable.cli.command import reading
 from durable.cli.output import Block, Columns, Table, phases
 from durable.cli.pipeline.options import SparkPlace, find_lake, row_count
-from durable.cli.pipeline.report import Since, Until, parse_day
+from durable.cli.pipeline.report import Since, Until, parse_period_of_days
 from durable.cli.pipeline.steps import Ended, Step
 from durable.pipeline.session import needs_spark, spark_errors
 from durable.settings import load_settings
@@ -55,7 +55,7 @@ def conversations(
     """List conversations by duration, depth or size; or show one as a tree of what caused what."""
     settings = load_settings()
     places = [find_lake(place, settings) for place in (lake or (None,))]
-    days = parse_day(since, "--since"), parse_day(until, "--until")
+    days = parse_period_of_days(since, until)
     wanted = None if id_ is None else parse_id(id_)
     local_rows = spark.few_rows(settings)
     if not local_rows:

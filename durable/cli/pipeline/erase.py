@@ -136,7 +136,7 @@ def erasure_table(
 
 def undone_table(found: Sequence[Listed]) -> list[Block]:
     """The erasures that an archive finds undone, with what to do; nothing where there is none."""
-    return erasure_table(found, "erased once, and brought back by a restored database or lake: erase it again")
+    return erasure_table(found, "erasures that are not whole, here or in the lake: erase once more")
 
 
 def is_unfinished(found: Sequence[Listed]) -> bool:

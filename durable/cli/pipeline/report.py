@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from durable.arguments import refuse_empty_period
 from durable.cli.arguments import parse_time
 from durable.cli.command import reading
 from durable.cli.output import phases
@@ -51,7 +52,7 @@ def report(
     mark: Marks = None,
 ) -> Step:
     """Write a page of plots about throughput, latencies and failures. The page needs no network."""
-    days = parse_day(since, "--since"), parse_day(until, "--until")
+    days = parse_period_of_days(since, until)
     from durable.pipeline import rollups
     from durable.pipeline.page import render
     from durable.pipeline.report import check_dimension, report
@@ -78,7 +79,14 @@ def report(
     return Ended({"page": str(out), **asdict(found)}, [said])
 
 
-def parse_day(text: str | None, option: str) -> date | None:
+def parse_period_of_days(since: str | None, until: str | None) -> tuple[date | None, date | None]:
+    """Read --since and --until. Raises InvalidSetting for what is no day, and when no day is between them."""
+    first, last = _day(since, "--since"), _day(until, "--until")
+    refuse_empty_period(first, last)
+    return first, last
+
+
+def _day(text: str | None, option: str) -> date | None:
     if text is None:
         return None
     ago = re.fullmatch(r"([0-9]{1,5}) ?d( ago)?", text.strip())

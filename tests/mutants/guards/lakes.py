@@ -532,4 +532,32 @@ ROWS = (
         after="False",
         killed_by=("tests/integration/cli/test_texts.py::test_nul_is_refused_by_each_option",),
     ),
+    Mutant(
+        "lakes",
+        "a report on a full disk ends without advice",
+        "durable/pipeline/unwritable.py",
+        before="|\\bOs \\{ code: ",
+        after="",
+        killed_by=(
+            "tests/pipeline/test_unwritable.py::test_command_names_the_unwritable_file_and_goes_on_later[report-read-only]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "an audit of a period without any time passes",
+        "durable/arguments.py",
+        before="if since is not None and until is not None and not since < until:",
+        after="if False:",
+        killed_by=(
+            "tests/unit/cli/test_periods.py::test_period_without_any_time_is_refused[pipeline audit-exchanged]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a Ctrl-C in the callback of a weak reference is lost",
+        "durable/cli/interrupts.py",
+        before="            again.start()\n",
+        after="            pass\n",
+        killed_by=("tests/unit/cli/test_interrupts.py::test_ignored_interrupt_is_raised_once_more",),
+    ),
 )
