@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -133,7 +134,7 @@ class SparkPlace:
         with needs_spark():
             from py4j.protocol import Py4JError
             from pyspark.errors import PySparkException
-        _show_queries(is_debug())
+        _show_notes(is_debug())
         few = self.few_rows(load_settings())
         settings = FEW_ROWS if few and lakes is not None and row_count(lakes) <= few else {}
         with nullcontext() if is_debug() else _errors_aside() as aside:
@@ -158,10 +159,13 @@ def _required(lake: Lake | None) -> Lake:
     return lake
 
 
-def _show_queries(wanted: bool) -> None:
-    """pyspark writes a page of JSON beside each error that it raises for an expression."""
+def _show_notes(wanted: bool) -> None:
+    """pyspark writes a page of JSON beside each error that it raises for an expression, and py4j each traceback of a
+    call that a Ctrl-C has ended.
+    """
     from pyspark.logger import PySparkLogger
 
+    logging.getLogger("py4j").propagate = wanted
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).disabled = not wanted
 
