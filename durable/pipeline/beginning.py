@@ -29,6 +29,7 @@ from durable.pipeline.foreign import Parted
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
 from durable.pipeline.origin import Origin, app_id
+from durable.pipeline.own_lake import refuse_copy
 from durable.storage import archives, erasures, horizons
 from durable.storage.archives import Archive, LakeEnd, Place
 
@@ -205,6 +206,8 @@ class _Side:
             raise InvalidSetting(_OTHER_DATABASE.format(source=self.source, lake=self.known.lake))
         if self.is_other_database and not wish.is_successor and self.known.lake_id == self.lake_id:
             raise InvalidSetting(_OF_ORIGINAL.format(lake=self.known.lake))
+        if self.archive is not None:
+            refuse_copy(self.archive, self.table, lake)
         if self.moves and not wish.is_new_lake:
             raise InvalidSetting(
                 f"lake {self.lake_url}: {self.source} of this database is archived into {self.known.lake}; name that "

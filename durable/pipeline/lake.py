@@ -21,7 +21,6 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote
 
 from durable.errors import ArchiveConflict, InvalidSetting
 from durable.pipeline import checksums, lake_log, places
@@ -33,6 +32,7 @@ from durable.pipeline.places import StoredFile
 from durable.pipeline.progress import Show
 from durable.pipeline.session import needs_spark
 from durable.pipeline.spans import NO_SPAN, Span
+from durable.pipeline.spellings import spelled
 from durable.pipeline.unwritable import writing
 from durable.storage.archives import Absent
 
@@ -52,22 +52,13 @@ _COMMIT: Final = "durable.commit"
 _DAY = timedelta(days=1)
 
 
-def _with_slashes(path: str) -> str:
-    """Write a path as a URL has it, in which a backslash is a slash."""
-    return path.replace("\\", "/")
-
-
 class Lake:
     """Reads the logs of its tables anew whenever it is asked."""
 
     def __init__(self, url: str) -> None:
         """`url`: a folder, or the URL of an object store, whose credentials are in the environment."""
-        self.url = url.rstrip("/") if "://" in url else str(Path(url).absolute())
-        if "://" not in url and any(read_as(self.url) != self.url for read_as in (unquote, _with_slashes)):
-            raise InvalidSetting(
-                f"lake {self.url}: a path with per cent signs or backslashes is read as another one; choose another"
-            )
-        if "://" not in url and any(place.is_file() for place in (Path(self.url), *Path(self.url).parents)):
+        self.url = spelled(url)
+        if "://" not in self.url and any(place.is_file() for place in (Path(self.url), *Path(self.url).parents)):
             raise InvalidSetting(f"lake {self.url}: is a file; name a folder, or the URL of an object store")
 
     def is_at(self, other: Lake) -> bool:

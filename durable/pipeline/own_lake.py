@@ -6,7 +6,7 @@ the known place has it no more     it was moved: the place that is named is the 
 
 from __future__ import annotations
 
-from durable.errors import InvalidSetting
+from durable.errors import DurableError, InvalidSetting
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import SOURCES, LakeTable
 from durable.storage.archives import Archive
@@ -33,10 +33,33 @@ def require_own(archive: Archive, table: LakeTable, named: Lake) -> None:
             f"lake {named.table_url(table)}: {SOURCES[table]} is archived into {archive.lake}; name that"
         )
     if not own_lake(archive, table, named).is_at(named):
-        raise InvalidSetting(
-            f"lake {named.table_url(table)}: is a copy of {archive.lake}, into which {SOURCES[table]} is archived; "
-            "name that"
-        )
+        raise InvalidSetting(f"lake {named.table_url(table)}: {copy_of(archive, table)}")
+
+
+def refuse_copy(archive: Archive, table: LakeTable, named: Lake) -> None:
+    """Raise InvalidSetting for a copy of the lake that this table is archived into."""
+    if is_copy(archive, table, named):
+        raise InvalidSetting(f"lake {named.table_url(table)}: {copy_of(archive, table)}")
+
+
+def is_copy(archive: Archive, table: LakeTable, named: Lake) -> bool:
+    """Tell whether the known place has the lake that is also at the named one. One that cannot be opened has it no
+    more, or the archive could not go on in another place.
+    """
+    if named.table_id(table) != archive.lake_id:
+        return False
+    try:
+        return not own_lake(archive, table, named).is_at(named)
+    except DurableError:
+        return False
+
+
+def copy_of(archive: Archive, table: LakeTable) -> str:
+    """Return the fault of a copy, and what to do."""
+    return (
+        f"is a copy of {archive.lake}, into which {SOURCES[table]} is archived; name that, or move it away if the copy "
+        "is to take its place"
+    )
 
 
 def _known(archive: Archive, table: LakeTable, named: Lake) -> Lake:

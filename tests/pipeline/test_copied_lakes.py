@@ -12,14 +12,17 @@ import psycopg
 import pytest
 from pyiceberg.table import StaticTable
 
+from durable.cli import main
 from durable.errors import InvalidSetting
 from durable.pipeline import erasing
+from durable.pipeline.beginning import Wish
 from durable.pipeline.copying import opened
 from durable.pipeline.erasures import State
 from durable.pipeline.iceberg import export
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import SOURCES
 from durable.pipeline.purge import Retention, purge
+from durable.pipeline.status import read_status
 from durable.storage.erasures import Chosen
 from tests.support.archiving import Archiver
 from tests.support.history import add_history, add_letters, add_old_day
@@ -148,3 +151,85 @@ def test_export_names_the_files_of_its_own_place(filled: Archiver, tmp_path: Pat
     assert export(Lake(str(place)), "history").version == 2
     if own.exists():
         assert sorted((own / "iceberg").rglob("*")) == before
+
+
+@pytest.mark.parametrize("wish", [Wish(), Wish(is_new_lake=True), Wish(is_successor=True)])
+@pytest.mark.parametrize("how", MADE)
+def test_archive_goes_on_in_the_own_lake_alone(filled: Archiver, tmp_path: Path, how: str, wish: Wish) -> None:
+    make, is_another = MADE[how]
+    own, place = filled.lake, tmp_path / "place"
+    make(Path(own.url), place)
+    filled.lake = Lake(str(place))
+    if not is_another:
+        assert [filled.run(of, wish=wish, local_rows=1_000).rows for of in SOURCES] == [0, 0]
+        return
+    for of in SOURCES:
+        with pytest.raises(InvalidSetting, match=rf"is a copy of {own.url}/.*, into which .*; name that, or move it"):
+            filled.run(of, wish=wish, local_rows=1_000)
+    filled.lake = own
+    assert [filled.run(of, local_rows=1_000).rows for of in SOURCES] == [0, 0]
+
+
+@pytest.mark.parametrize("how", MADE)
+def test_verify_compares_with_the_own_lake_alone(filled: Archiver, tmp_path: Path, how: str) -> None:
+    make, is_another = MADE[how]
+    make(Path(filled.lake.url), tmp_path / "place")
+    filled.lake = Lake(str(tmp_path / "place"))
+    if is_another:
+        with pytest.raises(InvalidSetting, match="is a copy of"):
+            filled.verify(local_rows=1_000)
+    else:
+        assert filled.verify(local_rows=1_000).is_whole
+
+
+@pytest.mark.parametrize("how", MADE)
+def test_status_tells_a_copy_from_the_own_lake(
+    filled: Archiver, conn: psycopg.Connection[Any], tmp_path: Path, how: str
+) -> None:
+    """Though the copy is behind, nothing is gone, and no archive brings it on."""
+    make, is_another = MADE[how]
+    own, place = Path(filled.lake.url), tmp_path / "place"
+    make(own, place)
+    if is_another:
+        add_old_day(conn, 39, 1, first=200)
+        filled.run(local_rows=1_000)
+        conn.execute("DELETE FROM durable.envelope_history WHERE finished_at < now() - interval '1 day'")
+    found = read_status(filled.origin.url, "durable", Lake(str(place)))
+    problems = [each.problem for each in found.tables]
+    if is_another:
+        assert [str(each).partition(", into")[0] for each in problems] == [
+            f"{place}: is a copy of {own}/{of}" for of in SOURCES
+        ]
+        assert all("pipeline archive" not in str(each) for each in problems)
+        assert [(each.gone, each.offset) for each in found.tables] == [({}, each.confirmed) for each in found.tables]
+    else:
+        assert problems == [None, None]
+
+
+def test_archive_goes_on_in_another_place_when_the_known_one_cannot_be_opened(filled: Archiver, tmp_path: Path) -> None:
+    own = Path(filled.lake.url)
+    moved(own, tmp_path / "place")
+    own.write_text("a file")
+    filled.lake = Lake(str(tmp_path / "place"))
+    assert [filled.run(of, local_rows=1_000).rows for of in SOURCES] == [0, 0]
+
+
+@pytest.mark.parametrize("how", MADE)
+def test_readers_and_keepers_of_files_take_any_lake(filled: Archiver, tmp_path: Path, how: str) -> None:
+    """They change nothing but the files of the place that is named."""
+    place = tmp_path / "place"
+    MADE[how][0](Path(filled.lake.url), place)
+    before = sorted(Path(filled.lake.url).rglob("*.parquet"))
+    named = str(place)
+    for command in (
+        ("compact", "--lake", named, "--above", "1"),
+        ("vacuum", "--lake", named),
+        ("conversations", "--lake", named),
+        ("report", "--lake", named, "--out", str(tmp_path / "report.html")),
+        ("audit", "--sender", named, "--receiver", named),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["pipeline", *command])
+        assert (command[0], ended.value.code) == (command[0], 0)
+    if how.startswith("copied"):
+        assert sorted(Path(filled.lake.url).rglob("*.parquet")) == before

@@ -165,32 +165,34 @@ def _erase(archiver: Archiver) -> object:
 
 
 STAYS = {
-    ("", FULL, False): False,
-    ("", FULL, True): True,
-    ("", UNKNOWN, False): False,
-    ("", UNKNOWN, True): True,
-    ("", REFUSED, False): False,
-    ("", REFUSED, True): True,
-    ("file://", FULL, False): True,  # an object store may yet carry it out
-    ("file://", FULL, True): True,
-    ("file://", UNKNOWN, False): True,
-    ("file://", REFUSED, False): False,
-    ("file://", REFUSED, True): True,
+    ("folder", FULL, False): False,
+    ("folder", FULL, True): True,
+    ("folder", UNKNOWN, False): False,
+    ("folder", UNKNOWN, True): True,
+    ("folder", REFUSED, False): False,
+    ("folder", REFUSED, True): True,
+    ("store", FULL, False): True,  # an object store may yet carry it out
+    ("store", FULL, True): True,
+    ("store", UNKNOWN, False): True,
+    ("store", REFUSED, False): False,
+    ("store", REFUSED, True): True,
 }
 
 
 @pytest.mark.parametrize("use", [_archive, _erase])
-@pytest.mark.parametrize(("scheme", "error", "is_done"), STAYS)
+@pytest.mark.parametrize(("where", "error", "is_done"), STAYS)
 def test_commit_removes_its_files_when_failed_for_certain(
     archiver: Archiver,
     conn: psycopg.Connection[Any],
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
     use: Callable[[Archiver], object],
-    scheme: str,
+    where: str,
     error: Exception,
     is_done: bool,
 ) -> None:
-    archiver.lake = Lake(f"{scheme}{archiver.lake.url}")
+    if where == "store":
+        archiver.lake = Lake(request.getfixturevalue("store_url"))
     add_history(conn, 5)
     archiver.run(local_rows=1_000)
     add_history(conn, 5, first=11)
@@ -205,7 +207,7 @@ def test_commit_removes_its_files_when_failed_for_certain(
         patch.setattr("durable.pipeline.lake_erasure._TRIES", 1)
         with pytest.raises((DurableError, ValueError)):
             use(archiver)
-    assert bool(files() - before) == STAYS[scheme, error, is_done]
+    assert bool(files() - before) == STAYS[where, error, is_done]
 
     use(archiver)
     archiver.run(local_rows=1_000)

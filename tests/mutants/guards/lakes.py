@@ -10,6 +10,7 @@ _POOLER = "tests/pipeline/test_pooler.py"
 _DROPS = "tests/pipeline/test_stream_drops.py"
 _HOLDS = "tests/pipeline/test_horizons.py::test_lake_is_whole_up_to_the_holder_of_the_horizon"
 
+_SPELLINGS = "tests/unit/pipeline/test_spellings.py"
 _COPIES = "tests/pipeline/test_copied_lakes.py"
 
 _OUTAGES = "tests/pipeline/test_commands_in_outages.py"
@@ -225,8 +226,8 @@ ROWS = (
         before="""    with writing(f"{table_url}/{path}"), suppress(FileNotFoundError):\n""",
         after="""    with writing(f"{table_url}/{path}"):\n""",
         killed_by=(
-            "tests/pipeline/test_places.py::test_removed_file_may_be_gone_already[there1-file://]",
-            "tests/pipeline/test_places.py::test_archive_removes_the_files_of_a_killed_one[file://]",
+            "tests/pipeline/test_places.py::test_removed_file_may_be_gone_already[there1-store]",
+            "tests/pipeline/test_places.py::test_archive_removes_the_files_of_a_killed_one[store]",
         ),
     ),
     Mutant(
@@ -236,7 +237,7 @@ ROWS = (
         before="        with self.lake.removed_unless_committed(self.table, files):\n",
         after="        if True:\n",
         killed_by=(
-            "tests/pipeline/test_unwritable.py::test_commit_removes_its_files_when_failed_for_certain[-error0-False-_archive]",
+            "tests/pipeline/test_unwritable.py::test_commit_removes_its_files_when_failed_for_certain[folder-error0-False-_archive]",
         ),
     ),
     Mutant(
@@ -246,8 +247,8 @@ ROWS = (
         before="                if is_over and {file.path for file in files}.isdisjoint(self.sizes(table)):\n",
         after="                if is_over:\n",
         killed_by=(
-            "tests/pipeline/test_unwritable.py::test_commit_removes_its_files_when_failed_for_certain[-error1-True-_archive]",
-            "tests/pipeline/test_unwritable.py::test_commit_removes_its_files_when_failed_for_certain[-error1-True-_erase]",
+            "tests/pipeline/test_unwritable.py::test_commit_removes_its_files_when_failed_for_certain[folder-error1-True-_archive]",
+            "tests/pipeline/test_unwritable.py::test_commit_removes_its_files_when_failed_for_certain[folder-error1-True-_erase]",
         ),
     ),
     Mutant(
@@ -257,7 +258,7 @@ ROWS = (
         before="""isinstance(error, ArchiveConflict) or "://" not in self.url\n""",
         after="True\n",
         killed_by=(
-            "tests/pipeline/test_unwritable.py::test_commit_removes_its_files_when_failed_for_certain[file://-error6-False-_archive]",
+            "tests/pipeline/test_unwritable.py::test_commit_removes_its_files_when_failed_for_certain[store-error6-False-_archive]",
         ),
     ),
     Mutant(
@@ -454,6 +455,81 @@ ROWS = (
     ),
     Mutant(
         "lakes",
+        "an archive goes on in a copy of the lake",
+        "durable/pipeline/beginning.py",
+        before="            refuse_copy(self.archive, self.table, lake)\n",
+        after="            pass\n",
+        killed_by=(f"{_COPIES}::test_archive_goes_on_in_the_own_lake_alone[copied-wish0]",),
+    ),
+    Mutant(
+        "lakes",
+        "verify compares with a copy of the lake",
+        "durable/pipeline/verify.py",
+        before="    refuse_copy(archive, table, lake)\n",
+        after="",
+        killed_by=(f"{_COPIES}::test_verify_compares_with_the_own_lake_alone[copied]",),
+    ),
+    Mutant(
+        "lakes",
+        "the status of a copy is that of the lake",
+        "durable/pipeline/status.py",
+        before="        if is_copy(archive, table, lake):\n",
+        after="        if False:\n",
+        killed_by=(f"{_COPIES}::test_status_tells_a_copy_from_the_own_lake[copied]",),
+    ),
+    Mutant(
+        "lakes",
+        "a lake cannot be moved from a place that cannot be opened",
+        "durable/pipeline/own_lake.py",
+        before="    except DurableError:\n        return False\n",
+        after="    except DurableError:\n        return True\n",
+        killed_by=(f"{_COPIES}::test_archive_goes_on_in_another_place_when_the_known_one_cannot_be_opened",),
+    ),
+    Mutant(
+        "lakes",
+        "a folder by its URL is another lake",
+        "durable/pipeline/spellings.py",
+        before="    if _FILE.match(named):\n",
+        after="    if False:\n",
+        killed_by=(
+            f"{_SPELLINGS}::test_names_of_one_place_have_one_spelling[/data/lake-file:///data/lake]",
+            "tests/pipeline/test_places.py::test_every_command_reads_and_writes_a_lake_by_each_of_its_names",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "two schemes of one store are two lakes",
+        "durable/pipeline/spellings.py",
+        before="_SCHEMES.get(scheme.lower(), scheme.lower())",
+        after="scheme.lower()",
+        killed_by=(f"{_SPELLINGS}::test_names_of_one_place_have_one_spelling[s3://bucket/lake-s3a://bucket/lake]",),
+    ),
+    Mutant(
+        "lakes",
+        "a URL that is cut is a place",
+        "durable/pipeline/spellings.py",
+        before="    if not bucket or _ALTERED.search(path):\n",
+        after="    if not bucket:\n",
+        killed_by=(f"{_SPELLINGS}::test_name_read_as_another_one_is_refused[s3://bucket/lake?x]",),
+    ),
+    Mutant(
+        "lakes",
+        "a folder of another machine is one of this machine",
+        "durable/pipeline/spellings.py",
+        before="    if parts.netloc.lower() not in _THIS_MACHINE:\n",
+        after="    if False:\n",
+        killed_by=(f"{_SPELLINGS}::test_name_read_as_another_one_is_refused[file://elsewhere/data/lake]",),
+    ),
+    Mutant(
+        "lakes",
+        "a place has a line break in its name",
+        "durable/pipeline/spellings.py",
+        before="""    if any(category(character) == "Cc" for character in named):\n""",
+        after="    if False:\n",
+        killed_by=(f"{_SPELLINGS}::test_spelling_of_a_spelling_is_itself",),
+    ),
+    Mutant(
+        "lakes",
         "two names of one folder are two lakes",
         "durable/pipeline/lake.py",
         before="            return os.path.samefile(self.url, other.url)\n",
@@ -511,9 +587,9 @@ ROWS = (
     Mutant(
         "lakes",
         "a backslash in the path of a lake stands",
-        "durable/pipeline/lake.py",
-        before="for read_as in (unquote, _with_slashes)",
-        after="for read_as in (unquote,)",
+        "durable/pipeline/spellings.py",
+        before="""    if unquote(path) != path or "\\\\" in path:\n""",
+        after="    if unquote(path) != path:\n",
         killed_by=("tests/pipeline/test_places.py::test_path_read_as_another_one_is_refused",),
     ),
     Mutant(
