@@ -12,7 +12,6 @@ async with bus:                                   # the agents run
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -50,6 +49,7 @@ from durable.errors import InvalidMessage, InvalidSetting, WiringError, needs
 from durable.kinds import shown
 from durable.messages.registry import name_of
 from durable.messages.routing import LOCAL
+from durable.messages.validation import check_service
 from durable.outbox.envelope_factory import SendOptions, due_time
 from durable.outbox.outbox import Outbox
 from durable.outbox.scope import Scope
@@ -83,7 +83,6 @@ ServiceClass = Annotated[type, "a class declared with @service"]
 AnySession = Session | AsyncSession | scoped_session[Any] | async_scoped_session[Any]
 
 
-_SERVICE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LONGEST_ENDPOINT: Final = 100
 _PARAMETERS: Final = ("service", "database", "mode", "engine", "sync_engine", "transports", "settings")
 
@@ -121,10 +120,7 @@ class Bus:
         settings: Settings | None = None,
         **overrides: Unpack[SettingOptions],
     ) -> None:
-        if not _SERVICE.fullmatch(service):
-            raise InvalidSetting(
-                f"Bus: service={service!r} is no name; give letters, digits, '.', '-' and '_', such as 'orders'"
-            )
+        check_service("Bus", service)
         refuse_unknown("Bus", overrides, [*_PARAMETERS, *Settings.model_fields], "setting")
         if settings is not None and (overrides or database is not None):
             raise InvalidSetting("settings: give settings=..., or database and single settings, not both")

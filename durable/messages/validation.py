@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 from durable.duration import LATEST as LATEST
 from durable.envelope import Envelope, unix_ms
+from durable.errors import InvalidSetting
 from durable.messages.sealed import is_sealed, message_bytes, parted
 
 MAX_HEADERS = 100
@@ -22,7 +23,16 @@ EARLIEST = datetime.min.replace(tzinfo=UTC) + timedelta(days=1)
 NO_IDS = (0, (1 << 128) - 1)
 """The nil and the max UUID (RFC 9562): stand-ins for an id, which any number of messages may have."""
 
+_SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+def check_service(subject: str, service: str) -> None:
+    """Raise InvalidSetting unless this text can be the name of a service."""
+    if not _SERVICE.fullmatch(service):
+        raise InvalidSetting(
+            f"{subject}: service={service!r} is no name; give letters, digits, '.', '-' and '_', such as 'orders'"
+        )
 
 
 def find_error(

@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from durable.errors import ArchiveConflict, InvalidSetting
+from durable.messages.validation import check_service
 from durable.pipeline.copying import connection, is_pooled
 from durable.pipeline.lake_tables import SOURCES
 from durable.settings import Settings
@@ -57,7 +58,8 @@ def find_origin(settings: Settings, service: str | None) -> Origin:
     """The database of these settings. Its service is the one that it is archived as; before the first archive it is
     what is given here, or the one whose nodes use it.
 
-    Raises InvalidSetting when it has several or none, or another one than is given; SchemaMismatch; StorageUnavailable.
+    Raises InvalidSetting when it has several or none, or another one than is given, or what is given is no name;
+    SchemaMismatch; StorageUnavailable.
     """
     url, schema = direct_url(settings), settings.db_schema
     with connection(url) as conn:
@@ -70,6 +72,8 @@ def find_origin(settings: Settings, service: str | None) -> Origin:
                 f"service: the database is archived as {archive.service!r}, not as {service!r}; give --service "
                 f"{archive.service}, or leave it out"
             )
+    if service is not None and not archived:
+        check_service("--service", service)
     if len(known) != 1:
         found = f"its nodes are of {', '.join(known)}" if known else "it has no nodes now"
         raise InvalidSetting(f"service: the owner of this history is unknown, {found}; give APP:BUS or --service NAME")

@@ -29,6 +29,8 @@ from tests.support.history import add_history, add_letters, add_old_day
 
 ANNA = "customer anna"
 MONTH = Retention(timedelta(days=30), timedelta(days=30))
+DECADE = Retention(timedelta(days=3_650), timedelta(days=3_650))
+"""In which nothing is past its retention."""
 OLD_ROWS = 4
 
 
@@ -115,8 +117,9 @@ def test_purge_compares_with_the_own_lake_alone(filled: Archiver, tmp_path: Path
     make(Path(filled.lake.url), place)
     named = Lake(str(place))
     if is_another:
-        with pytest.raises(InvalidSetting, match=r"is a copy of .*, into which envelope_history is archived; name"):
-            purge(lambda: filled.spark, named, filled.origin, MONTH, local_rows=1_000)
+        for keep in (MONTH, DECADE):
+            with pytest.raises(InvalidSetting, match=r"is a copy of .*, into which envelope_history is archived; name"):
+                purge(lambda: filled.spark, named, filled.origin, keep, local_rows=1_000)
     assert purge(lambda: filled.spark, filled.lake if is_another else named, filled.origin, MONTH).rows == OLD_ROWS
 
 

@@ -6,10 +6,12 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from pydantic import SecretStr
 from sqlalchemy import Connection, Engine, create_engine
 
-from durable.errors import ArchiveConflict, StorageUnavailable
-from durable.pipeline.origin import locked
+from durable.errors import ArchiveConflict, InvalidSetting, StorageUnavailable
+from durable.pipeline.origin import find_origin, locked
+from durable.settings import Settings
 from durable.storage import archives
 
 
@@ -62,3 +64,13 @@ def test_lock_of_a_live_archiver_raises_conflict(engine: Engine) -> None:
 def test_lost_connection_of_the_lock_raises_the_error_of_the_work(engine: Engine) -> None:
     with pytest.raises(StorageUnavailable, match="terminating connection"), locked(engine, "durable") as conn:
         conn.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+
+
+@pytest.mark.parametrize("name", ["", " ", "a b", "a/b", "a:b", "ser\nvice", "größe", "it's", ".", "-a", "a" * 101])
+def test_first_archive_refuses_odd_names_of_services(database_url: str, name: str) -> None:
+    """It would be that of all rows in the lake, for good."""
+    settings = Settings(database_url=SecretStr(database_url))
+    with pytest.raises(InvalidSetting, match=r"^--service: service=.* is no name; give letters") as told:
+        find_origin(settings, name)
+    assert str(told.value).isprintable()
+    assert find_origin(settings, "a.b-c_d").service == "a.b-c_d"

@@ -526,7 +526,15 @@ ROWS = (
         "durable/pipeline/spellings.py",
         before="""    if any(category(character) == "Cc" for character in named):\n""",
         after="    if False:\n",
-        killed_by=(f"{_SPELLINGS}::test_spelling_of_a_spelling_is_itself",),
+        killed_by=(f"{_SPELLINGS}::test_name_read_as_another_one_is_refused",),
+    ),
+    Mutant(
+        "lakes",
+        "any text is the name of an archived service",
+        "durable/pipeline/origin.py",
+        before="    if service is not None and not archived:\n",
+        after="    if False:\n",
+        killed_by=("tests/pipeline/test_origin.py::test_first_archive_refuses_odd_names_of_services",),
     ),
     Mutant(
         "lakes",
