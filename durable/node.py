@@ -99,7 +99,7 @@ class Node:
         membership = Membership(
             application.service,
             self._settings,
-            message_types=list(application.by_type()),
+            handlers=application.handler_types(),
             wake=self.agents.woken.hear,
             singletons=singletons,
             registry_changed=self._registering.woken.set,

@@ -7,12 +7,11 @@ that stays blocked for longer than the setting handler_timeout does: then the he
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from durable.envelope import NodeId
 from durable.errors import InvalidSetting, LeaseLost, StorageUnavailable
 from durable.recovery.singleton_locks import SingletonLocks
 from durable.settings import Settings
+from durable.storage import nodes
 from durable.storage.connection_names import of_service
 from durable.storage.database import channel, lock_url
 from durable.storage.engines import OWN_PATH
@@ -56,7 +56,7 @@ class Membership:
         service: str,
         settings: Settings,
         *,
-        message_types: Sequence[str],
+        handlers: Mapping[str, str],
         wake: Callable[[NewWork], None],
         singletons: Singletons,
         registry_changed: Callable[[], None],
@@ -65,7 +65,7 @@ class Membership:
         self.node = NodeId(0)
         self._service = service
         self._settings = settings
-        self._message_types = message_types
+        self._handlers = handlers
         self._wake = wake
         self._registry_changed = registry_changed
         self._singletons = SingletonLocks(singletons, settings)
@@ -149,7 +149,7 @@ class Membership:
                 "service": self._service,
                 "description": f"{socket.gethostname()}:{os.getpid()}",
                 "version": __version__,
-                "capabilities": json.dumps({"message_types": list(self._message_types)}),
+                "capabilities": nodes.capabilities(self._handlers),
             },
         ).one()
         node = NodeId(row.node_id)

@@ -123,6 +123,10 @@ class Application:
         """
         return _by_type(self.handlers)
 
+    def handler_types(self) -> dict[str, str]:
+        """The type of the handler of each message type that is handled here; a newer one handles what is upcast."""
+        return {name: handler.message_type for name, handler in self.by_type().items()}
+
     def handled_classes(self) -> dict[str, type]:
         """The class under which messages of each type are handled here; more may be declared later."""
         return {name: handler.cls for name, handler in self.by_type().items()}

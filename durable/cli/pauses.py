@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from sqlalchemy import Connection
 
 from durable.application.application import Application
 from durable.bus import Bus
@@ -15,7 +16,7 @@ from durable.cli.runs import actor_name
 from durable.cli.target import Target, on_target, schema_connection
 from durable.errors import InvalidSetting, WiringError
 from durable.grammar import several, suggestion
-from durable.storage import actions, circuits, known_names
+from durable.storage import actions, circuits, known_names, nodes
 from durable.storage.circuits import CircuitKind
 
 _MOST_SHOWN = 5
@@ -25,7 +26,9 @@ def _name(flag: str, metavar: str, help: str) -> Any:
     return typer.Option(flag, metavar=metavar, help=help, show_default=False)
 
 
-HandlerName = Annotated[str | None, _name("--handler", "TYPE", "handler of this message type")]
+HandlerName = Annotated[
+    str | None, _name("--handler", "TYPE", "handler of this message type; of an older version, its messages alone")
+]
 ListenerName = Annotated[str | None, _name("--listener", "NAME", "listener of this name")]
 DestinationName = Annotated[str | None, _name("--destination", "URI", "destination, as shown by status")]
 KeyName = Annotated[str | None, _name("--key", "KEY", "messages of this partition key")]
@@ -79,11 +82,15 @@ def pause(
             known = known_names.read(conn, settings.db_schema, kind)
             _refuse_unknown(kind, name, list(dict.fromkeys([*declared, *known])))
         named = [(kind, each) for each in keys]
+        handler = _handler(bus, conn, settings.db_schema, circuit)
         actions.pause(conn, settings.db_schema, named, reason=reason, actor=actor, duration=duration)
     until = "until it is resumed" if duration is None else f"for {age(duration)}"
     seconds = None if duration is None else duration.total_seconds()
     document = {"paused": True, "kind": kind.value, "key": name, "seconds": seconds}
-    emit(document, f"the {kind.value} {name} is paused {until}")
+    text = f"the {kind.value} {name} is paused {until}"
+    if handler != name:
+        text = f"messages of {name} are paused {until}; the other versions go on: their handler is {handler}"
+    emit(document, text)
 
 
 @on_target(circuit=name_circuit, actor=actor_name)
@@ -96,8 +103,11 @@ def resume(target: Target, circuit: CircuitName, actor: str) -> None:
     with schema_connection(settings) as conn:
         open_now = [row.key for row in circuits.read(conn, settings.db_schema) if row.kind == kind]
         named = [(kind, each) for each in _keys(bus, kind, name)]
+        handler = _handler(bus, conn, settings.db_schema, circuit)
         resumed = actions.resume(conn, settings.db_schema, named, actor=actor)
     text = "is resumed" if resumed else f"was not paused{suggestion(name, open_now)}"
+    if handler != name and handler in open_now:
+        text += f"; its handler is {handler}, which stays paused"
     emit({"resumed": resumed, "kind": kind.value, "key": name}, f"the {kind.value} {name} {text}")
     if not resumed:
         raise typer.Exit(1)
@@ -110,6 +120,14 @@ def _keys(bus: Bus | None, kind: CircuitKind, name: str) -> list[str]:
         if bus is not None and kind is CircuitKind.DESTINATION
         else [name]
     )
+
+
+def _handler(bus: Bus | None, conn: Connection, schema: str, circuit: CircuitName) -> str:
+    """Return the handler that takes the messages of this name: of an older version that of a newer one."""
+    if circuit.kind is not CircuitKind.HANDLER:
+        return circuit.name
+    declared = {} if bus is None else bus.application.handler_types()
+    return (nodes.handlers(conn, schema) | declared).get(circuit.name, circuit.name)
 
 
 def _declared(application: Application, kind: CircuitKind) -> Sequence[str]:

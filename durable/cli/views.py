@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
 from durable.cli.output import Block, Columns, Table, age
 from durable.observability.health import NodeState, node_states
+from durable.observability.stops import Stops
 from durable.storage.circuits import CircuitKind, OpenCircuit
 from durable.storage.leases import Backlog
 from durable.storage.status import StatusSnapshot
@@ -55,18 +56,19 @@ def node_rows(snapshot: StatusSnapshot, stale: timedelta) -> list[Row]:
 
 
 def circuit_rows(snapshot: StatusSnapshot) -> list[Row]:
-    now = snapshot.gauges.now
-    waiting: Mapping[str, Mapping[str, int]] = {
-        CircuitKind.DESTINATION: _due(snapshot.outgoing),
-        CircuitKind.HANDLER: _due(snapshot.incoming),
-        CircuitKind.KEY: snapshot.parked,
+    now, stops = snapshot.gauges.now, Stops(snapshot.gauges)
+    by_type, by_destination = _due(snapshot.incoming), _due(snapshot.outgoing)
+    waiting: Mapping[str, Callable[[OpenCircuit], int]] = {
+        CircuitKind.DESTINATION: lambda circuit: by_destination.get(circuit.key, 0),
+        CircuitKind.HANDLER: lambda circuit: stops.waiting(circuit, by_type),
+        CircuitKind.KEY: lambda circuit: snapshot.parked.get(circuit.key, 0),
     }
     return [
         circuit._asdict()
         | {
             "state": _state(circuit, now),
             "open_seconds": (now - circuit.since).total_seconds(),
-            "waiting": waiting[circuit.kind].get(circuit.key, 0) if circuit.kind in waiting else None,
+            "waiting": waiting[circuit.kind](circuit) if circuit.kind in waiting else None,
         }
         for circuit in snapshot.gauges.circuits
     ]

@@ -18,6 +18,7 @@ from durable.console.access import Person, Role
 from durable.envelope import NodeId
 from durable.observability import health
 from durable.observability.health import NodeState
+from durable.observability.stops import Stops
 from durable.recovery.policy import DormancyPolicy
 from durable.storage import circuits, dead_letters, delayed, flow, gauges, migrator, receipts, schedules
 from durable.storage.bounded import Look, limit_times, look
@@ -290,9 +291,10 @@ def read_scheduled(conn: Connection, schema: str) -> Scheduled:
 def _lanes(read: Gauges, side: Side, kind: CircuitKind, declared: Sequence[str]) -> list[Lane]:
     """Return those with waiting messages, those that are stopped, and those that this bus declares."""
     waiting = {group.name: group for group in read.unowned[side]}
-    stopped = {circuit.key: circuit for circuit in read.circuits if circuit.kind == kind}
+    opened = {circuit.key: circuit for circuit in read.circuits if circuit.kind == kind}
+    stopping = Stops(read).of if kind == CircuitKind.HANDLER else opened.get
     lanes = [
-        Lane(name, group.waiting if (group := waiting.get(name)) else 0, group and group.oldest_age, stopped.get(name))
-        for name in sorted(waiting.keys() | stopped.keys() | set(declared))
+        Lane(name, group.waiting if (group := waiting.get(name)) else 0, group and group.oldest_age, stopping(name))
+        for name in sorted(waiting.keys() | opened.keys() | set(declared))
     ]
     return sorted(lanes, key=lambda lane: (lane.circuit is None, -lane.waiting, lane.name))

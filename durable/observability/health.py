@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from durable.envelope import NodeId
 from durable.grammar import lasting, several
+from durable.observability.stops import Stops
 from durable.recovery.policy import DormancyPolicy, NodeFacts
 from durable.settings import Settings
 from durable.storage.circuits import CircuitKind
@@ -187,11 +188,14 @@ def unclaimed(gauges: Gauges, settings: Settings) -> list[Unowned]:
     states = node_states(gauges, settings.heartbeat_stale)
     alive = [node for node in gauges.nodes if states[node.node_id] is NodeState.ALIVE]
     handled = {name for node in alive for name in node.message_types}
-    stopped = {circuit.key for circuit in gauges.circuits if circuit.kind == CircuitKind.HANDLER}
+    stops = Stops(gauges)
     return [
         group
         for group in gauges.unowned[Side.INCOMING]
-        if alive and group.name not in handled | stopped and group.oldest_age >= settings.health_unattended
+        if alive
+        and group.name not in handled
+        and stops.of(group.name) is None
+        and group.oldest_age >= settings.health_unattended
     ]
 
 
@@ -214,9 +218,10 @@ def _parked(gauges: Gauges, settings: Settings) -> Iterator[str]:
 
 
 def _behind(gauges: Gauges, settings: Settings) -> Iterator[str]:
-    by_handler = {group.name: group.waiting for group in gauges.unowned[Side.INCOMING]}
+    by_type, stops = {group.name: group.waiting for group in gauges.unowned[Side.INCOMING]}, Stops(gauges)
     for circuit in gauges.circuits:
-        waiting = (gauges.behind if circuit.kind == CircuitKind.KEY else by_handler).get(circuit.key, 0)
+        is_of_key = circuit.kind == CircuitKind.KEY
+        waiting = gauges.behind.get(circuit.key, 0) if is_of_key else stops.waiting(circuit, by_type)
         if circuit.is_parked and waiting and gauges.now - circuit.since >= settings.health_unattended:
             yield (
                 f"{circuit.kind} {circuit.key} is parked by a dead letter ({circuit.reason}), and "
@@ -226,9 +231,11 @@ def _behind(gauges: Gauges, settings: Settings) -> Iterator[str]:
 
 
 def _late(gauges: Gauges, waits: Waits, limit: timedelta | None) -> Iterator[str]:
-    stopped = {(_SIDES[kind], circuit.key) for circuit in gauges.circuits if (kind := circuit.kind) in _SIDES}
+    latched = {circuit.key for circuit in gauges.circuits if circuit.kind == CircuitKind.DESTINATION}
+    stops = Stops(gauges)
     for (side, name), age in waits.items():
-        if limit is not None and age >= limit and (side, name) not in stopped:
+        is_stopped = name in latched if side is Side.OUTGOING else stops.of(name) is not None
+        if limit is not None and age >= limit and not is_stopped:
             yield (
                 f"{side} {name} lags: its oldest message has waited for {_seconds(age)} (health_lag is "
                 f"{_seconds(limit)}); see durable-agent nodes, and add nodes or concurrency"
@@ -253,9 +260,6 @@ def _unpartitioned(gauges: Gauges) -> Iterator[str]:
             "partitions are missing for today or tomorrow: a running node makes them; "
             "if one runs, see its log for 'maintenance failed'"
         )
-
-
-_SIDES = {CircuitKind.DESTINATION.value: Side.OUTGOING, CircuitKind.HANDLER.value: Side.INCOMING}
 
 
 def _several(count: int, nouns: str, verb: str = "") -> str:

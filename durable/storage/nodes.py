@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -27,10 +27,34 @@ class Node(NamedTuple):
     capabilities: str
 
     @property
+    def handlers(self) -> Mapping[str, str]:
+        """The types that the node has said it handles, each with that of its handler: it takes older versions, too."""
+        said = json.loads(self.capabilities)
+        types: list[str] = said.get("message_types", [])
+        return dict(zip(types, said.get("handlers", types), strict=False))
+
+    @property
     def message_types(self) -> Sequence[str]:
         """The types that the node has said it handles."""
-        types: list[str] = json.loads(self.capabilities).get("message_types", [])
-        return types
+        return list(self.handlers)
+
+
+def handlers(conn: Connection, schema: str) -> dict[str, str]:
+    """Return the handler of each type, as the nodes have said; the newest knows best."""
+    return newest_handlers(read(conn, schema))
+
+
+def newest_handlers(of: Sequence[Node]) -> dict[str, str]:
+    return {name: handler for node in sorted(of, key=_start) for name, handler in node.handlers.items()}
+
+
+def _start(node: Node) -> datetime:
+    return node.started_at
+
+
+def capabilities(handlers: Mapping[str, str]) -> str:
+    """Write what a node says of itself when it joins: see Node.handlers."""
+    return json.dumps({"message_types": list(handlers), "handlers": list(handlers.values())})
 
 
 def read(conn: Connection, schema: str) -> list[Node]:

@@ -6,8 +6,7 @@ The id, the lock, the heartbeat and the wake-ups are those of the simulated serv
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
@@ -15,6 +14,7 @@ from durable.calls.singletons import Singletons
 from durable.envelope import NodeId
 from durable.errors import StorageUnavailable
 from durable.settings import Settings
+from durable.storage import nodes
 from durable.storage.new_work import NewWork
 from tests.simulation.loop import State
 from tests.simulation.process import current
@@ -32,7 +32,7 @@ class SimulatedMembership:
         service: str,
         settings: Settings,
         *,
-        message_types: Sequence[str],
+        handlers: Mapping[str, str],
         wake: Callable[[NewWork], None],
         singletons: Singletons,
         registry_changed: Callable[[], None],
@@ -42,7 +42,7 @@ class SimulatedMembership:
         self._process = current()
         self._server = self._process.server
         self._service = service
-        self._message_types = message_types
+        self._handlers = handlers
         self._wake = wake
         self._interval = settings.heartbeat_interval.total_seconds()
         self._has_left = False
@@ -56,7 +56,7 @@ class SimulatedMembership:
         row = NodeRow(
             node_id=self.node,
             service=self._service,
-            capabilities=json.dumps({"message_types": list(self._message_types)}),
+            capabilities=nodes.capabilities(self._handlers),
             started_at=self._server.now(),
             heartbeat_at=self._server.now(),
         )

@@ -14,6 +14,7 @@ import pytest
 from durable import Bus, Context, InvalidSetting, PauseListener, Retry, message
 from durable.settings import load_settings
 from durable.storage import circuits
+from durable.storage.nodes import capabilities
 from durable.telemetry import Event
 from durable.transports.memory import MemoryTransport
 from tests.failure.waiting import eventually
@@ -345,6 +346,19 @@ def test_endless_pause_is_shown_as_until_resumed(agent: Agent, database_url: str
         for command in ("circuits", "status"):
             assert "until it is resumed" in agent(command).out
         assert msgspec.json.decode(agent("circuits", "--json").out)[0]["until"] is None
+
+
+def test_pause_of_an_older_version_tells_its_handler(agent: Agent, database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        conn.execute(
+            "INSERT INTO durable.nodes (service, description, version, capabilities) VALUES ('shop', '', '', %s)",
+            [capabilities({"a.b": "a.b.v2", "a.b.v2": "a.b.v2"})],
+        )
+    assert agent("pause", "--handler", "a.b").out == (
+        "messages of a.b are paused until it is resumed; the other versions go on: their handler is a.b.v2\n"
+    )
+    assert agent("pause", "--handler", "a.b.v2").out == "the handler a.b.v2 is paused until it is resumed\n"
+    assert agent("resume", "--handler", "a.b").out.endswith("is resumed; its handler is a.b.v2, which stays paused\n")
 
 
 def test_pause_command_stops_a_destination(agent: Agent) -> None:

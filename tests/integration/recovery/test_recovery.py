@@ -97,7 +97,7 @@ async def member(database: str, **options: Any) -> AsyncIterator[Membership]:
     membership = Membership(
         "billing",
         settings,
-        message_types=["a.b"],
+        handlers={"a.b": "a.b"},
         wake=lambda new: None,
         singletons=Singletons(),
         registry_changed=lambda: None,

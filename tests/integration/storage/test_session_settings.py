@@ -81,7 +81,7 @@ def membership_of(settings: Settings) -> Shown:
     return Shown(
         "billing",
         settings,
-        message_types=[],
+        handlers={},
         wake=lambda new: None,
         singletons=Singletons(),
         registry_changed=lambda: None,

@@ -972,4 +972,15 @@ ROWS = (
             "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_rules_and_letters_know_the_error_in_a_group",
         ),
     ),
+    Mutant(
+        "handling",
+        "messages of an older version wait behind a parked handler, and nobody says so",
+        "durable/observability/stops.py",
+        before="return message_type, self._handlers.get(message_type, message_type)",
+        after="return message_type, message_type",
+        killed_by=(
+            "tests/unit/observability/test_stops.py::TestStoppedVersions::"
+            "test_parked_handler_is_a_problem_for_each_version[parked-po.order]",
+        ),
+    ),
 )

@@ -1,0 +1,100 @@
+"""Circuits of handlers, and the versions of messages that they stop: in health, tables of commands, and the console."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from durable.cli import views
+from durable.console import reading
+from durable.envelope import NodeId
+from durable.observability import health
+from durable.observability.stops import Stops
+from durable.settings import Settings
+from durable.storage.circuits import CircuitKind, OpenCircuit
+from durable.storage.gauges import Gauges, Side, Unowned
+from durable.storage.leases import Backlog
+from durable.storage.nodes import Node, capabilities
+from durable.storage.status import StatusSnapshot
+
+NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+OLD, NEW, OTHER = "po.order", "po.order.v2", "po.mail"
+HANDLERS = {OLD: NEW, NEW: NEW, OTHER: OTHER}
+CIRCUITS = {
+    "paused": OpenCircuit("handler", NEW, "by an operator", NOW - HOUR, None, "ada", False),
+    "latched": OpenCircuit("handler", NEW, "failures", NOW - HOUR, None, "node 1", True),
+    "parked": OpenCircuit("handler", NEW, "dead letter 7", NOW - HOUR, None, "node 1", False),
+    "one version paused": OpenCircuit("handler", OLD, "by an operator", NOW - HOUR, None, "ada", False),
+}
+STOPPED = {name: {OLD, NEW} if circuit.key == NEW else {OLD} for name, circuit in CIRCUITS.items()}
+
+
+def node(number: int, handlers: dict[str, str]) -> Node:
+    started = NOW + timedelta(seconds=number)
+    return Node(NodeId(number), "po", "host:1", "0", started, NOW, timedelta(0), capabilities(handlers))
+
+
+def found(circuit: OpenCircuit, *waiting: str, nodes: list[Node] | None = None) -> Gauges:
+    """A schema in which three messages of each of these types wait, and this circuit is open."""
+    return Gauges(
+        now=NOW,
+        uptime=timedelta(days=1),
+        unowned={Side.OUTGOING: [], Side.INCOMING: [Unowned(name, 3, HOUR) for name in waiting]},
+        owned={Side.OUTGOING: {}, Side.INCOMING: {}},
+        scheduled={Side.OUTGOING: 0, Side.INCOMING: 0},
+        overdue=None,
+        dead_letters=0,
+        parked=[],
+        behind={},
+        circuits=[circuit],
+        nodes=[node(1, HANDLERS)] if nodes is None else nodes,
+        locked={NodeId(1)},
+        partitioned_days=8,
+        estimates={},
+    )
+
+
+def problems(gauges: Gauges, **settings: Any) -> list[str]:
+    return health.problems(gauges, [], health.unowned_waits(gauges), Settings(**settings))
+
+
+@pytest.mark.parametrize("waiting", [[OLD], [NEW], [OLD, NEW], [OTHER]], ids=" ".join)
+@pytest.mark.parametrize("name", CIRCUITS)
+class TestStoppedVersions:
+    def test_stopped_messages_do_not_lag(self, name: str, waiting: list[str]) -> None:
+        told = problems(found(CIRCUITS[name], *waiting), health_lag="1m")
+        assert {each.split()[1] for each in told if " lags" in each} == {*waiting} - STOPPED[name]
+
+    def test_parked_handler_is_a_problem_for_each_version(self, name: str, waiting: list[str]) -> None:
+        circuit, behind = CIRCUITS[name], {*waiting} & STOPPED[name]
+        told = [each for each in problems(found(circuit, *waiting)) if "is parked" in each]
+        expected = [f"and {3 * len(behind)} messages wait"] if circuit.is_parked and behind else []
+        assert [text in each for text, each in zip(expected, told, strict=True)] == [True] * len(expected)
+
+    def test_circuit_counts_the_messages_of_its_versions(self, name: str, waiting: list[str]) -> None:
+        incoming = [Backlog(each, 3, 0, 0, None, None) for each in waiting]
+        snapshot = SimpleNamespace(gauges=found(CIRCUITS[name]), incoming=incoming, outgoing=[], parked={})
+        [row] = views.circuit_rows(cast(StatusSnapshot, snapshot))
+        assert row["waiting"] == 3 * len({*waiting} & STOPPED[name])
+
+    def test_lane_of_the_console_is_stopped(self, name: str, waiting: list[str]) -> None:
+        lanes = reading._lanes(found(CIRCUITS[name], *waiting), Side.INCOMING, CircuitKind.HANDLER, list(HANDLERS))
+        assert {lane.name for lane in lanes if lane.circuit is not None} == STOPPED[name]
+
+    def test_stopped_messages_are_nobodys_to_claim(self, name: str, waiting: list[str]) -> None:
+        gauges = found(CIRCUITS[name], *waiting, nodes=[node(1, {"po.else": "po.else"}), node(2, HANDLERS)])
+        unclaimed = {group.name for group in health.unclaimed(gauges._replace(nodes=gauges.nodes[:1]), Settings())}
+        known = {CIRCUITS[name].key}  # without a node that tells of it, a handler has the name of its type
+        assert unclaimed == {*waiting} - known
+
+
+def test_newest_node_knows_the_handler_best() -> None:
+    circuit = CIRCUITS["paused"]
+    before, after = node(1, {OLD: OLD}), node(2, HANDLERS)
+    for nodes in ([before, after], [after, before]):
+        assert Stops(found(circuit, nodes=nodes)).of(OLD) is circuit
+    assert Stops(found(circuit, nodes=[before])).of(OLD) is None
