@@ -89,7 +89,7 @@ def pause(
     document = {"paused": True, "kind": kind.value, "key": name, "seconds": seconds}
     text = f"the {kind.value} {name} is paused {until}"
     if handler != name:
-        text = f"messages of {name} are paused {until}; the other versions go on: their handler is {handler}"
+        text = f"handling of {name} is paused {until}; the other versions go on: their handler is {handler}"
     emit(document, text)
 
 

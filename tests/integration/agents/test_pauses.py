@@ -355,7 +355,7 @@ def test_pause_of_an_older_version_tells_its_handler(agent: Agent, database_url:
             [capabilities({"a.b": "a.b.v2", "a.b.v2": "a.b.v2"})],
         )
     assert agent("pause", "--handler", "a.b").out == (
-        "messages of a.b are paused until it is resumed; the other versions go on: their handler is a.b.v2\n"
+        "handling of a.b is paused until it is resumed; the other versions go on: their handler is a.b.v2\n"
     )
     assert agent("pause", "--handler", "a.b.v2").out == "the handler a.b.v2 is paused until it is resumed\n"
     assert agent("resume", "--handler", "a.b").out.endswith("is resumed; its handler is a.b.v2, which stays paused\n")
