@@ -21,7 +21,7 @@ from durable.pipeline.read_options import ReadOptions, checked
 from durable.pipeline.source import EnvelopeSource, consistent, register
 from durable.storage import migrator
 from tests.support.clusters import Cluster, Clusters, clusters
-from tests.support.history import add_history, add_letters, add_old_day, numbers
+from tests.support.history import add_history, add_letters, numbers
 from tests.support.streams import Stream
 
 
@@ -347,15 +347,7 @@ def test_stream_of_letters_put_back_is_refused(source: SparkSession, tmp_path: P
         second.stop("immediate")
 
 
-def test_stream_goes_on_when_its_last_rows_were_dropped(stream: Stream, conn: psycopg.Connection[Any]) -> None:
-    day = add_old_day(conn, 40, 5)
-    assert stream.run() == [1, 2, 3, 4, 5]
-    conn.execute(f"DROP TABLE durable.{day}".encode())
-    add_history(conn, 3, first=6)
-    assert stream.run() == [*range(1, 9)]
-
-
-def test_stream_of_letters_goes_on_when_its_last_one_was_resolved_or_purged(
+def test_stream_of_letters_goes_on_when_its_last_one_was_resolved(
     stream: Stream, conn: psycopg.Connection[Any]
 ) -> None:
     add_letters(conn, 3)
@@ -365,6 +357,5 @@ def test_stream_of_letters_goes_on_when_its_last_one_was_resolved_or_purged(
         "WHERE letter_id = (SELECT max(letter_id) FROM durable.dead_letters)"
     )
     assert stream.run(table="dead_letters") == [1, 2, 3, 3]
-    conn.execute("DELETE FROM durable.dead_letters WHERE resolved_at IS NOT NULL")
     add_letters(conn, 1, first=4)
     assert stream.run(table="dead_letters") == [1, 2, 3, 3, 4]

@@ -154,7 +154,7 @@ class Case:
     def __init__(self, conn: psycopg.Connection[Any], url: str, drop: str) -> None:
         self._conn, self._url, (self._add, self._drop) = conn, url, DROPS[drop]
         self.is_of_letters = self._add is resolved
-        conn.execute(f"DROP TABLE IF EXISTS durable.envelope_history_{OLD:%Y%m%d}".encode())
+        self.remove_day()
         self.query = self.other_query()
 
     def other_query(self, start: str = "earliest") -> Query:
@@ -173,13 +173,21 @@ class Case:
             add_old_day(self._conn, AGE, 0)
         self._conn.execute((_LET_BE_RESOLVED if self.is_of_letters else _LET_BE_FINISHED).encode(), (OLD, number))
 
+    def remove_day(self) -> None:
+        """By hand, without a note."""
+        self._conn.execute(f"DROP TABLE IF EXISTS durable.envelope_history_{OLD:%Y%m%d}".encode())
+
     def make_day(self) -> None:
         add_old_day(self._conn, AGE, 0)
 
-    def take_back(self, number: int) -> None:
-        """Let a letter be one that was never given a number; a row of history goes alone."""
+    def lose(self, number: int) -> None:
+        """Let a row be gone without a note, as one of after the state that was put back."""
         table = "dead_letters" if self.is_of_letters else "envelope_history"
         self._conn.execute(f"DELETE FROM durable.{table} {_OF_NUMBER}".encode(), (number,))
+
+    def take_back(self, number: int) -> None:
+        """Let a letter be one that was never given a number; a row of history goes alone."""
+        self.lose(number)
         if self.is_of_letters:
             self._conn.execute("SELECT setval(pg_get_serial_sequence('durable.dead_letters', 'letter_id'), 1)")
 
@@ -226,6 +234,26 @@ def test_stream_ends_without_its_last_row_when_its_day_has_lost_older_ones_alone
     case.add_old(3)
     assert case.query.next() == [3]
     case.take_back(3)
+    with pytest.raises(InvalidSetting, match="another state of the database"):
+        case.query.next()
+
+
+@pytest.mark.parametrize("is_made_again", [False, True], ids=["no day", "a day"])
+@pytest.mark.parametrize("older", [[], [1]], ids=["nothing dropped", "older rows dropped"])
+def test_stream_ends_without_its_last_row_when_its_drop_is_not_noted(
+    case: Case, older: list[int], is_made_again: bool
+) -> None:
+    """As where an older state of the database was put back, whatever became of the day since."""
+    case.add_old(*older, 2)
+    assert case.query.next() == [*older, 2]
+    case.lose(2)
+    if older:
+        case.drop()
+    else:
+        case.remove_day()
+    if is_made_again:
+        case.make_day()
+    case.add_new(3)
     with pytest.raises(InvalidSetting, match="another state of the database"):
         case.query.next()
 

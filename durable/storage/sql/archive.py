@@ -103,23 +103,23 @@ def _sent(name: str, kind: object) -> str:
 
 
 _KEY: Final = {"envelope_history": "CAST(id AS text)", "dead_letters": "CAST(letter_id AS text)"}
-# A row that was read once and is not here, though its day is, of which no drop is noted that took it; a letter that is
-# another one, or in an earlier state, or whose number was not given yet. A letter that is not here any more was purged.
+# A row that was read once, and is not here, without the note of a drop that took it; a letter whose number another one
+# has, or an earlier state of it, or none yet. Each drop is noted with the rows, whatever becomes of their day.
+_IS_NOTED_AS_DROPPED: Final = """EXISTS (SELECT FROM {{schema}}.absent_rows
+        WHERE table_name = '{table}' AND day = CAST(CAST(CAST(:moment AS text) AS timestamp) AS date)
+            AND kind IN ('gap', 'dropped', 'early') AND row_count > 0 AND below > :xid)"""
 _IS_OF_ANOTHER_LIFE: Final = {
-    "envelope_history": """
-SELECT NOT EXISTS (SELECT FROM {schema}.envelope_history WHERE xid = :xid AND id = CAST(:key AS uuid))
-    AND EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-        WHERE i.inhparent = CAST(CAST(:table AS text) AS regclass)
-            AND c.relname = 'envelope_history_' || to_char(CAST(CAST(:moment AS text) AS timestamp), 'YYYYMMDD'))
-    AND NOT EXISTS (SELECT FROM {schema}.absent_rows
-        WHERE table_name = 'envelope_history' AND day = CAST(CAST(CAST(:moment AS text) AS timestamp) AS date)
-            AND kind IN ('gap', 'dropped', 'early') AND row_count > 0 AND below > :xid)
+    "envelope_history": f"""
+SELECT NOT EXISTS (SELECT FROM {{schema}}.envelope_history WHERE xid = :xid AND id = CAST(:key AS uuid))
+    AND NOT {_IS_NOTED_AS_DROPPED.format(table="envelope_history")}
 """,
-    "dead_letters": """
-SELECT EXISTS (SELECT FROM {schema}.dead_letters WHERE letter_id = CAST(CAST(:key AS text) AS bigint)
-        AND (xid < :xid OR failed_at AT TIME ZONE 'UTC' <> CAST(CAST(:moment AS text) AS timestamp)))
-    OR CAST(CAST(:key AS text) AS bigint)
+    "dead_letters": f"""
+SELECT COALESCE(
+    (SELECT xid < :xid OR failed_at AT TIME ZONE 'UTC' <> CAST(CAST(:moment AS text) AS timestamp)
+        FROM {{schema}}.dead_letters WHERE letter_id = CAST(CAST(:key AS text) AS bigint)),
+    CAST(CAST(:key AS text) AS bigint)
         > COALESCE(pg_sequence_last_value(CAST(pg_get_serial_sequence(:table, 'letter_id') AS regclass)), 0)
+    OR NOT {_IS_NOTED_AS_DROPPED.format(table="dead_letters")})
 """,
 }
 

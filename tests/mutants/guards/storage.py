@@ -42,6 +42,39 @@ ROWS = (
     ),
     Mutant(
         "storage",
+        "a stream takes its last row of history for dropped without a note of it",
+        "durable/storage/sql/archive.py",
+        before='    AND NOT {_IS_NOTED_AS_DROPPED.format(table="envelope_history")}\n',
+        after="    AND false\n",
+        killed_by=(
+            "tests/pipeline/test_stream_drops.py::"
+            "test_stream_ends_without_its_last_row_when_its_drop_is_not_noted[a purge of a day-older rows dropped-no day]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a stream takes its last letter for dropped without a note of it",
+        "durable/storage/sql/archive.py",
+        before='    OR NOT {_IS_NOTED_AS_DROPPED.format(table="dead_letters")})\n',
+        after="    OR false)\n",
+        killed_by=(
+            "tests/pipeline/test_stream_drops.py::"
+            "test_stream_ends_without_its_last_row_when_its_drop_is_not_noted[a purge of letters-older rows dropped-no day]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a drop of older rows excuses that the last row of a stream is missing",
+        "durable/storage/sql/archive.py",
+        before='AND row_count > 0 AND below > :xid)"""',
+        after='AND row_count > 0)"""',
+        killed_by=(
+            "tests/pipeline/test_stream_drops.py::"
+            "test_stream_ends_without_its_last_row_when_its_drop_is_not_noted[a purge of a day-older rows dropped-no day]",
+        ),
+    ),
+    Mutant(
+        "storage",
         "a new query ends for drops of before it",
         "durable/pipeline/stream.py",
         before='            begin = begin | {"drop": self._last_drop(conn)}\n',
