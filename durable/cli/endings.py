@@ -13,7 +13,7 @@ import typer
 from sqlalchemy.exc import DBAPIError
 
 from durable.errors import DurableError, StorageUnavailable, UndecodableMessages, WiringError, place_of
-from durable.storage.outages import advice_of, described, is_lack
+from durable.storage.outages import advice_of, described, is_lack, tells_remedy
 
 NAME: Final = "durable-agent"
 FAILED, BAD_USAGE, INTERRUPTED = 1, 2, 130
@@ -48,7 +48,7 @@ def ending_of(error: BaseException) -> Ending:
             return Ending(BAD_USAGE, str(error), has_lines=True)
         case WiringError():
             return Ending(BAD_USAGE, f"{error}{_at(error)}")
-        case StorageUnavailable() if is_lack(error):
+        case StorageUnavailable() if is_lack(error) or tells_remedy(error):
             return Ending(FAILED, str(error))
         case StorageUnavailable():
             return Ending(FAILED, f"{error}; {_way_in(error)}")
@@ -90,5 +90,5 @@ def _way_in(error: StorageUnavailable) -> str:
 
 
 def _refusal(error: DBAPIError) -> str:
-    advice = advice_of(error) or "--debug shows the statement"
-    return f"refused by the database: {described(error)}; {advice}"
+    refusal = f"refused by the database: {described(error)}"
+    return refusal if tells_remedy(error) else f"{refusal}; {advice_of(error) or '--debug shows the statement'}"

@@ -113,7 +113,8 @@ def connection(
         Limits.of(settings.statement_timeout).for_own_statements(),
         poolclass=pool.NullPool,
         name=OF_COMMANDS,
-        execution_options={"isolation_level": isolation, "postgresql_readonly": read_only},
+        # A standby refuses any transaction that asks to write, also one that only reads.
+        execution_options={"isolation_level": isolation} | ({"postgresql_readonly": True} if read_only else {}),
     )
     with translated(settings.db_schema), engine.begin() as conn:
         yield conn

@@ -37,6 +37,11 @@ _LISTENERS: Final = (
     "end the session that has listened within a transaction for long: SELECT pid, state, xact_start FROM "
     "pg_stat_activity ORDER BY xact_start"
 )
+_READ_ONLY: Final = "25006"
+_PRIMARY: Final = (
+    "the server is a standby, or default_transaction_read_only is on; name the primary in the setting database_url "
+    "(DURABLE_DATABASE_URL)"
+)
 _NO_COLUMN: Final = "42703"
 _MIGRATE: Final = "run: durable-agent migrate APP:BUS"
 _GRANT: Final = "as owner of the schema, run: durable-agent migrate APP:BUS --grant-to ROLE"
@@ -45,7 +50,7 @@ _PARAMETERS: Final = re.compile(r"^[^\n]*\$1 = (?:'|NULL).*", re.MULTILINE | re.
 """The last part of a context, where the setting log_parameter_max_length_on_error adds it."""
 LOST_STATEMENTS: Final = ("26000", "42P05")
 """A prepared statement is missing, or its name is taken: a pooler has put another server connection behind ours."""
-_OUTAGE: Final = (*LOST_STATEMENTS, "08", "25006", "25P03", "28", "3D", _SHORTAGE, "57P", "58")
+_OUTAGE: Final = (*LOST_STATEMENTS, "08", _READ_ONLY, "25P03", "28", "3D", _SHORTAGE, "57P", "58")
 # connection · read-only after a failover · idle in its transaction, for longer than the work may take: the statement
 # was lost, or the process paused · authorization · no such database · resources · shutdown · system
 _PASSING: Final = (*_OUTAGE, "25", "40", "55006", "55P", "57")
@@ -152,11 +157,22 @@ def described(error: BaseException) -> str:
     if isinstance(cause, TimeoutError) and not str(cause).strip():
         return "no answer in time"
     said = _first_line(cause)
-    if _is_full_of_notifications(error):
-        return f"{said}; {_LISTENERS}"
+    if remedy := _remedy_of(error):
+        return f"{said}; {remedy}"
     if said.startswith(_ASYNCPGS_STATES):
         return "the connection broke off in the middle of a statement"
     return said or type(cause).__name__
+
+
+def tells_remedy(error: BaseException) -> bool:
+    """True where described() says what to do about the error, or a cause of it."""
+    return any(_remedy_of(each) is not None for each in causes_of(error))
+
+
+def _remedy_of(error: BaseException) -> str | None:
+    if _is_full_of_notifications(error):
+        return _LISTENERS
+    return _PRIMARY if _state(error) == _READ_ONLY else None
 
 
 def unusable(reason: str) -> str:

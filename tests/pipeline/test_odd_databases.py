@@ -13,10 +13,15 @@ from pyspark.sql import SparkSession
 
 from durable.embedded import Embedded
 from durable.errors import InvalidSetting
+from durable.pipeline.archive import archive
 from durable.pipeline.copying import connection
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_tables import SOURCES
 from durable.pipeline.status import read_status
 from durable.storage import migrator
-from tests.support.archiving import Archiver
+from tests.support.archiving import Archiver, origin_of
+from tests.support.clusters import clusters
+from tests.support.command import Agent
 from tests.support.history import add_history
 
 pytestmark = pytest.mark.timeout(300)
@@ -70,3 +75,37 @@ def test_database_of_another_encoding_is_refused(latin: str) -> None:
         migrator.upgrade(latin.replace("postgresql://", "postgresql+psycopg://"), "durable")
     with pytest.raises(InvalidSetting, match="encoding LATIN1 cannot"), connection(latin):
         pass
+
+
+@pytest.fixture(params=["a standby", "read-only by default"])
+def read_only_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a database with archived history that takes no writes now."""
+    with clusters() as made:
+        first = made.new()
+        first.execute("CREATE DATABASE shop")
+        url = first.uri("shop")
+        migrator.upgrade(url.replace("postgresql://", "postgresql+psycopg://"), "durable")
+        with psycopg.connect(url, autocommit=True) as conn:
+            add_history(conn, 3)
+        for table in SOURCES:
+            archive(pytest.fail, Lake(str(tmp_path / "lake")), table, origin_of(url))
+        if request.param == "a standby":
+            standby = made.empty()
+            first.back_up(standby, "-R")
+            standby.start()
+            url = standby.uri("shop")
+        else:
+            first.execute("ALTER DATABASE shop SET default_transaction_read_only = on")
+        yield url
+
+
+def test_read_only_database_is_read_and_its_writers_name_the_primary(
+    read_only_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DURABLE_DATABASE_URL", read_only_url)
+    agent = Agent(tmp_path, monkeypatch, capsys)
+    place = ("--lake", str(tmp_path / "lake"))
+    assert agent("pipeline", "status", *place).code == 0
+    for command in (("archive",), ("verify",), ("purge", "--keep", "30")):
+        code, _, err = agent("pipeline", *command, "--service", "shop", *place)
+        assert (code, err.count("name the primary in the setting database_url"), "check that" in err) == (1, 1, False)

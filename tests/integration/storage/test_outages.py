@@ -15,6 +15,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from durable.cli.endings import ending_of
 from durable.errors import InvalidMessage, StorageUnavailable
 from durable.settings import load_settings
 from durable.storage import engines
@@ -88,6 +89,24 @@ async def test_full_queue_of_notifications_is_told_with_advice(engine: AsyncEngi
     advice = r"too many notifications in the NOTIFY queue; end the session that"
     with pytest.raises(StorageUnavailable, match=advice), translated():
         raise error
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO durable.nodes (node_id) VALUES (NULL)",
+        "UPDATE durable.nodes SET node_id = node_id",
+        "SELECT FROM durable.nodes FOR UPDATE",
+        "CREATE TABLE more ()",
+    ],
+)
+async def test_read_only_database_is_told_with_advice(engine: AsyncEngine, statement: str) -> None:
+    error = await error_of(engine, "SET TRANSACTION READ ONLY", statement)
+    assert ending_of(error).message.endswith("name the primary in the setting database_url (DURABLE_DATABASE_URL)")
+    advice = "is a standby, or default_transaction_read_only is on"
+    with pytest.raises(StorageUnavailable, match=advice) as caught, translated():
+        raise error
+    assert ending_of(caught.value).message == str(caught.value)
 
 
 async def test_value_refused_by_the_driver_is_no_outage(engine: AsyncEngine) -> None:

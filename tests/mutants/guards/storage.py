@@ -671,9 +671,31 @@ ROWS = (
         "storage",
         "a command that lacks a table is advised to look whether Postgres runs",
         "durable/cli/endings.py",
-        before="case StorageUnavailable() if is_lack(error):",
-        after="case StorageUnavailable() if False:",
+        before="case StorageUnavailable() if is_lack(error) or tells_remedy(error):",
+        after="case StorageUnavailable() if tells_remedy(error):",
         killed_by=("tests/unit/cli/test_mistakes.py::test_wrapped_lack_keeps_its_own_advice",),
+    ),
+    Mutant(
+        "storage",
+        "who has named a standby is advised to look whether Postgres runs",
+        "durable/cli/endings.py",
+        before="case StorageUnavailable() if is_lack(error) or tells_remedy(error):",
+        after="case StorageUnavailable() if is_lack(error):",
+        killed_by=(
+            "tests/integration/storage/test_outages.py::"
+            "test_read_only_database_is_told_with_advice[psycopg-CREATE TABLE more ()]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a command that only reads asks a standby to write",
+        "durable/cli/target.py",
+        before='({"postgresql_readonly": True} if read_only else {})',
+        after='{"postgresql_readonly": read_only}',
+        killed_by=(
+            "tests/pipeline/test_odd_databases.py::"
+            "test_read_only_database_is_read_and_its_writers_name_the_primary[a standby]",
+        ),
     ),
     Mutant(
         "storage",
