@@ -135,7 +135,7 @@ def archive(
             done = run.repeat(low, base, begun.lost_below or 0)
             reached = done[-1].high if done else low
             gone = archives.gone(conn, schema, source, reached)
-            recovering.note_gone(conn, origin, table, gone, before.until)
+            recovering.note_gone(conn, origin, table, gone, before.until, archives.lost_ends(conn, schema, source))
             gaps = recovering.gaps(conn, origin, table, before.until)
             span = Span(begins_at, running.complete_until(horizon), gaps)
             done.append(run.archive(reached, horizon, span))

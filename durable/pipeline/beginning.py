@@ -75,6 +75,8 @@ def begin(engine: Engine, conn: Connection, lake: Lake, table: LakeTable, origin
     with engine.begin() as changing:
         gone = _change(changing, lake, sides, origin, wish)
     side = next(each for each in sides if each.table == table)
+    if side.commit_id is not None:
+        archives.forget_found(conn, schema, side.source, side.commit_id)
     archives.confirm(conn, schema, side.source, side.offset)
     archives.rewind(conn, schema, side.source, side.offset)
     return Begun(archives.read(conn, schema, side.source), gone.get(table, {}))

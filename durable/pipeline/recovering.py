@@ -1,6 +1,7 @@
 """Recovery of an archive: what a lake, or a database, that was restored has lost.
 
-the lake lost commits        their rows are archived again; those that the database has dropped are gone: a gap
+the lake lost commits        their rows are archived again; those that the database has dropped are gone: a gap, until
+                             the lake is put back to one of these commits
 the database lost a life     its rows are in the lake, and only there; where the lake loses them as well, how many
                              they were is not known: a gap from the end of the lake to where that life had come
 a letter changed in it       the lake has a newer state of the letter, which is not true any more: the state of this
@@ -9,8 +10,9 @@ a letter changed in it       the lake has a newer state of the letter, which is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import date, datetime, timedelta
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Connection
@@ -105,7 +107,7 @@ def note_dropped_gaps(conn: Connection, origin: Origin, table: LakeTable, end: L
     """Note, and return, the times of which a lake that is behind has lost rows that were dropped here: those that this
     database has archived are counted as gone, and those that it found in the lake are not.
     """
-    return _times(archives.note_as_gaps(conn, origin.schema, SOURCES[table], "dropped", end))
+    return _times(archives.note_as_gaps(conn, origin.schema, SOURCES[table], "dropped", end, noted="lost"))
 
 
 def _times(found: Iterable[tuple[datetime, datetime]]) -> list[Gap]:
@@ -113,17 +115,29 @@ def _times(found: Iterable[tuple[datetime, datetime]]) -> list[Gap]:
 
 
 def note_gone(
-    conn: Connection, origin: Origin, table: LakeTable, gone: Mapping[date, int], until: datetime | None
+    conn: Connection,
+    origin: Origin,
+    table: LakeTable,
+    gone: Mapping[date, int],
+    until: datetime | None,
+    ends: Mapping[date, int] = MappingProxyType({}),
 ) -> None:
     """Note the days of rows that are neither in the lake nor here. The lake has every row of before `until`, so that of
     a day in which it ends only the rest is gone.
+
+    `ends`: of commits that the lake has lost, by day; with such a commit it may come back from another backup.
     """
-    found = []
-    for day, rows in gone.items():
-        first, last = midnight(day), midnight(day + _DAY)
-        begin = until if until is not None and first < until < last else first
-        found.append(Absent(day, begin, last - _MICROSECOND, rows, 0))
-    archives.note_gaps(conn, origin.schema, SOURCES[table], found)
+    kinds: tuple[tuple[archives.GapKind, Set[date]], ...] = (
+        ("gap", gone.keys() - ends.keys()),
+        ("lost", gone.keys() & ends.keys()),
+    )
+    for kind, days in kinds:
+        found = []
+        for day in sorted(days):
+            first, last = midnight(day), midnight(day + _DAY)
+            begin = until if until is not None and first < until < last else first
+            found.append(Absent(day, begin, last - _MICROSECOND, gone[day], ends.get(day, 0)))
+        archives.note_gaps(conn, origin.schema, SOURCES[table], found, kind=kind)
 
 
 def gaps(conn: Connection, origin: Origin, table: LakeTable, until: datetime | None) -> tuple[Gap, ...]:

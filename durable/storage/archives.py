@@ -30,6 +30,10 @@ _ENDLESS: Final = 2**63 - 1
 _KEEP_COMMITS: Final = timedelta(days=365)
 
 
+GapKind = Literal["gap", "lost"]
+"""Rows that no lake has, and those that a lake had before it was restored: it may come back with them."""
+
+
 class Place(NamedTuple):
     """Lake of a table, and the name under which the lake keeps this table's offset."""
 
@@ -253,9 +257,14 @@ def gaps(conn: Connection, schema: str, table: str) -> list[tuple[datetime, date
     return [(row.first_at, row.last_at) for row in rows]
 
 
-def note_gaps(conn: Connection, schema: str, table: str, found: Iterable[Absent]) -> None:
+def note_gaps(conn: Connection, schema: str, table: str, found: Iterable[Absent], *, kind: GapKind = "gap") -> None:
     """Note rows that are neither in the lake any more, nor here."""
-    _note(conn, schema, table, "gap", found)
+    _note(conn, schema, table, kind, found)
+
+
+def forget_found(conn: Connection, schema: str, table: str, commit_id: int) -> None:
+    """Forget the rows that the lake had lost, and has again: this commit, its newest one, was lost before them."""
+    conn.execute(absent.DELETE_FOUND.within(schema), {"table": table, "commit_id": commit_id})
 
 
 def note_as_gaps(
@@ -267,11 +276,12 @@ def note_as_gaps(
     *,
     since: datetime | None = None,
     others: bool = False,
+    noted: GapKind = "gap",
 ) -> list[tuple[datetime, datetime]]:
     """Note that a lake lacks rows of this kind, of the days from `since` on, and return their first and last times, day
     by day; `others`: also those that only other lakes have.
     """
-    params = {"table": table, "kind": kind, "since": since, "others": others, **end._asdict()}
+    params = {"table": table, "kind": kind, "since": since, "others": others, "noted": noted, **end._asdict()}
     rows = conn.execute(absent.NOTE_AS_GAPS.within(schema), params).all()
     return [(row.first_at, row.last_at) for row in sorted(rows) if row.first_at is not None]
 
@@ -308,6 +318,12 @@ def gone(conn: Connection, schema: str, table: str, low: int) -> dict[date, int]
         dropped = {row.day: row.rows for row in conn.execute(absent.COUNT_DROPPED.within(schema), {"table": table})}
         found = {day: min(rows, dropped.get(day, 0)) for day, rows in found.items()}
     return {day: rows for day, rows in sorted(found.items()) if rows > 0}
+
+
+def lost_ends(conn: Connection, schema: str, table: str) -> dict[date, int]:
+    """Return the ends of the newest commits that the lake has lost, by the days of their rows."""
+    found = conn.execute(statements.READ_LOST_ENDS.within(schema), {"table": table})
+    return {row.day: row.high for row in found}
 
 
 def days(conn: Connection, schema: str, table: str) -> set[date]:

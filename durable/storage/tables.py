@@ -186,6 +186,7 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             Column("commit_id", BigInteger, primary_key=True, autoincrement=False),
             Column("high", BigInteger, nullable=False),
             _defaulted("claimed_at", _TIME),
+            Column("lost_at", _TIME),
             schema=schema,
         ),
         Table(
@@ -197,6 +198,7 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             Column("lake_id", Text, primary_key=True, server_default=FetchedValue()),
             *(Column(name, _TIME) for name in ("first_at", "last_at")),
             *(Column(name, BigInteger, nullable=False) for name in ("row_count", "below")),
+            _defaulted("noted_at", _TIME),
             schema=schema,
         ),
         Table(

@@ -257,18 +257,20 @@ CREATE TABLE "{schema}".archive_claims (
     commit_id bigint NOT NULL,
     high bigint NOT NULL,
     claimed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    lost_at timestamptz,
     PRIMARY KEY (table_name, commit_id)
 );
 
 CREATE TABLE "{schema}".absent_rows (
     table_name text NOT NULL,
     day date NOT NULL,
-    kind text NOT NULL CHECK (kind IN ('gap', 'dropped', 'foreign', 'early')),
+    kind text NOT NULL CHECK (kind IN ('gap', 'lost', 'dropped', 'foreign', 'early')),
     lake_id text NOT NULL DEFAULT '',
     first_at timestamptz,
     last_at timestamptz,
     row_count bigint NOT NULL,
     below bigint NOT NULL,
+    noted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (table_name, day, kind, lake_id)
 );
 

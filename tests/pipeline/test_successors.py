@@ -7,9 +7,9 @@ state of the files from before, and an upgrade of the cluster.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
 from durable.pipeline.purge import Retention, purge
 from durable.pipeline.rows import records
 from durable.pipeline.spans import Gap
-from durable.pipeline.status import read_status
+from durable.pipeline.status import TableGap, read_status
 from durable.pipeline.transform import causes
 from durable.storage import archives, dead_letters, migrator
 from durable.storage.erasures import Chosen
@@ -567,6 +567,54 @@ def test_rows_gone_from_restored_lake_and_database_are_kept_as_a_gap(
         assert gaps_of(backed_up) == (Gap(begin, begin + timedelta(days=1)),)
         shutil.rmtree(lake)
         shutil.copytree(backup, lake)
+
+
+def days_of(gaps: Iterable[Gap | TableGap]) -> set[date]:
+    """The days of gaps, none of which is of two days that do not touch."""
+    found: set[date] = set()
+    for gap in gaps:
+        last = (gap.end - timedelta(microseconds=1)).date()
+        found |= {gap.begin.date() + timedelta(days=each) for each in range((last - gap.begin.date()).days + 1)}
+    return found
+
+
+BACKUPS = {
+    "poor": [1],
+    "poor, then better": [1, 2],
+    "poor, better, poor": [1, 2, 1],
+    "middling": [2],
+    "poor, middling, better": [1, 2, 3],
+    "middling, poor, better": [2, 1, 3],
+    "better, poor, middling": [3, 1, 2],
+    "poor, better, middling, better": [1, 3, 2, 3],
+    "poor twice, better": [1, 1, 3],
+}
+"""The backups that are put back one after the other, each by the days of rows in it, of three."""
+
+
+@pytest.mark.parametrize("name", BACKUPS)
+def test_gap_ends_when_the_lake_has_its_rows_again(
+    archiver: Archiver, conn: psycopg.Connection[Any], tmp_path: Path, name: str
+) -> None:
+    """A gap would excuse losses of its day for good."""
+    days = [(datetime.now(UTC) - timedelta(days=each)).date() for each in (50, 45, 40)]
+    lake = Path(archiver.lake.url)
+    for number, each in enumerate((50, 45, 40), 1):
+        add_old_day(conn, each, 4, first=1_000 * number)
+        for table in SOURCES:
+            archiver.run(table, local_rows=1_000)
+        shutil.copytree(lake, tmp_path / f"backup {number}")
+    month = Retention(timedelta(days=30), timedelta(days=30))
+    assert len(purge(lambda: archiver.spark, archiver.lake, archiver.origin, month, local_rows=1_000).days) == len(days)
+    for step, number in enumerate(BACKUPS[name]):
+        shutil.rmtree(lake)
+        shutil.copytree(tmp_path / f"backup {number}", lake)
+        add_history(conn, 2, first=10_000 + 10 * step)
+        archiver.run(local_rows=1_000)
+        lacking = days[number:]
+        known = read_status(archiver.origin.url, "durable", archiver.lake).gaps
+        assert (step, days_of(gaps_of(archiver))) == (step, {*lacking})
+        assert days_of(known) == {*lacking}
 
 
 def test_rows_dropped_while_nothing_archives_are_kept_as_gaps(

@@ -1,6 +1,7 @@
 """Rows that the database does not have any more, by day: how many, of which times, and below which transaction.
 
     gap        no lake has them: they were dropped while nothing archived them, or a lake has lost them as well
+    lost       a lake has lost them when it was restored, and has them again when it is put back to a commit of before
     dropped    a lake has them: they were dropped after they had been archived
     foreign    a lake has them: the database lost them when it was restored
     early      history that was dropped before the first archive: no lake begins before it, and only streams miss it. A
@@ -57,7 +58,7 @@ def noting(table: str, rows: str) -> str:
 
 READ_GAPS = Statement("""
 SELECT first_at, last_at FROM {schema}.absent_rows
-WHERE table_name = :table AND kind = 'gap' AND first_at IS NOT NULL ORDER BY day
+WHERE table_name = :table AND kind IN ('gap', 'lost') AND first_at IS NOT NULL ORDER BY day
 """)
 READ_FOREIGN = Statement("""
 SELECT day, first_at, last_at, row_count, below FROM {schema}.absent_rows
@@ -71,7 +72,7 @@ FROM unnest(CAST(:days AS date[]), CAST(:firsts AS timestamptz[]), CAST(:lasts A
 # A lake that ends at `low` has none of their rows, or some; all those of before `until`. `others`: also rows that other
 # lakes have. Such a gap has no rows of its own: those that were dropped are counted as such.
 NOTE_AS_GAPS = Statement(f"""{_INSERT}
-SELECT table_name, day, 'gap', '', min(CASE WHEN :until BETWEEN first_at AND last_at THEN :until ELSE first_at END),
+SELECT table_name, day, :noted, '', min(CASE WHEN :until BETWEEN first_at AND last_at THEN :until ELSE first_at END),
     max(last_at), 0, max(below)
 FROM {{schema}}.absent_rows
 WHERE table_name = :table AND kind = :kind
@@ -79,6 +80,13 @@ WHERE table_name = :table AND kind = :kind
     AND CASE WHEN lake_id IN ('', :lake_id) THEN below > :low ELSE :others END
 GROUP BY table_name, day{_WIDEN}
 RETURNING day, first_at, last_at
+""")
+# The newest commit of the lake is one that it had lost before these rows were noted: it has come back from a better
+# backup, with the rows of before that commit. Who loses them once more finds them among those that were dropped.
+DELETE_FOUND = Statement("""
+DELETE FROM {schema}.absent_rows AS lost USING {schema}.archive_claims AS newest
+WHERE lost.table_name = :table AND lost.kind = 'lost' AND newest.table_name = :table AND newest.commit_id = :commit_id
+    AND newest.lost_at <= lost.noted_at AND lost.below <= newest.high
 """)
 READ_LAST_DROP = Statement("""
 SELECT CAST(COALESCE(max(number), 0) AS bigint) AS number FROM {schema}.drops WHERE table_name = :table

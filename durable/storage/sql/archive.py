@@ -342,6 +342,9 @@ WITH archive AS (
     UPDATE {schema}.archive_commits AS known SET is_lost = true FROM archive
     WHERE table_name = :table AND NOT is_lost AND high > :low AND high <= archive.archived_below
         AND NOT (known.low >= archive.lost_above AND known.high <= archive.lost_below)
+), left_behind AS (
+    UPDATE {schema}.archive_claims AS known SET lost_at = COALESCE(lost_at, clock_timestamp()) FROM archive
+    WHERE table_name = :table AND high > :low
 )
 UPDATE {schema}.archives SET archived_below = :low, lost_above = LEAST(archive.lost_above, :low),
     lost_below = GREATEST(archive.lost_below, archive.archived_below)
@@ -366,6 +369,11 @@ SELECT day, CAST(sum(CASE
         ELSE 0 END) AS bigint) AS rows,
     CASE WHEN :low < {schema}.generation_base() THEN 0 ELSE :low END AS first, lost_below AS end
 FROM {schema}.archive_commits AS known, archive WHERE table_name = :table GROUP BY day, lost_below
+""")
+
+# By day, where the commits end that the lake has lost, of those that are not all archived again or named.
+READ_LOST_ENDS = Statement("""
+SELECT day, max(high) AS high FROM {schema}.archive_commits WHERE table_name = :table AND is_lost GROUP BY day
 """)
 
 # ---------------------------------------------------------------- what holds the horizon back

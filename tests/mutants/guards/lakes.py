@@ -11,6 +11,7 @@ _DROPS = "tests/pipeline/test_stream_drops.py"
 _HOLDS = "tests/pipeline/test_horizons.py::test_lake_is_whole_up_to_the_holder_of_the_horizon"
 
 _SPELLINGS = "tests/unit/pipeline/test_spellings.py"
+_SUCCESSORS = "tests/pipeline/test_successors.py"
 _COPIES = "tests/pipeline/test_copied_lakes.py"
 
 _OUTAGES = "tests/pipeline/test_commands_in_outages.py"
@@ -226,8 +227,8 @@ ROWS = (
         before="""    with writing(f"{table_url}/{path}"), suppress(FileNotFoundError):\n""",
         after="""    with writing(f"{table_url}/{path}"):\n""",
         killed_by=(
-            "tests/pipeline/test_places.py::test_removed_file_may_be_gone_already[there1-store]",
-            "tests/pipeline/test_places.py::test_archive_removes_the_files_of_a_killed_one[store]",
+            "tests/pipeline/test_places.py::test_removed_file_may_be_gone_already[there1-folder]",
+            "tests/pipeline/test_places.py::test_archive_removes_the_files_of_a_killed_one[folder]",
         ),
     ),
     Mutant(
@@ -527,6 +528,22 @@ ROWS = (
         before="""    if any(category(character) == "Cc" for character in named):\n""",
         after="    if False:\n",
         killed_by=(f"{_SPELLINGS}::test_name_read_as_another_one_is_refused",),
+    ),
+    Mutant(
+        "lakes",
+        "a gap stays when the lake has its rows again",
+        "durable/pipeline/beginning.py",
+        before="        archives.forget_found(conn, schema, side.source, side.commit_id)\n",
+        after="        pass\n",
+        killed_by=(f"{_SUCCESSORS}::test_gap_ends_when_the_lake_has_its_rows_again[poor, then better]",),
+    ),
+    Mutant(
+        "lakes",
+        "a lake that has some of the lost rows again has them all",
+        "durable/storage/sql/absent.py",
+        before="    AND newest.lost_at <= lost.noted_at AND lost.below <= newest.high\n",
+        after="    AND newest.lost_at <= lost.noted_at\n",
+        killed_by=(f"{_SUCCESSORS}::test_gap_ends_when_the_lake_has_its_rows_again[poor, then better]",),
     ),
     Mutant(
         "lakes",
