@@ -539,14 +539,6 @@ ROWS = (
     ),
     Mutant(
         "lakes",
-        "a lake that has some of the lost rows again has them all",
-        "durable/storage/sql/absent.py",
-        before="    AND newest.lost_at <= lost.noted_at AND lost.below <= newest.high\n",
-        after="    AND newest.lost_at <= lost.noted_at\n",
-        killed_by=(f"{_SUCCESSORS}::test_gap_ends_when_the_lake_has_its_rows_again[poor, then better]",),
-    ),
-    Mutant(
-        "lakes",
         "any text is the name of an archived service",
         "durable/pipeline/origin.py",
         before="    if service is not None and not archived:\n",
