@@ -35,6 +35,11 @@ class Answers:
         self._any = _ANY in self._exact
         self._keeps_secret = settings.http_auth == "bearer" and _has_secret(settings)
 
+    @property
+    def written_out(self) -> frozenset[str]:
+        """The whole addresses among those that are allowed."""
+        return frozenset(each for each in self._exact if not each.endswith(_ANY))
+
     def may_go(self, address: str, declared: Collection[str]) -> bool:
         """True for an address that is declared, or allowed."""
         if address in declared or address in self._exact:

@@ -266,6 +266,7 @@ class EnvelopeFactory:
                 )
             return
         declared = {uri for uris in self._routes.destinations().values() for uri in uris}
+        declared |= {self._resolved(uri, message_type) for uri in self._answers.written_out}
         try:
             resolved = self._resolve(address, message_type)
         except WiringError as error:
@@ -275,6 +276,13 @@ class EnvelopeFactory:
                 f"reply-to {address!r} is neither a declared destination nor allowed; declare a route to it, or add it "
                 "to the setting answer_to"
             )
+
+    def _resolved(self, uri: str, message_type: str) -> str:
+        """The destination of an address of the settings, or the address where no transport of this process has it."""
+        try:
+            return self._resolve(uri, message_type)
+        except WiringError:
+            return uri
 
     def _compose(
         self,

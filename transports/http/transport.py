@@ -90,11 +90,14 @@ class HttpTransport:
             require_plaintext_allowed(self._settings, uri, "https://")
 
     def resolve(self, uri: str, message_type: str) -> str:
-        """Return `uri` itself. Raises InvalidSetting for port 0, and when the secret would be readable on the way."""
+        """Return `uri` as every sender writes it, without options of listeners.
+
+        Raises InvalidSetting for port 0, and when the secret would be readable on the way.
+        """
         address = parse_destination(uri)
         if self._settings.http_auth == "bearer":
             self._credentials_for(address)
-        return uri
+        return str(address)
 
     def sender(self, destination: str) -> HttpSender:
         return HttpSender(self._client(destination), self._settings, idle=self._idle)

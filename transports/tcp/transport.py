@@ -64,9 +64,8 @@ class TcpTransport:
         self._entrances.of_sender(parse(uri))
 
     def resolve(self, uri: str, message_type: str) -> str:
-        """Return `uri` itself. Raises InvalidSetting for port 0."""
-        parse_destination(uri)
-        return uri
+        """Return `uri` as every sender writes it, without options of listeners. Raises InvalidSetting for port 0."""
+        return str(parse_destination(uri))
 
     def sender(self, destination: str) -> TcpSender:
         address = parse_destination(destination)

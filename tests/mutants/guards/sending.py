@@ -7,6 +7,16 @@ from tests.mutants.mutant import Mutant
 ROWS = (
     Mutant(
         "sending",
+        "an address with options of listeners is a destination of its own",
+        "durable/transports/tcp/transport.py",
+        before="        return str(parse_destination(uri))\n",
+        after="        parse_destination(uri)\n        return uri\n",
+        killed_by=(
+            "tests/unit/transports/test_addresses.py::test_every_form_of_an_address_resolves_to_one_destination",
+        ),
+    ),
+    Mutant(
+        "sending",
         "a claim does not look at the latch",
         "durable/storage/sql/outbox.py",
         before="AND key = place.destination AND (probing OR until IS NULL OR until > now())",

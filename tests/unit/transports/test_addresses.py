@@ -93,6 +93,22 @@ def test_topic_can_be_published_to_in_its_resolved_form(bus: Bus, uri: str) -> N
     check_destination(bus.runtime.transports.resolve(uri, "addresses.sent"))
 
 
+@pytest.mark.parametrize(
+    ("written", "destination"),
+    [
+        ("tcp://127.0.0.1:2711?reuse_port=1", "tcp://127.0.0.1:2711"),
+        ("tcp://Orders.Example:02711?tls=1", "tcp://orders.example:2711?tls=1"),
+        ("tcp://[::1]:2711?reuse_port=1", "tcp://[::1]:2711"),
+        ("http://127.0.0.1:8001?reuse_port=1", "http://127.0.0.1:8001"),
+        ("http://Orders.Example:08001/in/", "http://orders.example:8001/in"),
+        ("unix:///run/orders.sock", "unix:///run/orders.sock"),
+    ],
+)
+def test_every_form_of_an_address_resolves_to_one_destination(bus: Bus, written: str, destination: str) -> None:
+    resolve = bus.runtime.transports.resolve
+    assert [resolve(uri, "addresses.sent") for uri in (written, destination)] == [destination, destination]
+
+
 SCHEMES = ("tcp", "unix", "http", "https", "rabbitmq", "memory", "local", "lines", "9p", "")
 PARTS = st.one_of(
     st.text(st.characters(), max_size=12),
