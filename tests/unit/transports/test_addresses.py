@@ -100,7 +100,7 @@ def test_topic_can_be_published_to_in_its_resolved_form(bus: Bus, uri: str) -> N
         ("tcp://Orders.Example:02711?tls=1", "tcp://orders.example:2711?tls=1"),
         ("tcp://[::1]:2711?reuse_port=1", "tcp://[::1]:2711"),
         ("http://127.0.0.1:8001?reuse_port=1", "http://127.0.0.1:8001"),
-        ("http://Orders.Example:08001/in/", "http://orders.example:8001/in"),
+        ("https://Orders.Example:08001/in/", "https://orders.example:8001/in"),
         ("unix:///run/orders.sock", "unix:///run/orders.sock"),
     ],
 )
