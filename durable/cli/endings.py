@@ -18,6 +18,7 @@ from durable.storage.outages import advice_of, described, is_lack, tells_remedy
 NAME: Final = "durable-agent"
 FAILED, BAD_USAGE, INTERRUPTED = 1, 2, 130
 _NO_DATABASE: Final = re.compile(r'database "(.+)" does not exist')
+_NO_ROLE: Final = re.compile(r'role "(.+)" does not exist')
 _NO_ENTRY: Final = re.compile(
     r'authentication failed for user|role ".+" does not exist|no password supplied|no pg_hba.conf entry'
 )
@@ -91,4 +92,8 @@ def _way_in(error: StorageUnavailable) -> str:
 
 def _refusal(error: DBAPIError) -> str:
     refusal = f"refused by the database: {described(error)}"
-    return refusal if tells_remedy(error) else f"{refusal}; {advice_of(error) or '--debug shows the statement'}"
+    if tells_remedy(error):
+        return refusal
+    if missing := _NO_ROLE.search(refusal):
+        return f"{refusal}; create it: createuser {shlex.quote(missing[1])}"
+    return f"{refusal}; {advice_of(error) or '--debug shows the statement'}"

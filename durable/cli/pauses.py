@@ -49,10 +49,8 @@ def name_circuit(
     named = {"handler": handler, "listener": listener, "destination": destination, "key": key}
     given = [CircuitName(CircuitKind(kind), name) for kind, name in named.items() if name is not None]
     if len(given) != 1:
-        raise WiringError(
-            f"{several(len(given), 'names', 'are')} given; give one of --handler TYPE, --listener NAME, "
-            "--destination URI and --key KEY"
-        )
+        told = several(len(given), "names", "are") if given else "no name is"
+        raise WiringError(f"{told} given; give one of --handler TYPE, --listener NAME, --destination URI and --key KEY")
     kind, name = given[0]
     if not name.strip():
         raise InvalidSetting(f"--{kind.value}: {name!r} is not a name; give that of a {kind.value}")

@@ -23,6 +23,7 @@ from durable.encryption.cipher import Cipher
 from durable.encryption.keys import NO_KEYS, Keys, of_settings, of_text
 from durable.envelope import TENANT, Envelope
 from durable.errors import DurableError, Forged, InvalidSetting, MissingKey, said
+from durable.grammar import several
 from durable.messages.digest import mark_of
 from durable.messages.registry import is_encrypted
 from durable.messages.routing import LOCAL
@@ -221,7 +222,8 @@ class KeyRing:
         if key_id in self._told or len(self._told) >= _MOST_TOLD:
             return
         self._told[key_id] = now
-        log.error("encryption key %s is missing: %d messages wait for it, and others may follow", key_id, count)
+        waiting = several(count, "messages", "wait")
+        log.error("encryption key %s is missing: %s for it, and others may follow", key_id, waiting)
         if len(self._told) == _MOST_TOLD:
             log.error("encryption keys are missing: more than %d; others are not named for a while", _MOST_TOLD - 1)
 

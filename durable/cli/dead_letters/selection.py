@@ -175,6 +175,8 @@ def find_letter(chosen: Chosen, *, resolved: bool | None = False) -> DeadLetter:
 
 def refuse_too_much(command: str, chosen: Chosen, everything: bool) -> None:
     """Require letters, a filter or --all. Raises InvalidSetting."""
+    if everything and (chosen.selection.letters or chosen.selection.ids):
+        raise InvalidSetting(f"{command}: --all excludes letters that are named; leave --all out, or the letters")
     if not everything and not chosen.selection.is_narrowed:
         raise InvalidSetting(
             f"{command}: no letter is selected; name letters, give a filter such as --fingerprint, or give --all"

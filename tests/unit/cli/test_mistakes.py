@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import ProgrammingError
 
 from durable.cli import pauses
 from durable.cli.endings import ending_of
@@ -86,6 +87,24 @@ def test_wrapped_lack_keeps_its_own_advice() -> None:
     error = StorageUnavailable(f"{lack}; 3 letters were replayed: run the command again for the rest")
     error.__cause__ = lack
     assert ending_of(error).message == str(error)
+
+
+def test_missing_role_of_a_statement_is_to_be_created() -> None:
+    error = ProgrammingError("GRANT", {}, Exception('role "the nodes" does not exist'))
+    assert ending_of(error).message.endswith("does not exist; create it: createuser 'the nodes'")
+
+
+@pytest.mark.parametrize("letters", [["16"], ["01900000-0000-7000-8000-000000000000"]])
+@pytest.mark.parametrize("command", [["replay"], ["discard", "--reason", "old", "--yes"]], ids=["replay", "discard"])
+def test_named_letters_exclude_all(agent: Agent, command: list[str], letters: list[str]) -> None:
+    database = ["--database", "postgresql://127.0.0.1:1/shop"]
+    code, _, err = agent("dead-letters", *command, *letters, "--all", *database)
+    assert (code, "--all excludes letters that are named; leave --all out" in err) == (2, True)
+
+
+def test_pause_without_a_name_asks_for_one(agent: Agent) -> None:
+    code, _, err = agent("pause", "--database", "postgresql://127.0.0.1:1/shop")
+    assert (code, "no name is given; give one of --handler" in err) == (2, True)
 
 
 def test_command_without_a_letter_asks_for_one_with_an_example(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -263,5 +263,5 @@ def test_missing_keys_with_made_up_ids_fill_no_log(caplog: pytest.LogCaptureFixt
         ring.tell_missing(f"made-up-{number}", 1)
         ring.tell_missing("made-up-0", 1)
     assert len(caplog.messages) == 11
-    assert caplog.messages[0] == "encryption key made-up-0 is missing: 1 messages wait for it, and others may follow"
+    assert caplog.messages[0] == "encryption key made-up-0 is missing: 1 message waits for it, and others may follow"
     assert caplog.messages[-1] == "encryption keys are missing: more than 9; others are not named for a while"
