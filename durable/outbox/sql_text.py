@@ -14,14 +14,17 @@ from functools import lru_cache
 from itertools import islice
 from typing import Final, Literal, NamedTuple
 
-_MAY_CONTROL: Final = re.compile(
-    r"commit|end|abort|rollback|prepare|savepoint|release|set|lock|declare|temp|notify", re.IGNORECASE
-)
+_PASSING: Final = frozenset((
+    "select", "insert", "update", "delete", "merge", "with", "values", "table", "copy", "savepoint", "release",
+    "rollback", "commit", "end", "abort",
+))  # fmt: skip
+"""First words of statements about rows and savepoints. Of any other nobody knows what it leaves: a block may do all."""
 _LASTS: Final = re.compile(
-    r"set_config|pg_notify|advisory_(?:xact_)?lock|\bset\s+(?:local|session|role|constraints|transaction)\b|pg_temp"
-    r"|\binto\s+temp(?:orary)?\b",
+    r"set_config|pg_settings|pg_notify|advisory_|lo_open|pg_temp"
+    r"|u&\"|into\s*(?:--|/\*|(?:local|global|temp|temporary)\b)",  # a name in escapes may be any
     re.IGNORECASE,
-)  # in any place, also in the body of a block; a column of such a name costs speed alone
+)
+"""What lasts of statements about rows, in any place of them; a column of such a name costs speed alone."""
 _LETTER: Final = r"A-Za-z_\u0080-\U0010ffff"
 _SPACE: Final = r"\ \t\n\r\f\v"  # no others: for Postgres the spaces of Unicode are letters
 _NEXT_LINE: Final = r"(?:[\ \t\f\v]|--[^\n\r]*+)*+[\n\r](?:[\ \t\n\r\f\v]|--[^\n\r]*+[\n\r])*+"  # may be within a text
@@ -55,13 +58,10 @@ class Control(NamedTuple):
     savepoints: tuple[About, ...]
     """Those of the statements, in order."""
     lasts: bool = False
-    """Does something last until the transaction ends: a setting, a temporary table, a cursor, a lock asked for, a
+    """May something last until the transaction ends: a setting, a temporary table, a cursor, a lock asked for, a
     notification, of which equal ones are one? What functions and triggers do is not in the text."""
     is_alone: bool = True
     """Is it one statement? Of several some may have been carried out when one is refused."""
-
-
-_NOTHING: Final = Control(ends=False, savepoints=())
 
 
 class _Token(NamedTuple):
@@ -76,15 +76,13 @@ def control_of(sql: str) -> Control:
     (('savepoint', 'a'), ('rollback', 'b'), ('release', 'C'))
     >>> [control_of(sql).ends for sql in ("COMMIT", "ROLLBACK TO a", "SELECT 1; end", "SELECT ';COMMIT'")]
     [True, False, True, False]
-    >>> [control_of(sql).lasts for sql in ("SET LOCAL a = 1", "SELECT set_config('a', '1', true)", "UPDATE t SET a=1")]
+    >>> [control_of(sql).lasts for sql in ("DO 'x'", "SELECT set_config('a', '1', true)", "UPDATE t SET a=1")]
     [True, True, False]
     """
     return _kept(sql) if len(sql) <= _LONGEST_KEPT else _control_of(sql)
 
 
 def _control_of(sql: str) -> Control:
-    if _MAY_CONTROL.search(sql) is None:
-        return _NOTHING
     # Its first words tell what one statement does, and a long one is not read to its end.
     statements = list(_statements(sql)) if ";" in sql else [list(islice(_tokens(sql), _MOST_TOKENS))]
     savepoints = tuple(found for each in statements if (found := _savepoint(each)) is not None)
@@ -110,13 +108,8 @@ def _ends(statement: Sequence[_Token]) -> bool:
 
 
 def _lasts(statement: Sequence[_Token]) -> bool:
-    match _words(statement):
-        case ["set" | "reset" | "lock" | "declare" | "notify", *_]:
-            return True
-        case ["create", *kind]:
-            return not {"temp", "temporary"}.isdisjoint(kind[:2])
-        case _:
-            return False
+    first = next((token.text for token in statement if token.text != "("), "")
+    return bool(statement) and first not in _PASSING
 
 
 def _savepoint(statement: Sequence[_Token]) -> About | None:

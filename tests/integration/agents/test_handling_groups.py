@@ -40,6 +40,15 @@ from tests.support.tables import Tables
 HANGS = timedelta(milliseconds=300)
 _INSERT = text("INSERT INTO effects (number) VALUES (:number)")
 _UNIQUE = text("INSERT INTO taken (number) VALUES (0)")
+_KEEP = text(
+    "DO $$ BEGIN CREATE TEMP TABLE IF NOT EXISTS scratch (n int) ON COMMIT DROP; "
+    "INSERT INTO scratch VALUES (30); END $$"
+)
+_REFUSE = (
+    "CREATE OR REPLACE FUNCTION refuse(code text) RETURNS void LANGUAGE plpgsql "
+    "AS $$ BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = code; END $$"
+)
+_TAKE = text("INSERT INTO effects (number) SELECT 1000 * :number + n FROM scratch")
 
 
 class Base(DeclarativeBase):
@@ -134,6 +143,15 @@ def act(step: Step, session: Session, ctx: Context) -> Billed | None:
             session.execute(text("SELECT pg_catalog.Set_Config(:name, '7', true)"), {"name": "app.tenant"})
         case "set a setting in a block":
             session.execute(text("DO $$ BEGIN SET LOCAL app.tenant = '7'; END $$"))
+        case "set a setting by a view":
+            session.execute(text("UPDATE pg_settings SET setting = '4096' WHERE name = 'work_mem'"))
+        case "keep rows in a block":
+            session.execute(_KEEP)
+            session.execute(_TAKE, {"number": step.number})
+        case "make a temporary view":
+            session.execute(text("CREATE OR REPLACE TEMP VIEW mine AS SELECT 1"))
+        case "run a text":
+            session.execute(text("DO $$ BEGIN EXECUTE 'SE' || 'T LOCAL app.tenant = 7'; END $$"))
         case "set a setting, swallow a unique violation":
             session.execute(text("/* as all do */ set local app.tenant = '7'"))
             with pytest.raises(IntegrityError), session.begin_nested():
@@ -283,6 +301,7 @@ LASTING = [  # to the end of the transaction
     "set a setting", "set a setting by a function", "set a setting in a block",
     "set a setting, swallow a unique violation", "defer constraints", "make a temporary table",
     "make a temporary table of a query", "declare a cursor", "notify", "lock a table", "lock by a number",
+    "set a setting by a view", "keep rows in a block", "make a temporary view", "run a text",
     "mute autoflush", "keep info", "listen to flushes", "translate schemas",
 ]  # fmt: skip
 
@@ -865,7 +884,8 @@ async def test_handler_stays_alone_for_a_while_or_for_good_by_the_error_of_its_g
 ) -> None:
     database.clear()
     shop = Shop(database, SystemClock(), group_time=60)
-    errors = [text(f"DO $$ BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = '{code}'; END $$")]
+    database.execute(_REFUSE)
+    errors = [text(f"SELECT refuse('{code}')")]
 
     async def fail_once(step: Step, session: AsyncSession) -> None:
         if errors:

@@ -199,6 +199,24 @@ ROWS = (
     ),
     Mutant(
         "handling",
+        "what a block leaves in its transaction is overlooked",
+        "durable/outbox/sql_text.py",
+        before="any(map(_lasts, statements)) or _LASTS.search(sql) is not None",
+        after="_LASTS.search(sql) is not None",
+        killed_by=(
+            f"{_GROUPS}::test_group_ends_when_a_message_leaves_traces_in_the_transaction[keep rows in a block]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a comment hides a temporary table of a query",
+        "durable/outbox/sql_text.py",
+        before=r"into\s*(?:--|/\*|(?:local|global|temp|temporary)\b)",
+        after=r"into\s*(?:(?:local|global|temp|temporary)\b)",
+        killed_by=("tests/unit/outbox/test_sql_text.py::test_temporary_table_of_a_query_is_seen_in_any_spelling",),
+    ),
+    Mutant(
+        "handling",
         "a message finds the objects of the one before in its session",
         "durable/agents/runner.py",
         before="                place.sync_session.expunge_all()",
