@@ -17,16 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import ExceptionContext, ExecutionContext, RootTransaction
 from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.elements import ReleaseSavepointClause, RollbackToSavepointClause, SavepointClause
 
 from durable.errors import WiringError
 from durable.outbox.sql_text import About, control_of
-from durable.storage.engines import is_in_autocommit
+from durable.storage.engines import is_in_autocommit, refuses_while_busy
 
 _ENDED_AS_TEXT: Final = (
     "SQL text must not end the transaction of a session that sends messages ({told!r}): use commit() or rollback() of "
@@ -35,6 +36,7 @@ _ENDED_AS_TEXT: Final = (
 _UNREADABLE: Final = "a statement of type {kind} cannot be read for ends of its transaction: pass it as text"
 _OWN_SAVEPOINTS: Final = (SavepointClause, RollbackToSavepointClause, ReleaseSavepointClause)
 _KEY = "_durable_outboxes"  # in the info of a session, and among the attributes of a connection
+_OPENED: Final = "_durable_connections"  # in the info of a session
 
 
 class Ending:
@@ -81,6 +83,32 @@ def outboxes_of(session: Session) -> dict[Hashable, Any]:
     return found
 
 
+class Opened(NamedTuple):
+    """A connection that a session has opened for its transaction, and its place in the pool."""
+
+    connection: Connection
+    entry: ConnectionPoolEntry | None
+
+    @property
+    def is_open(self) -> bool:
+        return not (self.connection.closed or self.connection.invalidated)
+
+    def end(self) -> None:
+        """Let the server end its transaction: nothing of it goes back to the pool."""
+        if self.is_open:
+            self.connection.invalidate()
+        elif self.entry is not None:
+            self.entry.invalidate()
+
+
+def opened_by(session: Session) -> list[Opened]:
+    """What a session with outboxes has opened for its last transaction, whoever has ended that, where the driver
+    refuses a ROLLBACK while a statement runs.
+    """
+    found: list[Opened] = session.info.setdefault(_OPENED, [])
+    return found
+
+
 def follow(connection: Connection, outbox: Follower) -> bool:
     """Tell this outbox of the connection's transaction, up to its end. False when it is told already."""
     followers = _followers(connection)
@@ -116,14 +144,21 @@ def _outboxes(session: Session) -> Sequence[Follower]:
 
 @event.listens_for(Session, "after_transaction_create")
 def _transaction_created(session: Session, transaction: SessionTransaction) -> None:
+    outboxes = _outboxes(session)
+    if transaction.parent is None and outboxes:
+        opened_by(session).clear()
     if transaction.nested or transaction.parent is None:
-        for outbox in _outboxes(session):
+        for outbox in outboxes:
             outbox.transaction_begun(transaction)
 
 
 @event.listens_for(Session, "after_begin")
 def _connected(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
-    for outbox in _outboxes(session):
+    outboxes = _outboxes(session)
+    is_its_own = not isinstance(session.bind, Connection)  # that one is closed by whoever has opened it
+    if outboxes and is_its_own and refuses_while_busy(connection.engine):
+        opened_by(session).append(Opened(connection, getattr(connection.connection, "_connection_record", None)))
+    for outbox in outboxes:
         if transaction.parent is None:
             outbox.connected(transaction, connection)
         elif transaction.nested:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import NoReturn, Self, Unpack
+from typing import Final, NoReturn, Self, Unpack
 from uuid import UUID
 
+from sqlalchemy.exc import DBAPIError, IllegalStateChangeError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
+from sqlalchemy.util import greenlet_spawn
 
 from durable.duration import Duration
 from durable.errors import WiringError
 from durable.outbox.envelope_factory import EnvelopeFactory, SendOptions
 from durable.outbox.outbox import Dispatcher, Outbox
 from durable.outbox.scope import Scope
-from durable.outbox.transactions import outboxes_of
+from durable.outbox.transactions import Opened, opened_by, outboxes_of
 from durable.tasks.cancelling import run_to_completion
+from durable.telemetry import log
+
+_BUSY: Final = (DBAPIError, IllegalStateChangeError)
+"""Errors of a session that another task uses."""
 
 
 def enlist(
@@ -28,7 +35,7 @@ def enlist(
 ) -> Outbox:
     """The outbox of this session and the bus of this envelope_factory; the same one however often it is asked for."""
     sync_session = session.sync_session if isinstance(session, AsyncSession) else session
-    outboxes = outboxes_of(sync_session)
+    outboxes, _made_now = outboxes_of(sync_session), opened_by(sync_session)
     if envelope_factory not in outboxes:
         outboxes[envelope_factory] = kind(sync_session, schema, envelope_factory, dispatcher)
     outbox = outboxes[envelope_factory]
@@ -37,11 +44,43 @@ def enlist(
 
 
 async def close(session: AsyncSession) -> None:
-    """Close a session to its end, however often the current task is cancelled meanwhile."""
-    if session.in_transaction():
-        await run_to_completion(session.close())
+    """Close a session to its end, however often the current task is cancelled meanwhile.
+
+    A connection that cannot be rolled back, because a task that was left behind is in a statement of it, is ended: its
+    transaction would keep its locks, and the pool would lose it.
+    """
+    if session.in_transaction() or any(each.is_open for each in opened_by(session.sync_session)):
+        await run_to_completion(_close(session))
     else:
         session.sync_session.close()  # without a connection there is nothing to wait for
+
+
+async def _close(session: AsyncSession) -> None:
+    opened = opened_by(session.sync_session)
+    try:
+        await session.close()
+    except _BUSY:
+        if not opened:
+            raise
+    await _end([each for each in opened if each.is_open])
+
+
+async def _roll_back(session: AsyncSession) -> None:
+    """Roll back. A connection that cannot be is ended: SQLAlchemy has given it back to its pool as it is."""
+    try:
+        await session.rollback()
+    except _BUSY:
+        if not (opened := opened_by(session.sync_session)):
+            raise
+        await _end(opened)
+
+
+async def _end(opened: Sequence[Opened]) -> None:
+    for each in opened:
+        log.warning(
+            "a connection cannot be rolled back, and is ended: a task that was left behind may be in a statement of it"
+        )
+        await greenlet_spawn(each.end)
 
 
 class Enlisting(AbstractContextManager[Outbox]):
@@ -95,7 +134,7 @@ class UnitOfWork:
         """
         try:
             if not commit:
-                await self.session.rollback()
+                await _roll_back(self.session)
             elif self.session.in_transaction():
                 self.outbox.allow_last_commit()
                 await self.session.commit()

@@ -316,6 +316,24 @@ def close_left_behind(engine: Engine) -> None:
             entry.invalidate()
 
 
+def refuses_while_busy(engine: Engine) -> bool:
+    """Tell whether the driver refuses to roll back, and to close, while a statement runs. asyncpg does; psycopg waits.
+
+    From then on, each connection that the pool gives up is ended: it would stay open, with its transaction and the
+    locks of that, for as long as anything refers to the task whose statement it is.
+    """
+    if engine.dialect.driver != "asyncpg":
+        return False
+    if not event.contains(engine, "invalidate", _terminate):
+        event.listen(engine, "invalidate", _terminate)
+    return True
+
+
+def _terminate(connection: DBAPIConnection, *_: object) -> None:
+    driver: Any = _driver(connection)
+    driver.terminate()
+
+
 def _set_formats(connection: DBAPIConnection) -> None:
     """Let the server write dates and intervals as psycopg reads them, whatever the database or the role has set. The
     order of day and month in what the application writes stays. Every pooler keeps the first for its client, and not

@@ -696,4 +696,34 @@ ROWS = (
             "test_rows_published_again_are_judged_by_their_messages[a then b, a known]",
         ),
     ),
+    Mutant(
+        "outbox",
+        "a handler's connection stays open in a statement of a task that was left behind",
+        "durable/outbox/unit_of_work.py",
+        before="    await _end([each for each in opened if each.is_open])",
+        after="    pass",
+        killed_by=(
+            "tests/integration/agents/test_tasks_left_behind.py::test_handler_with_a_task_in_a_statement_keeps_no_lock_and_no_connection[fail-asyncpg]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a unit of work's connection goes back to the pool in a statement of a task that was left behind",
+        "durable/outbox/unit_of_work.py",
+        before="        await _end(opened)\n",
+        after="        pass\n",
+        killed_by=(
+            "tests/integration/agents/test_tasks_left_behind.py::test_unit_of_work_with_a_task_in_a_statement_keeps_no_lock_and_no_connection[shield-asyncpg]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a connection of asyncpg outlives its place in the pool",
+        "durable/storage/engines.py",
+        before="    driver.terminate()\n\n\ndef _set_formats",
+        after="    pass\n\n\ndef _set_formats",
+        killed_by=(
+            "tests/integration/agents/test_tasks_left_behind.py::test_unit_of_work_with_a_task_in_a_statement_keeps_no_lock_and_no_connection[shield-asyncpg]",
+        ),
+    ),
 )
