@@ -102,8 +102,8 @@ class Opened(NamedTuple):
 
 
 def opened_by(session: Session) -> list[Opened]:
-    """What a session with outboxes has opened for its last transaction, whoever has ended that, where the driver
-    refuses a ROLLBACK while a statement runs.
+    """Return the connections of a session with outboxes, for its last transaction, whoever has ended that, where the
+    driver refuses a ROLLBACK while a statement runs.
     """
     found: list[Opened] = session.info.setdefault(_OPENED, [])
     return found

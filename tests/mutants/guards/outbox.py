@@ -723,7 +723,7 @@ ROWS = (
         before="    driver.terminate()\n\n\ndef _set_formats",
         after="    pass\n\n\ndef _set_formats",
         killed_by=(
-            "tests/integration/agents/test_tasks_left_behind.py::test_unit_of_work_with_a_task_in_a_statement_keeps_no_lock_and_no_connection[shield-asyncpg]",
+            "tests/integration/agents/test_tasks_left_behind.py::test_handler_with_a_task_in_a_statement_keeps_no_lock_and_no_connection[fail-asyncpg]",
         ),
     ),
 )
