@@ -331,9 +331,14 @@ def _shown(message: str | None) -> str | None:
 
 def leaves_of(error: BaseException) -> Sequence[BaseException]:
     """Return the errors that a group (of asyncio.TaskGroup or anyio) holds, in order; of any other error, itself."""
-    if not isinstance(error, BaseExceptionGroup):
-        return [error]
-    return [leaf for each in error.exceptions for leaf in leaves_of(each)]
+    leaves, left = [], [error]
+    while left:
+        each = left.pop()
+        if isinstance(each, BaseExceptionGroup):
+            left.extend(reversed(each.exceptions))
+        else:
+            leaves.append(each)
+    return leaves
 
 
 def told_by(error: BaseException) -> BaseException:

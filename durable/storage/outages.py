@@ -111,20 +111,20 @@ def _is_not_of_the_database(error: BaseException) -> bool:
     return not isinstance(error, DBAPIError)
 
 
-def causes_of(
-    error: BaseException | None, *, below: Callable[[BaseException], bool] = _any, met: set[int] | None = None
-) -> Iterator[BaseException]:
+def causes_of(error: BaseException | None, *, below: Callable[[BaseException], bool] = _any) -> Iterator[BaseException]:
     """The error, what it was raised from, and what groups among them hold. `below`: tells whether the causes of this
     one are asked for."""
-    met = set() if met is None else met
-    while error is not None and id(error) not in met:
-        met.add(id(error))
-        yield error
-        if not below(error):
-            return
-        for each in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
-            yield from causes_of(each, below=below, met=met)
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    met: set[int] = set()
+    left = [error]
+    while left:
+        each = left.pop()
+        if each is None or id(each) in met:
+            continue
+        met.add(id(each))
+        yield each
+        if below(each):
+            left.append(each.__cause__ or (None if each.__suppress_context__ else each.__context__))
+            left.extend(reversed(each.exceptions) if isinstance(each, BaseExceptionGroup) else ())
 
 
 def _state(error: BaseException) -> object:

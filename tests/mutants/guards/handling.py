@@ -950,8 +950,8 @@ ROWS = (
         "handling",
         "what a group of errors holds is not looked at",
         "durable/storage/outages.py",
-        before="in error.exceptions if isinstance(error, BaseExceptionGroup) else ():",
-        after="in ():",
+        before="reversed(each.exceptions) if isinstance(each, BaseExceptionGroup) else ()",
+        after="()",
         killed_by=(
             "tests/unit/application/test_error_groups.py::test_fault_of_the_database_is_found_anywhere_in_a_group",
         ),
