@@ -716,14 +716,4 @@ ROWS = (
             "tests/integration/agents/test_tasks_left_behind.py::test_unit_of_work_with_a_task_in_a_statement_keeps_no_lock_and_no_connection[shield-asyncpg]",
         ),
     ),
-    Mutant(
-        "outbox",
-        "a connection of asyncpg outlives its place in the pool",
-        "durable/storage/engines.py",
-        before="    driver.terminate()\n\n\ndef _set_formats",
-        after="    pass\n\n\ndef _set_formats",
-        killed_by=(
-            "tests/integration/agents/test_tasks_left_behind.py::test_handler_with_a_task_in_a_statement_keeps_no_lock_and_no_connection[fail-asyncpg]",
-        ),
-    ),
 )
