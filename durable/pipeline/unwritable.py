@@ -11,8 +11,8 @@ from typing import Final
 
 from durable.errors import DurableError
 
-_NUMBER: Final = re.compile(r"(?:\[errno |\(os error |\bOs \{ code: )(\d+)", re.IGNORECASE)
-"""The number of an error in the words of Arrow, and in two ways of the Delta library."""
+_NUMBER: Final = re.compile(r"(?:\[errno |\(os error |\bOs \{ code: (?!2,))(\d+)", re.IGNORECASE)
+"""The number of an error in the words of Arrow, and in two ways of the Delta library; 2 is a place that cannot be."""
 _BRANCH: Final = re.compile(r"\n|\x1b\[\d*m|↳")
 _WRAPPING: Final = ("deltalake", "_internal")
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
