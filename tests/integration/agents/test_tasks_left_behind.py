@@ -19,7 +19,8 @@ from tests.failure.waiting import eventually
 from tests.support.tables import Tables
 
 DRIVERS = ("asyncpg", "psycopg")
-_SLOW = text("SELECT pg_sleep(0.6)")
+_SLOW = text("SELECT pg_sleep(2)")
+_ASLEEP = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()"
 _LOCK = text("UPDATE effects SET number = number + 1")
 
 
@@ -47,32 +48,35 @@ def left_behind(work: Awaitable[Any]) -> asyncio.Task[Any]:
     return task
 
 
-async def shield(session: AsyncSession) -> None:
+Way = Callable[[AsyncSession, Tables], Awaitable[None]]
+
+
+async def shield(session: AsyncSession, _: Tables) -> None:
     await asyncio.shield(left_behind(session.execute(_SLOW)))
 
 
-async def fail(session: AsyncSession) -> None:
+async def fail(session: AsyncSession, tables: Tables) -> None:
     left_behind(session.execute(_SLOW))
-    await asyncio.sleep(0.05)
+    await eventually(lambda: tables.rows(_ASLEEP))
     raise Gone
 
 
-async def close_and_fail(session: AsyncSession) -> None:
+async def close_and_fail(session: AsyncSession, tables: Tables) -> None:
     left_behind(session.execute(_SLOW))
-    await asyncio.sleep(0.05)
+    await eventually(lambda: tables.rows(_ASLEEP))
     left_behind(session.close())
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)  # it has begun
     raise Gone
 
 
-WAYS: dict[Callable[[AsyncSession], Awaitable[None]], type[Exception]] = {
+WAYS: dict[Way, type[Exception]] = {
     shield: TimeoutError,
     fail: Gone,
     close_and_fail: Gone,
 }
 
 
-def _time(way: Callable[[AsyncSession], Awaitable[None]]) -> float:
+def _time(way: Way) -> float:
     return 0.3 if way is shield else 20
 
 
@@ -92,7 +96,7 @@ def is_unlocked(tables: Tables) -> bool:
 @pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("way", WAYS)
 async def test_handler_with_a_task_in_a_statement_keeps_no_lock_and_no_connection(
-    tables: Tables, way: Callable[[AsyncSession], Awaitable[None]], driver: str
+    tables: Tables, way: Way, driver: str
 ) -> None:
     bus, handled = bus_of(tables, driver), []
 
@@ -100,7 +104,7 @@ async def test_handler_with_a_task_in_a_statement_keeps_no_lock_and_no_connectio
     async def handle(placed: Placed, session: AsyncSession) -> None:
         await session.execute(_LOCK)
         if placed.number < 4:
-            await way(session)
+            await way(session, tables)
         handled.append(placed.number)
 
     async with bus:
@@ -117,21 +121,21 @@ async def test_handler_with_a_task_in_a_statement_keeps_no_lock_and_no_connectio
         await eventually(lambda: bus.statistics().pools["async"].in_use == 0)
 
 
-async def work(bus: Bus, way: Callable[[AsyncSession], Awaitable[None]]) -> None:
+async def work(bus: Bus, tables: Tables, way: Way) -> None:
     async with asyncio.timeout(_time(way)), bus.unit_of_work() as uow:
         await uow.session.execute(_LOCK)
-        await way(uow.session)
+        await way(uow.session, tables)
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("way", WAYS)
 async def test_unit_of_work_with_a_task_in_a_statement_keeps_no_lock_and_no_connection(
-    tables: Tables, way: Callable[[AsyncSession], Awaitable[None]], driver: str
+    tables: Tables, way: Way, driver: str
 ) -> None:
     async with bus_of(tables, driver) as bus:
         for _ in range(3):
             with pytest.raises(WAYS[way]):
-                await work(bus, way)
+                await work(bus, tables, way)
         await eventually(lambda: is_unlocked(tables))
         async with bus.unit_of_work() as uow:
             await uow.session.execute(_LOCK)
