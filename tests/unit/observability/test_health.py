@@ -17,6 +17,7 @@ from durable.storage.circuits import OpenCircuit
 from durable.storage.gauges import MOST_COUNTED, Gauges, Side, Unowned
 from durable.storage.nodes import Node
 from durable.storage.parked import Parked
+from tests.support.quiet import quiet_gauges
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -39,23 +40,7 @@ def parked(minutes: int, key: str, kind: str = "key") -> OpenCircuit:
 
 def found(**changes: Any) -> Gauges:
     """A schema in which a node is alive and nothing waits, except for these."""
-    quiet = Gauges(
-        now=NOW,
-        uptime=timedelta(days=1),
-        unowned={Side.OUTGOING: [], Side.INCOMING: []},
-        owned={Side.OUTGOING: {}, Side.INCOMING: {}},
-        scheduled={Side.OUTGOING: 0, Side.INCOMING: 0},
-        overdue=None,
-        dead_letters=0,
-        parked=[],
-        behind={},
-        circuits=[],
-        nodes=[node()],
-        locked={NODE},
-        partitioned_days=8,
-        estimates={},
-    )
-    return quiet._replace(**changes)
+    return quiet_gauges(NOW, node(), **changes)
 
 
 def unowned(minutes: int) -> dict[Side, list[Unowned]]:

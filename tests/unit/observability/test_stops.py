@@ -19,6 +19,7 @@ from durable.storage.gauges import Gauges, Side, Unowned
 from durable.storage.leases import Backlog
 from durable.storage.nodes import Node, capabilities
 from durable.storage.status import StatusSnapshot
+from tests.support.quiet import quiet_gauges
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -40,22 +41,9 @@ def node(number: int, handlers: dict[str, str]) -> Node:
 
 def found(circuit: OpenCircuit, *waiting: str, nodes: list[Node] | None = None) -> Gauges:
     """A schema in which three messages of each of these types wait, and this circuit is open."""
-    return Gauges(
-        now=NOW,
-        uptime=timedelta(days=1),
-        unowned={Side.OUTGOING: [], Side.INCOMING: [Unowned(name, 3, HOUR) for name in waiting]},
-        owned={Side.OUTGOING: {}, Side.INCOMING: {}},
-        scheduled={Side.OUTGOING: 0, Side.INCOMING: 0},
-        overdue=None,
-        dead_letters=0,
-        parked=[],
-        behind={},
-        circuits=[circuit],
-        nodes=[node(1, HANDLERS)] if nodes is None else nodes,
-        locked={NodeId(1)},
-        partitioned_days=8,
-        estimates={},
-    )
+    unowned = {Side.OUTGOING: [], Side.INCOMING: [Unowned(name, 3, HOUR) for name in waiting]}
+    gauges = quiet_gauges(NOW, node(1, HANDLERS), unowned=unowned, circuits=[circuit])
+    return gauges if nodes is None else gauges._replace(nodes=nodes)
 
 
 def problems(gauges: Gauges, **settings: Any) -> list[str]:
