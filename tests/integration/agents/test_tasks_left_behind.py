@@ -130,12 +130,13 @@ async def work(bus: Bus, tables: Tables, way: Way) -> None:
 @pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("way", WAYS)
 async def test_unit_of_work_with_a_task_in_a_statement_keeps_no_lock_and_no_connection(
-    tables: Tables, way: Way, driver: str
+    tables: Tables, caplog: pytest.LogCaptureFixture, way: Way, driver: str
 ) -> None:
     async with bus_of(tables, driver) as bus:
         for _ in range(3):
             with pytest.raises(WAYS[way]):
                 await work(bus, tables, way)
+        assert any("cannot be rolled back, and is ended" in each for each in caplog.messages) is (driver == "asyncpg")
         await eventually(lambda: is_unlocked(tables))
         async with bus.unit_of_work() as uow:
             await uow.session.execute(_LOCK)
