@@ -84,6 +84,8 @@ class Group:
         """The time of the handler."""
         self.bound = asyncio.Timeout(None)
         """The time for which those before a long one wait for their commit."""
+        self.conflict: DBAPIError | None = None
+        """Why the database has rolled a statement of it back, so that another transaction goes on."""
         self._traces: Traces | None = None
         self._lock = threading.Lock()
 
@@ -94,6 +96,9 @@ class Group:
 
     def watch(self, traces: Traces) -> None:
         self._traces = traces
+
+    def meet_conflict(self, error: DBAPIError) -> None:
+        self.conflict = error
 
     def end_watch(self) -> None:
         """Note no more traces: the attempt is about to be cancelled."""
@@ -356,6 +361,7 @@ class Attempts:
             prepare=self._prepare,
             entered=entry.enter,
             watch=group.watch if group.is_watched else None,
+            met_conflict=group.meet_conflict,
         )
         if self._threads is None:
             await attempt.at(InLoop(self._sessions.open(self._longest)))

@@ -245,7 +245,7 @@ class Delivery:
                 await self._attempts.run(group)
         except BaseException as error:
             self._end_if_cancelled()
-            return _as_failure(error)
+            return self._as_failure(error)
         finally:
             elapsed = time.perf_counter() - began
             self._counters.durations.observe(elapsed)
@@ -254,6 +254,24 @@ class Delivery:
             if group.trace:
                 self._stay_alone(logging.INFO, group.trace)
         return None
+
+    def _as_failure(self, error: BaseException) -> BaseException:
+        """Return the error that decides what follows. One that cannot be asked all that is asked of it stands for a
+        fault of its own: otherwise its message would run again and again, uncounted.
+        """
+        try:
+            told = told_by(error)
+            self._policy.outlook(self._policy.decide(told, 1), told, 1)
+            _ = met_lock(told), is_conflict(told), said(told), place_of(told), Letter.from_error(told)
+        except Exception as fault:
+            return RuntimeError(
+                f"the handler raised an error of {_class_of(error)}, which fails when asked: {said(fault)}"
+            )
+        if isinstance(told, asyncio.CancelledError):
+            failure = RuntimeError("something that the handler awaited was cancelled")
+            failure.__cause__ = told
+            return failure
+        return told
 
     async def _handle_together(self, tasks: Sequence[Task], held: BlockedKeys, put_back: PutBack) -> Sequence[Task]:
         """Handle them in one transaction. Returns those that are to be run alone, decoded anew, because it failed."""
@@ -282,7 +300,7 @@ class Delivery:
             log.info("a group of %d rolled back, each is run alone: %s", len(group.tasks), said(error))
         again = group.tasks
         if group.budget is not None:
-            self._note_rollback(error, has_timed_out=len(group.tasks) > 1 and group.timeout.expired())
+            self._note_rollback(group.conflict or error, has_timed_out=len(group.tasks) > 1 and group.timeout.expired())
             again = again[-1:]
             put_back([task.lease for task in group.tasks[:-1]])
         if isinstance(error, Outage):
@@ -339,7 +357,8 @@ class Delivery:
         lease, failures, patience, conflicts = first.lease, list[Failure](), Patience(), 0
         while task is not None:
             is_watched = self._max_batch == "auto" and not self._size.stays_alone
-            error, attempt = await self._attempt(Group([task], is_watched=is_watched)), task.attempt
+            group, attempt = Group([task], is_watched=is_watched), task.attempt
+            error = await self._attempt(group)
             if error is None:
                 await self._handled([lease])
                 return
@@ -357,9 +376,9 @@ class Delivery:
                 await self._wait_for_database()
                 if not await self._may_begin(lease, held):
                     return
-            elif is_conflict(error) and conflicts < _FREE_CONFLICTS:
+            elif (group.conflict is not None or is_conflict(error)) and conflicts < _FREE_CONFLICTS:
                 conflicts += 1
-                self._note_locks(error)
+                self._note_locks(group.conflict or error)
                 log.debug("handler %s runs message %s again: %s", self._handler.name, lease.envelope.id, said(error))
                 await asyncio.sleep(random.uniform(0, _CONFLICT_PAUSE * conflicts))
                 if not await self._may_begin(lease, held):
@@ -426,13 +445,8 @@ class Delivery:
             self._changed.set()
 
 
-def _as_failure(error: BaseException) -> BaseException:
-    error = told_by(error)
-    if isinstance(error, asyncio.CancelledError):
-        failure = RuntimeError("something that the handler awaited was cancelled")
-        failure.__cause__ = error
-        return failure
-    return error
+def _class_of(error: BaseException) -> str:
+    return str(type.__getattribute__(type(error), "__qualname__"))
 
 
 def is_suspect(lease: LeasedEnvelope) -> bool:

@@ -162,6 +162,13 @@ class Fence:
         self.traces.join(connection)
 
 
+def forget_fence(session: Session) -> None:
+    """Forget the fence of a session that is closed for good: it knows the session, and its marks know both."""
+    fence = session.info.pop(_KEY, None)
+    if fence is not None:
+        fence.traces.unmark()
+
+
 @event.listens_for(Session, "after_begin")
 def _after_begin(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
     fence = session.info.get(_KEY)

@@ -17,24 +17,23 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from sqlalchemy.exc import InvalidRequestError
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable.agents.driving import driven
-from durable.agents.fence import Fence
+from durable.agents.fence import Fence, forget_fence
 from durable.agents.threads import closing_in_thread, run_in_thread
 from durable.agents.traces import Traces
 from durable.application.incoming import Incoming
 from durable.errors import NoUnitOfWork, SchemaMismatch, StorageUnavailable, TransactionEnded, text_of, told_by
 from durable.outbox.outbox import Outbox
 from durable.outbox.sessions import Sessions
+from durable.outbox.transactions import forget
 from durable.outbox.unit_of_work import close
 from durable.storage.outages import (
-    causes_of,
     described,
-    is_conflict,
     is_outage,
     is_shortage,
     outage_in,
@@ -88,6 +87,7 @@ class InLoop:
             yield self.session
         finally:
             await close(self.session)
+            _forget(self.sync_session)
 
     async def do(self, work: Callable[[Session], T]) -> T:
         return await self.session.run_sync(work)
@@ -104,8 +104,11 @@ class Here:
 
     @asynccontextmanager
     async def closing(self) -> AsyncIterator[Session]:
-        with self.session:
-            yield self.session
+        try:
+            with self.session:
+                yield self.session
+        finally:
+            _forget(self.session)
 
     async def do(self, work: Callable[[Session], T]) -> T:
         return work(self.session)
@@ -129,6 +132,12 @@ class InSteps:
 
     async def commit(self) -> None:
         await run_in_thread(self._threads, self.session, self.session.commit)
+
+
+def _forget(session: Session) -> None:
+    """Free a session that nobody uses any more. Of one that a thread may still be in, its fence and outbox stay."""
+    forget(session)
+    forget_fence(session)
 
 
 async def commit(place: Place) -> None:
@@ -156,6 +165,9 @@ class Run:
     """Called just before the first call."""
     watch: Callable[[Traces], None] | None = None
     """Called with the traces at the beginning; then these are complete when a message has ended."""
+    met_conflict: Callable[[DBAPIError], None] = lambda error: None
+    """Called where a call failed after the database had rolled a statement of the session back so that another
+    transaction goes on, whatever is raised in its place."""
 
     async def at(self, place: Place) -> None:
         """Run the attempt. Raises NoRoom, Outage, TransactionEnded, and errors of the handler and the completion."""
@@ -174,11 +186,9 @@ class Run:
                 except Exception as error:
                     if fence.has_lost_connection or fence.shortage is not None:  # whatever is raised in its place
                         raise _outage(error, fence) from error
-                    told = told_by(error)
-                    if fence.conflict is not None and not is_conflict(told):
-                        (*_, first) = causes_of(told)
-                        first.__cause__ = fence.conflict  # its own rules are for it, and it tells of the conflict
-                    if isinstance(told, NoUnitOfWork) and fence.has_failed:  # no mistake: the next one has a session
+                    if fence.conflict is not None:
+                        self.met_conflict(fence.conflict)
+                    if isinstance(told_by(error), NoUnitOfWork) and fence.has_failed:  # the next one has a session
                         raise TransactionEnded from error
                     raise
                 await self._finish(place, outbox, fence)  # listeners of its flush may send, too
@@ -226,6 +236,8 @@ class Run:
             await self.end(place)
             outbox.close()  # what a task that the handler left behind sends now would be in no transaction
         except Exception as error:
+            if fence.conflict is not None:
+                self.met_conflict(fence.conflict)
             if isinstance(error.__cause__, PoolTimeout) or isinstance(error, PoolTimeout):
                 raise NoRoom(text_of(error)) from error
             is_lost = fence.has_lost_connection and _is_consequence(error)

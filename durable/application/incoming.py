@@ -52,10 +52,12 @@ class Context:
 
     @property
     def id(self) -> UUID:
+        """The id of the message, the same at every attempt and in every service: key for work outside the database."""
         return self._envelope.id
 
     @property
     def message_type(self) -> str:
+        """The name under which the message was sent, such as `shop.order-placed`; of an older version, its own."""
         return self._envelope.message_type
 
     @property
@@ -80,6 +82,7 @@ class Context:
 
     @property
     def sent_at(self) -> datetime:
+        """The time at which the message was sent, by the sender's clock; an aware datetime."""
         return self._envelope.sent_at
 
     @property
@@ -89,6 +92,7 @@ class Context:
 
     @property
     def headers(self) -> Mapping[str, str]:
+        """The headers of the message, those of durable and of tracing among them. Read-only."""
         return MappingProxyType(self._envelope.headers)
 
     def send(self, message: object, *, to: str | None = None, **options: Unpack[SendOptions]) -> UUID:

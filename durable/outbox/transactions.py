@@ -109,6 +109,14 @@ def opened_by(session: Session) -> list[Opened]:
     return found
 
 
+def forget(session: Session) -> None:
+    """Forget the outboxes of a session that is closed for good. They know it, and it them: only a search for garbage
+    would find them otherwise.
+    """
+    for key in (_KEY, _OPENED):
+        session.info.pop(key, None)
+
+
 def follow(connection: Connection, outbox: Follower) -> bool:
     """Tell this outbox of the connection's transaction, up to its end. False when it is told already."""
     followers = _followers(connection)

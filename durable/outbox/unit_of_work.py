@@ -18,7 +18,7 @@ from durable.errors import WiringError
 from durable.outbox.envelope_factory import EnvelopeFactory, SendOptions
 from durable.outbox.outbox import Dispatcher, Outbox
 from durable.outbox.scope import Scope
-from durable.outbox.transactions import Opened, opened_by, outboxes_of
+from durable.outbox.transactions import Opened, forget, opened_by, outboxes_of
 from durable.tasks.cancelling import run_to_completion
 from durable.telemetry import log
 
@@ -141,6 +141,7 @@ class UnitOfWork:
         finally:
             self.outbox.close()  # before other tasks run: nobody commits what they send now
             await close(self.session)
+            forget(self.session.sync_session)
 
     def send(self, message: object, *, to: str | None = None, **options: Unpack[SendOptions]) -> UUID:
         """Send a message as Outbox.send()."""

@@ -137,8 +137,9 @@ def archive(
             gone = archives.gone(conn, schema, source, reached)
             recovering.note_gone(conn, origin, table, gone, before.until, archives.lost_ends(conn, schema, source))
             gaps = recovering.gaps(conn, origin, table, before.until)
-            span = Span(begins_at, running.complete_until(horizon), gaps)
+            span = Span(begins_at, begun.complete_until(horizon, running), gaps)
             done.append(run.archive(reached, horizon, span))
+        archives.note_look(conn, schema, source, running, horizon)
         if begun.lost_below is not None:
             archives.settle(conn, schema, source)
         for part in done:

@@ -29,7 +29,7 @@ from durable.pipeline.foreign import Parted
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
 from durable.pipeline.origin import Origin, app_id
-from durable.pipeline.own_lake import refuse_copy
+from durable.pipeline.own_lake import refuse_copy, refuse_earlier
 from durable.storage import archives, erasures, horizons
 from durable.storage.archives import Archive, LakeEnd, Place
 
@@ -210,6 +210,7 @@ class _Side:
             raise InvalidSetting(_OF_ORIGINAL.format(lake=self.known.lake))
         if self.archive is not None:
             refuse_copy(self.archive, self.table, lake)
+            refuse_earlier(self.archive, self.table, lake, self.offset)
         if self.moves and not wish.is_new_lake:
             raise InvalidSetting(
                 f"lake {self.lake_url}: {self.source} of this database is archived into {self.known.lake}; name that "

@@ -138,7 +138,7 @@ def publishing(url: str, publish: Callable[[Connection], _Published], *, done: s
         try:
             return _published(url, publish, done)
         except StorageUnavailable as error:
-            if not is_conflict(error):
+            if error.__cause__ is None or not is_conflict(error.__cause__):
                 raise
     return _published(url, publish, done)
 

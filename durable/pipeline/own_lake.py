@@ -42,6 +42,22 @@ def refuse_copy(archive: Archive, table: LakeTable, named: Lake) -> None:
         raise InvalidSetting(f"lake {named.table_url(table)}: {copy_of(archive, table)}")
 
 
+def refuse_earlier(archive: Archive, table: LakeTable, named: Lake, offset: int) -> None:
+    """Raise InvalidSetting for a lake that ends at `offset`, before what was archived, where nobody can look into the
+    known place: it may be an old copy, and the own lake may be back tomorrow. With all that was archived in it, it may
+    go on in any case.
+    """
+    if named.table_id(table) != archive.lake_id or offset >= archive.archived_below:
+        return
+    try:
+        own_lake(archive, table, named)
+    except DurableError as error:
+        raise InvalidSetting(
+            f"lake {named.table_url(table)}: lacks what was archived last into {archive.lake}, which cannot be looked "
+            "into; name that when it is there again, or put this one into its place if it is lost"
+        ) from error
+
+
 def is_copy(archive: Archive, table: LakeTable, named: Lake) -> bool:
     """Tell whether the known place has the lake that is also at the named one. One that cannot be opened has it no
     more, or the archive could not go on in another place.

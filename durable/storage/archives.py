@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from sqlalchemy import Connection, Row
 
-from durable.storage.horizons import naming_users
+from durable.storage.horizons import Running, naming_users
 from durable.storage.locks import Job, jobs_class
 from durable.storage.sql import absent
 from durable.storage.sql import archive as statements
@@ -63,6 +63,20 @@ class Archive(NamedTuple):
     lost_below: int | None
     """The lake has lost what was archived of the transactions [lost_above, lost_below), and it is not all archived
     again."""
+    looked_at: datetime | None
+    looked_number: int | None
+    """An earlier look at what runs: no transaction with a later number had it at that moment."""
+
+    def complete_until(self, horizon: int, running: Running) -> datetime | None:
+        """Return a moment before which no row was written that lies at or above the horizon; None where none is known.
+
+        Beside what runs now, the earlier look tells it, once all that had a number then have ended. Where some
+        transaction always runs that hides when it began, nothing else does.
+        """
+        moments = [running.complete_until(horizon)]
+        if self.looked_number is not None and self.looked_number < horizon:
+            moments.append(self.looked_at)
+        return max((moment for moment in moments if moment is not None), default=None)
 
 
 class Absent(NamedTuple):
@@ -290,6 +304,12 @@ def _note(conn: Connection, schema: str, table: str, kind: str, found: Iterable[
     columns = [list(each) for each in zip(*found, strict=True)] or [[] for _ in Absent._fields]
     params = dict(zip(("days", "firsts", "lasts", "counts", "belows"), columns, strict=True))
     conn.execute(absent.NOTE.within(schema), {"table": table, "kind": kind, "lake_id": lake_id, **params})
+
+
+def note_look(conn: Connection, schema: str, table: str, running: Running, horizon: int) -> None:
+    """Keep this look at what runs, unless an earlier one still waits for the horizon to pass it."""
+    params = {"table": table, "moment": running.moment, "number": running.number, "horizon": horizon}
+    conn.execute(statements.NOTE_LOOK.within(schema), params)
 
 
 def rewind(conn: Connection, schema: str, table: str, low: int) -> None:

@@ -18,13 +18,14 @@ import time
 from datetime import timedelta
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import WeakSet
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.engine import Dialect, ExceptionContext
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DisconnectionError, InvalidatePoolError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.pool import ConnectionPoolEntry, Pool
 from sqlalchemy.util import await_only
 
 from durable.database_url import for_asyncpg
@@ -316,6 +317,9 @@ def close_left_behind(engine: Engine) -> None:
             entry.invalidate()
 
 
+_terminating: Final = WeakSet[Pool]()
+
+
 def refuses_while_busy(engine: Engine) -> bool:
     """Tell whether the driver refuses to roll back, and to close, while a statement runs. asyncpg does; psycopg waits.
 
@@ -324,8 +328,10 @@ def refuses_while_busy(engine: Engine) -> bool:
     """
     if engine.dialect.driver != "asyncpg":
         return False
-    if not event.contains(engine, "invalidate", _terminate):
-        event.listen(engine, "invalidate", _terminate)
+    if engine.pool not in _terminating:
+        _terminating.add(engine.pool)
+        if not event.contains(engine, "invalidate", _terminate):  # a pool has the listeners of the one before it
+            event.listen(engine, "invalidate", _terminate)
     return True
 
 

@@ -20,7 +20,7 @@ from typing import Final
 from sqlalchemy.exc import DataError, DBAPIError, OperationalError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from durable.errors import InvalidMessage, SchemaMismatch, StorageUnavailable, text_of
+from durable.errors import InvalidMessage, SchemaMismatch, StorageUnavailable, leaves_of, text_of
 
 _ASYNCPGS_STATES: Final = ("cannot switch to state", 'cannot switch to "idle" state')  # by number
 _DRIVERS: Final = ("sqlalchemy", "asyncpg", "psycopg")
@@ -93,8 +93,11 @@ def is_shortage_of_all(error: DBAPIError) -> bool:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """True where Postgres rolled back so that another transaction goes on; the causes of the error count too."""
-    return any(_state(each) in (_SERIALIZATION_FAILURE, _DEADLOCK) for each in causes_of(error))
+    """True where Postgres rolled back so that another transaction goes on: for its own error, and for a group with one.
+
+    The causes of the error do not count: an object that the application raises again and again keeps its first ones.
+    """
+    return any(_state(each) in (_SERIALIZATION_FAILURE, _DEADLOCK) for each in leaves_of(error))
 
 
 def met_lock(error: BaseException) -> bool:

@@ -152,6 +152,8 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             Column("ended_at", _TIME),
             _defaulted("left_lakes", JSONB()),
             *(Column(name, BigInteger) for name in ("lost_above", "lost_below")),
+            Column("looked_at", _TIME),
+            Column("looked_number", BigInteger),
             schema=schema,
         ),
         Table(

@@ -132,10 +132,12 @@ class InMemoryBus:
 
     @property
     def dead_letters(self) -> list[DeadLetter]:
+        """Dead letters that were neither replayed nor discarded, the oldest first."""
         return list(self._mailbox.history.dead_letters)
 
     @property
     def expired(self) -> list[Expired]:
+        """Messages whose deliver_by passed before they came to their end, the oldest first."""
         return list(self._mailbox.history.expired)
 
     @property

@@ -223,7 +223,10 @@ CREATE TABLE "{schema}".archives (
     left_lakes jsonb NOT NULL DEFAULT jsonb_build_object(),
     lost_above bigint,
     lost_below bigint,
-    CHECK ((lost_above IS NULL) = (lost_below IS NULL))
+    looked_at timestamptz,
+    looked_number bigint,
+    CHECK ((lost_above IS NULL) = (lost_below IS NULL)),
+    CHECK ((looked_at IS NULL) = (looked_number IS NULL))
 );
 
 CREATE TABLE "{schema}".archive_commits (

@@ -217,6 +217,27 @@ def test_archive_goes_on_in_another_place_when_the_known_one_cannot_be_opened(fi
     assert [filled.run(of, local_rows=1_000).rows for of in SOURCES] == [0, 0]
 
 
+@pytest.mark.parametrize("wish", [Wish(), Wish(is_new_lake=True), Wish(is_successor=True)])
+def test_archive_does_not_go_on_in_an_earlier_state_when_the_known_place_cannot_be_opened(
+    filled: Archiver, conn: psycopg.Connection[Any], tmp_path: Path, wish: Wish
+) -> None:
+    """The own lake is back tomorrow; what it alone has would be archived again, or gone."""
+    own, copy, away = Path(filled.lake.url), tmp_path / "copy", tmp_path / "away"
+    copied(own, copy)
+    add_history(conn, 3, first=200)
+    filled.run(local_rows=1_000)
+    own.rename(away)
+    own.write_text("a file")
+    filled.lake = Lake(str(copy))
+    with pytest.raises(InvalidSetting, match=rf"copy/history: lacks what was archived last into {own}/history, which"):
+        filled.run(wish=wish, local_rows=1_000)
+    own.unlink()
+    away.rename(own)
+    filled.lake = Lake(str(own))
+    assert filled.run(local_rows=1_000).rows == 0
+    assert filled.verify(local_rows=1_000).is_whole
+
+
 @pytest.mark.parametrize("how", MADE)
 def test_readers_and_keepers_of_files_take_any_lake(filled: Archiver, tmp_path: Path, how: str) -> None:
     """They change nothing but the files of the place that is named."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from datetime import timedelta
+from contextlib import ExitStack
+from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -113,16 +114,16 @@ def test_prepared_transaction_is_archived_when_committed(
 
 
 @contextlib.contextmanager
-def holding(url: str, kind: str) -> Iterator[None]:
+def holding(url: str, kind: str, name: str = "holder") -> Iterator[None]:
     """A transaction of this kind with a number."""
     with contextlib.closing(psycopg.connect(url, autocommit=kind == "prepared")) as conn:
         conn.execute("BEGIN" if kind == "prepared" else "SELECT 1")
         conn.execute("SELECT pg_current_xact_id()")
         if kind == "prepared":
-            conn.execute("PREPARE TRANSACTION 'holder'")
+            conn.execute(f"PREPARE TRANSACTION '{name}'".encode())
         yield
         if kind == "prepared":
-            conn.execute("ROLLBACK PREPARED 'holder'")
+            conn.execute(f"ROLLBACK PREPARED '{name}'".encode())
 
 
 @pytest.mark.parametrize("had_archived", [False, True], ids=["first archive", "later archive"])
@@ -166,6 +167,42 @@ def test_rows_are_whole_up_to_a_moment_when_its_transactions_have_ended(
         assert bound is None if kind != "running" else bound is not None and bound < seen.moment
     with holding(shared.uri("postgres"), kind):
         assert seen.complete_until(horizon()) == seen.moment
+
+
+@pytest.mark.parametrize("kind", ["hidden", "prepared"])
+def test_end_of_the_lake_rises_while_some_transaction_always_hides_its_beginning(
+    shared: Cluster, archiver: Archiver, conn: psycopg.Connection[Any], kind: str
+) -> None:
+    """An end that stood still would leave every later message to be judged for ever, without a word."""
+    url = archiver.origin.url
+    with connection(url) as of:
+        whose = Whose("shop", archives.database(of, "durable"))
+
+    def archived(first: int) -> tuple[datetime, datetime, datetime | None]:
+        """The moments before and after a run over another row, and the end of the lake."""
+        add_history(conn, 1, first=first)
+        moments: list[datetime] = []
+        for run in (lambda: None, archiver.run):
+            run()
+            moments += conn.execute("SELECT clock_timestamp()").fetchone() or ()
+        return moments[0], moments[1], archiver.lake.span("history", whose).until
+
+    with runtime_role(url) as role, ExitStack() as first, ExitStack() as second:
+        archiver.origin = origin_of(role if kind == "hidden" else url)
+        first.enter_context(holding(shared.uri("postgres"), kind, "first"))
+        before, after, until = archived(1)
+        assert until is None
+        assert archived(2)[-1] is None, "all that ran at the first look still runs"
+        second.enter_context(holding(shared.uri("postgres"), kind, "second"))
+        first.close()
+        *_, until = archived(3)
+        assert until is not None
+        assert before < until < after, "the first look"
+        second.close()
+        with holding(shared.uri("postgres"), kind, "third"):
+            assert (archived(4)[-1] or until) > until
+        archiver.run()
+    assert archiver.ids() == [1, 2, 3, 4]
 
 
 def test_status_names_the_transaction_with_the_oldest_number(

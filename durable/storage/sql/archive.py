@@ -249,7 +249,7 @@ ORDER BY service
 """)
 READ_ARCHIVE = Statement("""
 SELECT service, app_id, lake, lake_id, claimed_below, archived_below, archived_at, identity, ended_at, left_lakes,
-    lost_above, lost_below
+    lost_above, lost_below, looked_at, looked_number
 FROM {schema}.archives WHERE table_name = :table
 """)
 # From here on nothing of the table is dropped that is not archived.
@@ -386,6 +386,11 @@ READ_RUNNING = Statement("""
 SELECT min(xact_start) FILTER (WHERE backend_xid IS NOT NULL) AS oldest,
     bool_or(backend_xid IS NOT NULL AND xact_start IS NULL) OR EXISTS (SELECT FROM pg_prepared_xacts) AS is_hidden
 FROM pg_stat_activity
+""")
+# A look stays until all that had a number at it have ended: a later one might never come to that.
+NOTE_LOOK = Statement("""
+UPDATE {schema}.archives SET looked_at = :moment, looked_number = :number
+WHERE table_name = :table AND (looked_number IS NULL OR looked_number < :horizon)
 """)
 # From here on no row of the history was dropped, whether there was one or not.
 READ_OLDEST_DAY = Statement("""

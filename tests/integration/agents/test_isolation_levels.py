@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import psycopg
@@ -11,7 +12,7 @@ from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from durable import Reject
+from durable import Reject, Retry
 from durable.clock import SystemClock
 from durable.embedded import Embedded
 from durable.settings import load_settings
@@ -120,6 +121,44 @@ async def test_conflict_is_repeated_uncounted_as_a_cause_too(
         await shop.receive(1)
         await shop.settled()
     assert (shop.effects(), shop.counters[Event.ATTEMPT_FAILED], shop.tables.count("dead_letters")) == ([1], 0, 0)
+
+
+CONSTANTS = (Reject("no such order"), LookupError("no such order"))
+
+
+@pytest.mark.parametrize("chained", ["in its place", "from the conflict", "from none"])
+@pytest.mark.parametrize("constant", CONSTANTS, ids=lambda error: type(error).__name__)
+async def test_error_object_is_not_taken_for_the_conflict_which_it_once_stood_for(
+    shop: Shop, constant: Exception, chained: str
+) -> None:
+    """A constant of a module: Python, and the application, give it a cause that stays."""
+    runs = Counter[int]()
+    before = constant.__cause__
+
+    async def handle(order: Placed, session: AsyncSession) -> None:
+        runs[order.number] += 1
+        if order.number or runs[0] > 1:
+            raise constant
+        try:
+            await session.execute(conflict("40001"))
+        except DBAPIError as error:
+            match chained:
+                case "in its place":
+                    raise constant  # noqa: B904
+                case "from the conflict":
+                    raise constant from error
+                case _:
+                    raise constant from None
+
+    shop.handles(handle, retry=Retry.never())
+    async with shop.open():
+        for number in range(3):
+            await shop.receive(number)
+            await shop.settled()
+    assert runs == {0: 2, 1: 1, 2: 1}
+    assert shop.tables.count("dead_letters") == 3
+    if chained == "in its place":
+        assert constant.__cause__ is before, "an object of the application is left as it is"
 
 
 @pytest.mark.parametrize(("conflicts", "failed"), [(20, 0), (21, 1)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_FREED = "tests/integration/agents/test_freed_sessions.py"
 _GROUPS = "tests/integration/agents/test_handling_groups.py"
 
 ROWS = (
@@ -42,7 +43,7 @@ ROWS = (
         "handling",
         "a serialization failure is a failed attempt",
         "durable/agents/delivery.py",
-        before="elif is_conflict(error) and conflicts < _FREE_CONFLICTS:",
+        before="elif (group.conflict is not None or is_conflict(error)) and conflicts < _FREE_CONFLICTS:",
         after="elif False:",
         killed_by=(
             "tests/integration/agents/test_isolation_levels.py::test_conflicts_in_a_row_count_beyond_a_bound[serializable-20-0]",
@@ -364,6 +365,45 @@ ROWS = (
         killed_by=(
             f"{_GROUPS}::test_messages_of_a_group_commit_before_a_long_one_ends",
             f"{_GROUPS}::test_group_releases_its_rows_when_a_message_waits_for_another_one",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a session that has ended knows its outbox",
+        "durable/outbox/transactions.py",
+        before="    for key in (_KEY, _OPENED):\n        session.info.pop(key, None)\n",
+        after="    pass\n",
+        killed_by=(
+            f"{_FREED}::test_session_of_a_unit_of_work_is_freed[True-asyncpg]",
+            f"{_FREED}::test_session_of_a_sync_handler_is_freed[psycopg]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "marks know the session that has ended",
+        "durable/agents/fence.py",
+        before="        fence.traces.unmark()\n",
+        after="        pass\n",
+        killed_by=(f"{_FREED}::test_session_of_an_async_handler_is_freed[asyncpg-auto]",),
+    ),
+    Mutant(
+        "handling",
+        "the causes of an error are conflicts of its attempt",
+        "durable/storage/outages.py",
+        before="(_SERIALIZATION_FAILURE, _DEADLOCK) for each in leaves_of(error))",
+        after="(_SERIALIZATION_FAILURE, _DEADLOCK) for each in causes_of(error))",
+        killed_by=(
+            "tests/integration/agents/test_isolation_levels.py::test_error_object_is_not_taken_for_the_conflict_which_it_once_stood_for[repeatable read-Reject-from the conflict]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "an error that fails when it is asked is no failed attempt",
+        "durable/agents/delivery.py",
+        before='        except Exception as fault:\n            return RuntimeError(f"the handler raised',
+        after='        except SystemExit as fault:\n            return RuntimeError(f"the handler raised',
+        killed_by=(
+            "tests/integration/agents/test_odd_errors.py::test_odd_error_counts_and_its_neighbours_are_handled[class-auto]",
         ),
     ),
     Mutant(
@@ -939,9 +979,9 @@ ROWS = (
     Mutant(
         "handling",
         "a conflict counts when the handler raises something in its place",
-        "durable/agents/runner.py",
-        before="if fence.conflict is not None and not is_conflict(told):",
-        after="if False:",
+        "durable/agents/delivery.py",
+        before="(group.conflict is not None or is_conflict(error)) and",
+        after="is_conflict(error) and",
         killed_by=(
             "tests/integration/agents/test_isolation_levels.py::test_conflict_is_repeated_uncounted_as_a_cause_too[repeatable read-in_other_words-40P01]",
         ),

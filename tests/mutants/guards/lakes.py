@@ -10,6 +10,10 @@ _POOLER = "tests/pipeline/test_pooler.py"
 _DROPS = "tests/pipeline/test_stream_drops.py"
 _HOLDS = "tests/pipeline/test_horizons.py::test_lake_is_whole_up_to_the_holder_of_the_horizon"
 
+_HIDING = (
+    "tests/pipeline/test_horizons.py::test_end_of_the_lake_rises_while_some_transaction_always_hides_its_beginning"
+)
+
 _SPELLINGS = "tests/unit/pipeline/test_spellings.py"
 _SUCCESSORS = "tests/pipeline/test_successors.py"
 _COPIES = "tests/pipeline/test_copied_lakes.py"
@@ -19,6 +23,40 @@ _OUTAGES = "tests/pipeline/test_commands_in_outages.py"
 _TIMES = "tests/pipeline/test_given_times.py"
 
 ROWS = (
+    Mutant(
+        "lakes",
+        "an earlier look tells no end of the lake",
+        "durable/storage/archives.py",
+        before="            moments.append(self.looked_at)\n",
+        after="            pass\n",
+        killed_by=(f"{_HIDING}[hidden]", f"{_HIDING}[prepared]"),
+    ),
+    Mutant(
+        "lakes",
+        "an earlier look is taken before all of it have ended",
+        "durable/storage/archives.py",
+        before="if self.looked_number is not None and self.looked_number < horizon:",
+        after="if self.looked_number is not None:",
+        killed_by=(f"{_HIDING}[hidden]", f"{_HIDING}[prepared]"),
+    ),
+    Mutant(
+        "lakes",
+        "each look takes the place of an earlier one",
+        "durable/storage/sql/archive.py",
+        before="WHERE table_name = :table AND (looked_number IS NULL OR looked_number < :horizon)",
+        after="WHERE table_name = :table AND CAST(:horizon AS bigint) IS NOT NULL",
+        killed_by=(f"{_HIDING}[hidden]", f"{_HIDING}[prepared]"),
+    ),
+    Mutant(
+        "lakes",
+        "an earlier state of a lake is taken for the lake while that cannot be opened",
+        "durable/pipeline/beginning.py",
+        before="            refuse_earlier(self.archive, self.table, lake, self.offset)\n",
+        after="",
+        killed_by=(
+            f"{_COPIES}::test_archive_does_not_go_on_in_an_earlier_state_when_the_known_place_cannot_be_opened[wish0]",
+        ),
+    ),
     Mutant(
         "lakes",
         "the library of object stores writes on the terminal",
