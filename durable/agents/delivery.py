@@ -264,9 +264,7 @@ class Delivery:
             self._policy.outlook(self._policy.decide(told, 1), told, 1)
             _ = met_lock(told), is_conflict(told), said(told), place_of(told), Letter.from_error(told)
         except Exception as fault:
-            return RuntimeError(
-                f"the handler raised an error of {_class_of(error)}, which fails when asked: {said(fault)}"
-            )
+            return RuntimeError(f"error of class {_class_of(error)}: fails when it is asked what it is: {said(fault)}")
         if isinstance(told, asyncio.CancelledError):
             failure = RuntimeError("something that the handler awaited was cancelled")
             failure.__cause__ = told

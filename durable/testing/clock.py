@@ -18,11 +18,11 @@ class ManualClock:
         self._monotonic = 0.0
 
     def now(self) -> datetime:
-        """The time that this clock shows, in UTC."""
+        """Return the time that this clock shows, in UTC."""
         return self._now
 
     def monotonic(self) -> float:
-        """Seconds that have passed since the clock was made."""
+        """Return the seconds that have passed since the clock was made."""
         return self._monotonic
 
     def advance(self, by: Duration) -> datetime:

@@ -128,9 +128,7 @@ CONSTANTS = (Reject("no such order"), LookupError("no such order"))
 
 @pytest.mark.parametrize("chained", ["in its place", "from the conflict", "from none"])
 @pytest.mark.parametrize("constant", CONSTANTS, ids=lambda error: type(error).__name__)
-async def test_error_object_is_not_taken_for_the_conflict_which_it_once_stood_for(
-    shop: Shop, constant: Exception, chained: str
-) -> None:
+async def test_error_object_is_not_taken_for_an_old_conflict(shop: Shop, constant: Exception, chained: str) -> None:
     """A constant of a module: Python, and the application, give it a cause that stays."""
     runs = Counter[int]()
     before = constant.__cause__

@@ -393,15 +393,15 @@ ROWS = (
         before="(_SERIALIZATION_FAILURE, _DEADLOCK) for each in leaves_of(error))",
         after="(_SERIALIZATION_FAILURE, _DEADLOCK) for each in causes_of(error))",
         killed_by=(
-            "tests/integration/agents/test_isolation_levels.py::test_error_object_is_not_taken_for_the_conflict_which_it_once_stood_for[repeatable read-Reject-from the conflict]",
+            "tests/integration/agents/test_isolation_levels.py::test_error_object_is_not_taken_for_an_old_conflict[repeatable read-Reject-from the conflict]",
         ),
     ),
     Mutant(
         "handling",
         "an error that fails when it is asked is no failed attempt",
         "durable/agents/delivery.py",
-        before='        except Exception as fault:\n            return RuntimeError(f"the handler raised',
-        after='        except SystemExit as fault:\n            return RuntimeError(f"the handler raised',
+        before="        except Exception as fault:\n            return RuntimeError(f",
+        after="        except SystemExit as fault:\n            return RuntimeError(f",
         killed_by=(
             "tests/integration/agents/test_odd_errors.py::test_odd_error_counts_and_its_neighbours_are_handled[class-auto]",
         ),
@@ -1024,8 +1024,8 @@ ROWS = (
         "handling",
         "policies get the group of errors that a handler raised",
         "durable/agents/delivery.py",
-        before="    error = told_by(error)\n",
-        after="",
+        before="            told = told_by(error)\n",
+        after="            told = error\n",
         killed_by=(
             "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_rules_and_letters_know_the_error_in_a_group",
         ),

@@ -58,7 +58,7 @@ ROWS = (
         "outbox",
         "a batch that Postgres ends for another one is not tried again",
         "durable/pipeline/copying.py",
-        before="            if not is_conflict(error):\n                raise\n",
+        before="            if error.__cause__ is None or not is_conflict(error.__cause__):\n                raise\n",
         after="            raise\n",
         killed_by=(
             "tests/pipeline/test_publish_conflicts.py::"
