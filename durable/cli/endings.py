@@ -64,6 +64,7 @@ def ending_of(error: BaseException) -> Ending:
 def usage(error: typer.TyperException) -> str:
     """Return Typer's message, with the nearest known option or command, or else a pointer to --help."""
     text = error.format_message().partition(" (Possible options")[0].rstrip(".").replace(". Did you", "; did you")
+    text = text.replace("Value error, ", "")
     near = getattr(error, "possibilities", None)
     context = getattr(error, "ctx", None)
     if near:

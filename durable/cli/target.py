@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 from sqlalchemy import Connection, pool
@@ -72,15 +72,32 @@ def load_target(app: OptionalBusName = None, database: DatabaseUrl = None, schem
     """Load the bus, if one is named, and its settings; --database and --schema override them."""
     given = {"database_url": database, "db_schema": schema}
     overrides: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    if app is None:
-        settings = load_settings(**overrides)
-        if settings.database_url is None:
-            raise InvalidSetting("database_url: not set; give APP:BUS, --database URL or DURABLE_DATABASE_URL")
-        return Target(None, settings)
-    bus = load_bus(app)
-    if overrides:
-        bus.configure(**overrides)
-    return Target(bus, bus.settings)
+    bus = None if app is None else load_bus(app)
+    with _naming_options(overrides):
+        if bus is None:
+            settings = load_settings(**overrides)
+        else:
+            if overrides:
+                bus.configure(**overrides)
+            settings = bus.settings
+    if bus is None and settings.database_url is None:
+        raise InvalidSetting("database_url: not set; give APP:BUS, --database URL or DURABLE_DATABASE_URL")
+    return Target(bus, settings)
+
+
+_OPTIONS: Final = {"database_url": "--database", "db_schema": "--schema"}
+
+
+@contextmanager
+def _naming_options(overrides: Collection[str]) -> Iterator[None]:
+    """Tell a fault of a setting that an option has given under the name of the option."""
+    try:
+        yield
+    except InvalidSetting as error:
+        name, separator, fault = str(error).partition(":")
+        if name not in overrides:
+            raise
+        raise InvalidSetting(f"{_OPTIONS[name]}{separator}{fault}") from error
 
 
 def ring_of(target: Target) -> KeyRing:

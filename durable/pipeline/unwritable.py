@@ -14,6 +14,7 @@ from durable.errors import DurableError
 _NUMBER: Final = re.compile(r"(?:\[errno |\(os error |\bOs \{ code: (?!2,))(\d+)", re.IGNORECASE)
 """The number of an error in the words of Arrow, and in two ways of the Delta library; 2 is a place that cannot be."""
 _BRANCH: Final = re.compile(r"\n|\x1b\[\d*m|↳")
+_ANSWER: Final = re.compile(r"<Code>\s*(\w+)\s*</Code>\s*<Message>([^<]*)<")
 _WRAPPING: Final = ("deltalake", "_internal")
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REFUSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -31,7 +32,11 @@ def writing(place: str, subject: str = "lake") -> Iterator[None]:
 
 
 def in_one_line(said: str) -> str:
-    """An object store's error is a tree in colours, a cause below what it broke."""
+    """Return an object store's error in one line: it is a tree in colours, a cause below what it broke, with an answer
+    in XML.
+    """
+    if answer := _ANSWER.search(said):
+        return f"{answer[1]}: {' '.join(answer[2].split())}"
     parts = _BRANCH.split(said.strip())
     return ": ".join(" ".join(part.split()) for part in parts if part.strip())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from durable.cli import pauses
 from durable.cli.endings import ending_of
+from durable.cli.target import load_target
 from durable.errors import InvalidSetting, StorageUnavailable
 from durable.storage import known_names
 from durable.storage.outages import Lack
@@ -80,6 +82,25 @@ def test_advice_for_a_refused_connection_follows_its_cause(text: str, sqlstate: 
     error = StorageUnavailable(f"the database cannot be used: {text}")
     error.__cause__ = Refused(sqlstate)
     assert f"; {advice}" in ending_of(error).message
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "told"),
+    [
+        ({"database": "mysql://127.0.0.1/shop"}, {}, "--database: not a Postgres URL"),
+        ({"database": "postgresql:///shop", "schema": "A"}, {}, "--schema: give lower-case letters"),
+        ({}, {"DURABLE_DATABASE_URL": "mysql://127.0.0.1/shop"}, "database_url: not a Postgres URL"),
+        ({"database": "postgresql:///shop"}, {"DURABLE_BATCH_SIZE": "0"}, "batch_size: "),
+    ],
+)
+def test_fault_of_a_setting_is_told_under_the_name_it_was_given_by(
+    options: dict[str, str], environment: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DURABLE_DATABASE_URL", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidSetting, match=f"^{re.escape(told)}"):
+        load_target(**options)
 
 
 def test_wrapped_lack_keeps_its_own_advice() -> None:
