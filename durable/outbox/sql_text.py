@@ -19,12 +19,10 @@ _PASSING: Final = frozenset((
     "rollback", "commit", "end", "abort",
 ))  # fmt: skip
 """First words of statements about rows and savepoints. Of any other nobody knows what it leaves: a block may do all."""
-_LASTS: Final = re.compile(
-    r"set_config|pg_settings|pg_notify|advisory_|lo_open|pg_temp"
-    r"|u&\"|into\s*(?:--|/\*|(?:local|global|temp|temporary)\b)",  # a name in escapes may be any
-    re.IGNORECASE,
-)
-"""What lasts of statements about rows, in any place of them; a column of such a name costs speed alone."""
+_LASTING: Final = ("set_config", "pg_settings", "pg_notify", "advisory_", "lo_open", "pg_temp", 'u&"')
+"""What lasts of statements about rows, in any place of them; a column of such a name costs speed alone. A name in escapes
+may be any."""
+_INTO_LASTING: Final = re.compile(r"into\s*(?:--|/\*|(?:local|global|temp|temporary)\b)")
 _LETTER: Final = r"A-Za-z_\u0080-\U0010ffff"
 _SPACE: Final = r"\ \t\n\r\f\v"  # no others: for Postgres the spaces of Unicode are letters
 _NEXT_LINE: Final = r"(?:[\ \t\f\v]|--[^\n\r]*+)*+[\n\r](?:[\ \t\n\r\f\v]|--[^\n\r]*+[\n\r])*+"  # may be within a text
@@ -44,7 +42,7 @@ _PLAIN_SIGN: Final = re.compile(r"'[^']'")
 _LOWER: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _NAME_BYTES: Final = 63  # of a name; Postgres cuts off the rest
 _MOST_TOKENS: Final = 8  # in a statement about a transaction
-_LONGEST_KEPT: Final = 2_000  # characters; the answers for longer statements are not kept
+_LONGEST_KEPT: Final = 2_000  # characters; of longer statements only the last answer is kept
 
 Verb = Literal["savepoint", "rollback", "release"]
 About = tuple[Verb, str | None]
@@ -79,18 +77,20 @@ def control_of(sql: str) -> Control:
     >>> [control_of(sql).lasts for sql in ("DO 'x'", "SELECT set_config('a', '1', true)", "UPDATE t SET a=1")]
     [True, True, False]
     """
-    return _kept(sql) if len(sql) <= _LONGEST_KEPT else _control_of(sql)
+    return _kept(sql) if len(sql) <= _LONGEST_KEPT else _last(sql)
 
 
 def _control_of(sql: str) -> Control:
     # Its first words tell what one statement does, and a long one is not read to its end.
     statements = list(_statements(sql)) if ";" in sql else [list(islice(_tokens(sql), _MOST_TOKENS))]
     savepoints = tuple(found for each in statements if (found := _savepoint(each)) is not None)
-    lasts = any(map(_lasts, statements)) or _LASTS.search(sql) is not None
+    lasts = any(map(_lasts, statements)) or _has_lasting(sql.lower())
     return Control(any(map(_ends, statements)), savepoints, lasts, len(statements) == 1)
 
 
 _kept = lru_cache(maxsize=1_024)(_control_of)
+_last = lru_cache(maxsize=1)(_control_of)
+"""Each text is asked about several times, by the outbox and the fence, before it is sent and after it."""
 
 
 def _ends(statement: Sequence[_Token]) -> bool:
@@ -110,6 +110,10 @@ def _ends(statement: Sequence[_Token]) -> bool:
 def _lasts(statement: Sequence[_Token]) -> bool:
     first = next((token.text for token in statement if token.text != "("), "")
     return bool(statement) and first not in _PASSING
+
+
+def _has_lasting(sql: str) -> bool:
+    return any(each in sql for each in _LASTING) or _INTO_LASTING.search(sql) is not None
 
 
 def _savepoint(statement: Sequence[_Token]) -> About | None:

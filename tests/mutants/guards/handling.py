@@ -192,7 +192,7 @@ ROWS = (
         "handling",
         "a setting that a function sets is overlooked",
         "durable/outbox/sql_text.py",
-        before="any(map(_lasts, statements)) or _LASTS.search(sql) is not None",
+        before="any(map(_lasts, statements)) or _has_lasting(sql.lower())",
         after="any(map(_lasts, statements))",
         killed_by=(
             f"{_GROUPS}::test_group_ends_when_a_message_leaves_traces_in_the_transaction[set a setting by a function]",
@@ -202,8 +202,8 @@ ROWS = (
         "handling",
         "what a block leaves in its transaction is overlooked",
         "durable/outbox/sql_text.py",
-        before="any(map(_lasts, statements)) or _LASTS.search(sql) is not None",
-        after="_LASTS.search(sql) is not None",
+        before="any(map(_lasts, statements)) or _has_lasting(sql.lower())",
+        after="_has_lasting(sql.lower())",
         killed_by=(
             f"{_GROUPS}::test_group_ends_when_a_message_leaves_traces_in_the_transaction[keep rows in a block]",
         ),
