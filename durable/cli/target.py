@@ -94,10 +94,10 @@ def _naming_options(overrides: Collection[str]) -> Iterator[None]:
     try:
         yield
     except InvalidSetting as error:
-        name, separator, fault = str(error).partition(":")
+        name, _, fault = str(error).partition(": ")
         if name not in overrides:
             raise
-        raise InvalidSetting(f"{_OPTIONS[name]}{separator}{fault}") from error
+        raise InvalidSetting(f"{_OPTIONS[name]}: {fault}") from error
 
 
 def ring_of(target: Target) -> KeyRing:

@@ -20,8 +20,8 @@ _PASSING: Final = frozenset((
 ))  # fmt: skip
 """First words of statements about rows and savepoints. Of any other nobody knows what it leaves: a block may do all."""
 _LASTING: Final = ("set_config", "pg_settings", "pg_notify", "advisory_", "lo_open", "pg_temp", 'u&"')
-"""What lasts of statements about rows, in any place of them; a column of such a name costs speed alone. A name in escapes
-may be any."""
+"""What lasts of statements about rows, in any place of them; a column of such a name costs speed alone. A name in
+escapes may be any."""
 _INTO_LASTING: Final = re.compile(r"into\s*(?:--|/\*|(?:local|global|temp|temporary)\b)")
 _LETTER: Final = r"A-Za-z_\u0080-\U0010ffff"
 _SPACE: Final = r"\ \t\n\r\f\v"  # no others: for Postgres the spaces of Unicode are letters

@@ -93,7 +93,7 @@ def test_advice_for_a_refused_connection_follows_its_cause(text: str, sqlstate: 
         ({"database": "postgresql:///shop"}, {"DURABLE_BATCH_SIZE": "0"}, "batch_size: "),
     ],
 )
-def test_fault_of_a_setting_is_told_under_the_name_it_was_given_by(
+def test_fault_of_a_setting_is_told_by_its_option(
     options: dict[str, str], environment: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DURABLE_DATABASE_URL", raising=False)
