@@ -7,8 +7,8 @@ ends its call would log the interrupt with a page of its own code.
 
 from __future__ import annotations
 
-import _thread
 import logging
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def interrupts_kept() -> Iterator[None]:
 
     def hear(ignored: Any) -> None:
         if issubclass(ignored.exc_type, KeyboardInterrupt):
-            again = threading.Timer(_LATER, _thread.interrupt_main)  # here it would be ignored once more
+            again = threading.Timer(_LATER, _interrupt)  # here it would be ignored once more
             again.daemon = True
             again.start()
         else:
@@ -38,6 +38,11 @@ def interrupts_kept() -> Iterator[None]:
     finally:
         sys.unraisablehook = tell
         root.removeFilter(_is_no_interrupt)
+
+
+def _interrupt() -> None:
+    """Send a signal, which ends what the main thread waits for."""
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 def _is_no_interrupt(record: logging.LogRecord) -> bool:

@@ -39,7 +39,7 @@ def drop_a_resource() -> None:
 
 def work_on(drop: Callable[[], None]) -> None:
     drop()
-    threading.Event().wait(10)
+    threading.Event().wait(60)
 
 
 @pytest.mark.parametrize("drop", [drop_what_is_watched, drop_a_resource])
