@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet, ref
 
-from sqlalchemy import Connection, Engine, Transaction, event
+from sqlalchemy import Connection, Engine, NestedTransaction, Transaction, event
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
@@ -84,6 +84,7 @@ class Fence:
         """The error of a statement of the session for which the database lacked room, memory or connections."""
         self.conflict: DBAPIError | None = None
         """The error of a statement of the session that was rolled back so that another transaction goes on."""
+        self._conflict_within: NestedTransaction | None = None
         self.is_complete = False
         """True if the next COMMIT is that of the runner."""
         session.info[_KEY] = self
@@ -92,6 +93,15 @@ class Fence:
     @property
     def has_lost_connection(self) -> bool:
         return self.loss is not None
+
+    @property
+    def has_survived_conflict(self) -> bool:
+        """Tell whether the last conflict was within a savepoint that was rolled back: the rest of the transaction goes
+        on."""
+        return self._conflict_within is not None and not self._conflict_within.is_active
+
+    def meet_conflict(self, error: DBAPIError, connection: Connection) -> None:
+        self.conflict, self._conflict_within = error, connection.get_nested_transaction()
 
     @property
     def is_disturbed(self) -> bool:
@@ -221,7 +231,8 @@ def _after_error(context: ExceptionContext) -> None:
     error = context.sqlalchemy_exception
     if isinstance(error, DBAPIError):
         fence.shortage = error if is_shortage_of_all(error) else fence.shortage
-        fence.conflict = error if is_conflict(error) else fence.conflict
+        if is_conflict(error):
+            fence.meet_conflict(error, context.connection)
     control = control_of(sql_of(context.connection, context.statement))
     if not control.is_alone:
         fence.doubt_savepoints(context.connection, control.savepoints)

@@ -11,6 +11,7 @@ unchanged, except for two cases without a fault of the handler: NoRoom and Outag
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -27,7 +28,7 @@ from durable.agents.fence import Fence, forget_fence
 from durable.agents.threads import closing_in_thread, run_in_thread
 from durable.agents.traces import Traces
 from durable.application.incoming import Incoming
-from durable.errors import NoUnitOfWork, SchemaMismatch, StorageUnavailable, TransactionEnded, text_of, told_by
+from durable.errors import NoUnitOfWork, SchemaMismatch, StorageUnavailable, TransactionEnded, Verdict, text_of, told_by
 from durable.outbox.outbox import Outbox
 from durable.outbox.sessions import Sessions
 from durable.outbox.transactions import forget
@@ -35,11 +36,13 @@ from durable.outbox.unit_of_work import close
 from durable.storage.outages import (
     described,
     is_outage,
+    is_outage_itself,
     is_shortage,
     outage_in,
     translated,
     unusable,
 )
+from durable.tasks.cancelling import is_cancelled
 
 T = TypeVar("T")
 
@@ -183,12 +186,15 @@ class Run:
             with self.sessions.scope.entered(lambda: outbox):
                 try:
                     await self._call(place, outbox, fence)
-                except Exception as error:
+                except BaseException as error:
+                    if _is_asked_for(error):
+                        raise
                     if fence.has_lost_connection or fence.shortage is not None:  # whatever is raised in its place
                         raise _outage(error, fence) from error
-                    if fence.conflict is not None:
+                    told = told_by(error)
+                    if fence.conflict is not None and not (fence.has_survived_conflict and isinstance(told, Verdict)):
                         self.met_conflict(fence.conflict)
-                    if isinstance(told_by(error), NoUnitOfWork) and fence.has_failed:  # the next one has a session
+                    if isinstance(told, NoUnitOfWork) and fence.has_failed:  # no mistake: the next one has a session
                         raise TransactionEnded from error
                     raise
                 await self._finish(place, outbox, fence)  # listeners of its flush may send, too
@@ -235,18 +241,27 @@ class Run:
             await place.do(complete)
             await self.end(place)
             outbox.close()  # what a task that the handler left behind sends now would be in no transaction
-        except Exception as error:
+        except BaseException as error:
+            if _is_asked_for(error):
+                raise
             if fence.conflict is not None:
                 self.met_conflict(fence.conflict)
             if isinstance(error.__cause__, PoolTimeout) or isinstance(error, PoolTimeout):
                 raise NoRoom(text_of(error)) from error
-            is_lost = fence.has_lost_connection and _is_consequence(error)
-            if is_lost or isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage(error):
+            is_lost = fence.has_lost_connection and (_is_consequence(error) or is_outage(error))
+            if is_lost or isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage_itself(error):
                 raise _outage(error, fence) from error
             raise
 
 
-def _outage(error: Exception, fence: Fence) -> Outage:
+def _is_asked_for(error: BaseException) -> bool:
+    """Tell whether the agent ends the attempt, by its time or with its node; a handler may raise the same by itself."""
+    if isinstance(error, asyncio.CancelledError):
+        return is_cancelled()
+    return isinstance(error, GeneratorExit)
+
+
+def _outage(error: BaseException, fence: Fence) -> Outage:
     """Make the error of an attempt that the database is the cause of. The handler may have told it in words of its own,
     which may hold data, or have swallowed it.
     """
@@ -263,7 +278,7 @@ def _has_changes(session: Session) -> bool:
     return bool(session.new or session.dirty or session.deleted)
 
 
-def _is_consequence(error: Exception) -> bool:
+def _is_consequence(error: BaseException) -> bool:
     """Tell whether an error says only that the session cannot be used any more. The handler may have swallowed the
     cause.
     """

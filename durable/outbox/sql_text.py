@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Final, Literal, NamedTuple
 
 _PASSING: Final = frozenset((
-    "select", "insert", "update", "delete", "merge", "with", "values", "table", "copy", "savepoint", "release",
+    "select", "show", "insert", "update", "delete", "merge", "with", "values", "table", "copy", "savepoint", "release",
     "rollback", "commit", "end", "abort",
 ))  # fmt: skip
 """First words of statements about rows and savepoints. Of any other nobody knows what it leaves: a block may do all."""
@@ -84,7 +84,7 @@ def _control_of(sql: str) -> Control:
     # Its first words tell what one statement does, and a long one is not read to its end.
     statements = list(_statements(sql)) if ";" in sql else [list(islice(_tokens(sql), _MOST_TOKENS))]
     savepoints = tuple(found for each in statements if (found := _savepoint(each)) is not None)
-    lasts = any(map(_lasts, statements)) or _has_lasting(sql.lower())
+    lasts = any(map(_lasts, statements)) or _has_lasting(sql.lower(), may_make_a_table=not _inserts(statements))
     return Control(any(map(_ends, statements)), savepoints, lasts, len(statements) == 1)
 
 
@@ -112,8 +112,14 @@ def _lasts(statement: Sequence[_Token]) -> bool:
     return bool(statement) and first not in _PASSING
 
 
-def _has_lasting(sql: str) -> bool:
-    return any(each in sql for each in _LASTING) or _INTO_LASTING.search(sql) is not None
+def _inserts(statements: Sequence[Sequence[_Token]]) -> bool:
+    """Tell whether INTO names a table that is there."""
+    return len(statements) == 1 and [token.text for token in statements[0][:1]] in (["insert"], ["merge"])
+
+
+def _has_lasting(sql: str, *, may_make_a_table: bool) -> bool:
+    is_made = may_make_a_table and _INTO_LASTING.search(sql) is not None
+    return is_made or any(each in sql for each in _LASTING)
 
 
 def _savepoint(statement: Sequence[_Token]) -> About | None:

@@ -70,6 +70,13 @@ def is_outage(error: BaseException | None) -> bool:
     return outage_in(error) is not None
 
 
+def is_outage_itself(error: BaseException) -> bool:
+    """The same without the causes of the error, for one that the application may have raised before: an object that it
+    raises again and again keeps its first causes.
+    """
+    return any(map(_is_of_infrastructure, leaves_of(error)))
+
+
 def outage_in(error: BaseException | None) -> BaseException | None:
     """Return the failure of the infrastructure among an error, its causes, and what groups among them hold."""
     return next(filter(_is_of_infrastructure, causes_of(error, below=_is_not_of_the_database)), None)
@@ -93,16 +100,13 @@ def is_shortage_of_all(error: DBAPIError) -> bool:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """True where Postgres rolled back so that another transaction goes on: for its own error, and for a group with one.
-
-    The causes of the error do not count: an object that the application raises again and again keeps its first ones.
-    """
+    """True where Postgres rolled back so that another transaction goes on; the causes of the error do not count."""
     return any(_state(each) in (_SERIALIZATION_FAILURE, _DEADLOCK) for each in leaves_of(error))
 
 
 def met_lock(error: BaseException) -> bool:
-    """True where a lock was not to be had, or in a deadlock; the causes of the error count too."""
-    return any(_state(each) in (_DEADLOCK, _NO_LOCK) for each in causes_of(error))
+    """True where a lock was not to be had, or in a deadlock; the causes of the error do not count."""
+    return any(_state(each) in (_DEADLOCK, _NO_LOCK) for each in leaves_of(error))
 
 
 def _any(_: BaseException) -> bool:

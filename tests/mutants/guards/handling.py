@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_FAULTS = "tests/integration/agents/test_faults_in_other_words.py"
 _FREED = "tests/integration/agents/test_freed_sessions.py"
 _GROUPS = "tests/integration/agents/test_handling_groups.py"
 
@@ -192,7 +193,7 @@ ROWS = (
         "handling",
         "a setting that a function sets is overlooked",
         "durable/outbox/sql_text.py",
-        before="any(map(_lasts, statements)) or _has_lasting(sql.lower())",
+        before="any(map(_lasts, statements)) or _has_lasting(sql.lower(), may_make_a_table=not _inserts(statements))",
         after="any(map(_lasts, statements))",
         killed_by=(
             f"{_GROUPS}::test_group_ends_when_a_message_leaves_traces_in_the_transaction[set a setting by a function]",
@@ -202,8 +203,8 @@ ROWS = (
         "handling",
         "what a block leaves in its transaction is overlooked",
         "durable/outbox/sql_text.py",
-        before="any(map(_lasts, statements)) or _has_lasting(sql.lower())",
-        after="_has_lasting(sql.lower())",
+        before="any(map(_lasts, statements)) or _has_lasting(sql.lower(), may_make_a_table=not _inserts(statements))",
+        after="_has_lasting(sql.lower(), may_make_a_table=not _inserts(statements))",
         killed_by=(
             f"{_GROUPS}::test_group_ends_when_a_message_leaves_traces_in_the_transaction[keep rows in a block]",
         ),
@@ -366,6 +367,44 @@ ROWS = (
             f"{_GROUPS}::test_messages_of_a_group_commit_before_a_long_one_ends",
             f"{_GROUPS}::test_group_releases_its_rows_when_a_message_waits_for_another_one",
         ),
+    ),
+    Mutant(
+        "handling",
+        "a fault of the database counts when the handler panics in its place",
+        "durable/agents/runner.py",
+        before="                except BaseException as error:\n                    if _is_asked_for(error):",
+        after="                except Exception as error:\n                    if _is_asked_for(error):",
+        killed_by=(
+            f"{_FAULTS}::test_fault_of_the_database_counts_no_attempt_in_other_words[asyncpg-lost connection-panic-async]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a cancellation by the handler is taken for that of its node",
+        "durable/agents/runner.py",
+        before="        return is_cancelled()\n",
+        after="        return True\n",
+        killed_by=(
+            f"{_FAULTS}::test_fault_of_the_database_counts_no_attempt_in_other_words[asyncpg-conflict-cancellation-async]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a decision of the handler is repeated for a conflict that a savepoint has survived",
+        "durable/agents/runner.py",
+        before="if fence.conflict is not None and not (fence.has_survived_conflict and isinstance(told, Verdict)):",
+        after="if fence.conflict is not None:",
+        killed_by=(
+            f"{_FAULTS}::test_decision_of_a_handler_counts_when_a_savepoint_has_survived_the_conflict[asyncpg-reject]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "an old cause of an error is an outage of its attempt",
+        "durable/agents/runner.py",
+        before="isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage_itself(error):",
+        after="isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage(error):",
+        killed_by=(f"{_FAULTS}::test_error_object_is_not_taken_for_an_old_outage[asyncpg]",),
     ),
     Mutant(
         "handling",
@@ -613,7 +652,7 @@ ROWS = (
         "handling",
         "a rolled back commit of a lost connection is a failure of the handler",
         "durable/agents/runner.py",
-        before="            if is_lost or isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage(error):",
+        before="            if is_lost or isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage_itself(error):",
         after="            if False:",
         killed_by=(
             "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_loss_of_the_database_is_no_attempt[completion-async]",
@@ -834,8 +873,8 @@ ROWS = (
         "handling",
         "a table of durable that is missing counts as a failed attempt",
         "durable/agents/runner.py",
-        before="isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage(error):",
-        after="isinstance(error, StorageUnavailable) or is_outage(error):",
+        before="isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage_itself(error):",
+        after="isinstance(error, StorageUnavailable) or is_outage_itself(error):",
         killed_by=(
             "tests/integration/agents/test_handling_faults.py::"
             "TestNoAttempt::test_missing_table_or_right_of_durable_counts_as_no_attempt[1-no history]",
@@ -958,8 +997,8 @@ ROWS = (
         "handling",
         "a right that a trigger lacks at the commit counts as no attempt",
         "durable/agents/runner.py",
-        before="isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage(error):",
-        after="isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage(error) or fence.is_complete:",
+        before="isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage_itself(error):",
+        after="isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage_itself(error) or fence.is_complete:",
         killed_by=(
             "tests/integration/agents/test_handling_faults.py::TestNoAttempt::"
             "test_fault_of_a_trigger_of_the_application_counts_as_an_attempt_and_keeps_its_error"
