@@ -877,7 +877,7 @@ ROWS = (
         after="isinstance(error, StorageUnavailable) or is_outage_itself(error):",
         killed_by=(
             "tests/integration/agents/test_handling_faults.py::"
-            "TestNoAttempt::test_missing_table_or_right_of_durable_counts_as_no_attempt[1-no history]",
+            "TestNoAttempt::test_missing_table_or_right_of_durable_counts_as_no_attempt[1-another column]",
         ),
     ),
     Mutant(
