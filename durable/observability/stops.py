@@ -4,7 +4,8 @@
     po.order.v2   --handler po.order.v2-->   circuits of po.order.v2
 
 A handler takes older versions of its message, too. Which ones, its nodes have said when they joined: a process without
-their code knows it from them, and of a type that no node has named that its handler has the same name.
+their code knows it from them, and of a type that no node has named that its handler has the same name. While two
+releases are alive a type may have a handler in each, and waits behind a circuit only when all of them are stopped.
 """
 
 from __future__ import annotations
@@ -13,23 +14,26 @@ from collections.abc import Mapping
 
 from durable.storage.circuits import CircuitKind, OpenCircuit
 from durable.storage.gauges import Gauges
-from durable.storage.nodes import newest_handlers
+from durable.storage.nodes import handlers_of
 
 
 class Stops:
     """The open circuits of handlers, by the types of messages that they stop."""
 
     def __init__(self, gauges: Gauges) -> None:
-        self._handlers = newest_handlers(gauges.nodes)
+        self._handlers = handlers_of(gauges.nodes, gauges.locked)
         self._open = {each.key: each for each in gauges.circuits if each.kind == CircuitKind.HANDLER}
 
     def of(self, message_type: str) -> OpenCircuit | None:
-        """Return the circuit that stops this type: that of its version alone, or that of its handler."""
-        return next((self._open[key] for key in self._keys(message_type) if key in self._open), None)
+        """Return the circuit that stops this type: that of its version alone, or that of its newest handler."""
+        return next(iter(self._all_of(message_type)), None)
 
     def waiting(self, circuit: OpenCircuit, by_type: Mapping[str, int]) -> int:
         """Count the messages that this circuit of a handler stops, of these numbers by type."""
-        return sum(number for name, number in by_type.items() if circuit.key in self._keys(name))
+        return sum(number for name, number in by_type.items() if circuit in self._all_of(name))
 
-    def _keys(self, message_type: str) -> tuple[str, str]:
-        return message_type, self._handlers.get(message_type, message_type)
+    def _all_of(self, message_type: str) -> list[OpenCircuit]:
+        """Return the circuits behind which this type waits: those of its handlers only when all of them are open."""
+        handlers = self._handlers.get(message_type, [message_type])
+        behind = handlers if all(each in self._open for each in handlers) else []
+        return [self._open[key] for key in dict.fromkeys([message_type, *behind]) if key in self._open]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -41,10 +41,22 @@ class Node(NamedTuple):
 
 def handlers(conn: Connection, schema: str) -> dict[str, str]:
     """Return the handler of each type, as the nodes have said; the newest knows best."""
-    return newest_handlers(read(conn, schema))
+    return _newest(read(conn, schema))
 
 
-def newest_handlers(of: Sequence[Node]) -> dict[str, str]:
+def handlers_of(of: Sequence[Node], alive: Collection[NodeId]) -> dict[str, list[str]]:
+    """Return the handlers that each type has at the living nodes, whose releases may differ; the newest node's first.
+
+    Of a type that no living node handles, the newest node of all knows best.
+    """
+    found = {name: [handler] for name, handler in _newest(of).items()}
+    living = sorted((node for node in of if node.node_id in alive), key=_start, reverse=True)
+    for name in {name for node in living for name in node.message_types}:
+        found[name] = list(dict.fromkeys(node.handlers[name] for node in living if name in node.handlers))
+    return found
+
+
+def _newest(of: Sequence[Node]) -> dict[str, str]:
     return {name: handler for node in sorted(of, key=_start) for name, handler in node.handlers.items()}
 
 

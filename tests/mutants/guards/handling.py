@@ -1073,11 +1073,27 @@ ROWS = (
         "handling",
         "messages of an older version wait behind a parked handler, and nobody says so",
         "durable/observability/stops.py",
-        before="return message_type, self._handlers.get(message_type, message_type)",
-        after="return message_type, message_type",
+        before="self._handlers.get(message_type, [message_type])",
+        after="[message_type]",
         killed_by=(
             "tests/unit/observability/test_stops.py::TestStoppedVersions::"
             "test_parked_handler_is_a_problem_for_each_version[parked-po.order]",
         ),
+    ),
+    Mutant(
+        "handling",
+        "a type waits behind the stop of one release while a living node of another handles it",
+        "durable/storage/nodes.py",
+        before="        found[name] = list(dict.fromkeys(node.handlers[name] for node in living if name in node.handlers))\n",
+        after="        found[name] = found[name]\n",
+        killed_by=("tests/unit/observability/test_stops.py::test_type_with_a_living_handler_waits_behind_no_stop",),
+    ),
+    Mutant(
+        "handling",
+        "a type that one of its handlers could take waits behind the others",
+        "durable/observability/stops.py",
+        before="handlers if all(each in self._open for each in handlers) else []",
+        after="handlers",
+        killed_by=("tests/unit/observability/test_stops.py::test_type_with_a_living_handler_waits_behind_no_stop",),
     ),
 )

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from durable.cli import views
 from durable.console import reading
@@ -80,9 +82,38 @@ class TestStoppedVersions:
         assert unclaimed == {*waiting} - known
 
 
-def test_newest_node_knows_the_handler_best() -> None:
+def test_newest_node_knows_the_handler_best_when_none_is_alive() -> None:
     circuit = CIRCUITS["paused"]
     before, after = node(1, {OLD: OLD}), node(2, HANDLERS)
     for nodes in ([before, after], [after, before]):
-        assert Stops(found(circuit, nodes=nodes)).of(OLD) is circuit
-    assert Stops(found(circuit, nodes=[before])).of(OLD) is None
+        assert Stops(found(circuit, nodes=nodes)._replace(locked=set())).of(OLD) is circuit
+    assert Stops(found(circuit, nodes=[before])._replace(locked=set())).of(OLD) is None
+
+
+RELEASES = ({OLD: OLD}, {OLD: NEW, NEW: NEW}, {OLD: OTHER, NEW: OTHER, OTHER: OTHER}, {OTHER: OTHER})
+"""What nodes of several releases say that they handle."""
+
+
+@given(
+    releases=st.lists(st.sampled_from(RELEASES), min_size=1, max_size=4),
+    alive=st.sets(st.integers(0, 3)),
+    stopped=st.sets(st.sampled_from([OLD, NEW, OTHER])),
+)
+@example(releases=[RELEASES[0], RELEASES[1]], alive={0, 1}, stopped={NEW})
+@example(releases=[RELEASES[0], RELEASES[1]], alive={0, 1}, stopped={OLD, NEW})
+def test_type_with_a_living_handler_waits_behind_no_stop(
+    releases: list[dict[str, str]], alive: set[int], stopped: set[str]
+) -> None:
+    circuits = [CIRCUITS["paused"]._replace(key=each) for each in sorted(stopped)]
+    nodes = [node(number, handlers) for number, handlers in enumerate(releases)]
+    gauges = found(CIRCUITS["paused"], OLD, NEW, OTHER, nodes=nodes)
+    gauges = gauges._replace(circuits=circuits, locked={NodeId(number) for number in alive})
+    living = [handlers for number, handlers in enumerate(releases) if number in alive]
+    lags = {each.split()[1] for each in problems(gauges, health_lag="1m") if " lags" in each}
+    for name in (OLD, NEW, OTHER):
+        takers = [handlers[name] for handlers in living if name in handlers]
+        if takers:
+            is_handled = name not in stopped and not stopped.issuperset(takers)
+            assert (name in lags) is is_handled
+            counted = [Stops(gauges).waiting(circuit, {name: 3}) for circuit in circuits]
+            assert any(counted) is not is_handled
