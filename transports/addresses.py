@@ -23,21 +23,30 @@ _PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
     "http": http.parse_destination,
     "https": http.parse_destination,
     "rabbitmq": rabbitmq.parse_destination,
-    "memory": memory.check,
+    "memory": memory.parse_destination,
 }
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
 
 
-def check_destination(uri: str) -> None:
-    """Raise InvalidSetting when no service could send to this address, whatever its settings are.
+def canonical(uri: str) -> str:
+    """Return the one spelling of an address to send to, under which messages, pauses and latches are stored.
 
-    An application may have transports with schemes of its own: of these only the scheme is looked at.
+    Raises InvalidSetting when no service could send there, whatever its settings are. An application may have
+    transports with schemes of its own: of these only the scheme is looked at.
     """
     scheme, separator, place = uri.partition("://")
     if parser := _PARSERS.get(scheme if separator else ""):
-        parser(uri)
-        return
+        return str(parser(uri))
     near = suggestion(scheme.lower(), _PARSERS)
     if not separator or not place or near or not _SCHEME.fullmatch(scheme):
         hint = near.removeprefix("; ") or "write such as 'tcp://billing:2301', or 'local' for this service's inbox"
         raise InvalidSetting(f"{uri!r} is no address that a transport understands; {hint}")
+    return uri
+
+
+def canonical_name(name: str) -> str:
+    """Return an address to send to in its one spelling, and any other name as it is."""
+    try:
+        return canonical(name)
+    except InvalidSetting:
+        return name

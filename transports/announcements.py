@@ -26,6 +26,7 @@ from durable.settings import Settings
 from durable.transports import peers
 from durable.transports.frames import Listing
 from durable.transports.hosts import is_host
+from durable.transports.uris import normal_escapes
 
 UNIX: Final = "unix"
 _SCHEMES: Final = ("tcp", UNIX, "http", "https")
@@ -158,7 +159,7 @@ def place_of(address: str, hosts: Collection[str] = ()) -> str:
     elif (ip := _ip(host)) is not None:
         host = str(ip)
     port = parts.port if parts.port is not None else _DEFAULT_PORTS.get(parts.scheme)
-    return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
+    return f"{parts.scheme}://{host}:{port}{normal_escapes(parts.path).rstrip('/')}"
 
 
 def is_local(address: str) -> bool:

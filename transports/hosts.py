@@ -6,7 +6,30 @@ import ipaddress
 import re
 from typing import Final
 
+_THIS_MACHINE: Final = "127.0.0.1"
+_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+
+
+def normal_host(text: str) -> str:
+    """Return the one spelling of a host: lower case, without the dot of the root, addresses of IPv6 compressed.
+
+    Empty for text that is no host, and for an address that has a spelling as IPv4: 127.1, 0x7f000001, ::ffff:7f00:1.
+
+    `localhost` is 127.0.0.1, for each transport. Other names stay: what they stand for may change, but durable binds
+    `localhost` at that address alone, so both are one place. A lookup could find ::1 as well, where any program of the
+    machine may listen on the same port and take the messages. Who means that address writes [::1].
+    """
+    name = text.lower().removesuffix(".")
+    if name == "localhost":
+        return _THIS_MACHINE
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        is_name = ":" not in name and is_host(name) and not _NUMBER.fullmatch(name.rpartition(".")[2])
+        return name if is_name else ""
+    is_mapped = getattr(address, "ipv4_mapped", None) is not None
+    return "" if is_mapped or not _is_address(text) else str(address)
 
 
 def is_host(text: str) -> bool:

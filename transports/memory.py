@@ -34,11 +34,12 @@ class _Fault(Enum):
     SILENT = "silent"
 
 
-def check(uri: str) -> None:
-    """Raise InvalidSetting unless this is memory:// and a name."""
+def parse_destination(uri: str) -> str:
+    """Return the address. Raises InvalidSetting unless it is memory:// and a name."""
     parts = split(uri, "write a name, as in memory://orders")
     if parts.scheme not in SCHEMES or not parts.netloc or parts.path or parts.query or parts.fragment:
         raise InvalidSetting(f"{uri}: write a name and nothing else, as in memory://orders")
+    return uri
 
 
 class MemoryTransport:
@@ -62,7 +63,7 @@ class MemoryTransport:
 
     def check(self, uri: str) -> None:
         """Raise InvalidSetting unless this is memory:// and a name."""
-        check(uri)
+        parse_destination(uri)
 
     def resolve(self, uri: str, message_type: str) -> str:
         return uri

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from msgspec.structs import replace
 
@@ -23,6 +23,8 @@ from durable.errors import InvalidSetting
 from durable.setting_types import Peer
 from durable.settings import Settings
 from durable.transports.frames import Offer, Offers
+from durable.transports.hosts import normal_host
+from durable.transports.uris import normal_escapes
 
 _ANY: Final = "*"
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -194,14 +196,24 @@ def _fits(pattern: str, message_type: str) -> bool:
 
 
 def _place(uri: str) -> str:
-    """Return an address without its options, the port always written; nothing for text that is none."""
+    """Return an address in its one spelling, without its options, the port always written; nothing for text that is
+    none.
+    """
     try:
         parts = urlsplit(uri)
         port = _DEFAULT_PORTS.get(parts.scheme, "") if parts.port is None else parts.port
     except ValueError:
         return ""
-    host = "127.0.0.1" if (parts.scheme, parts.hostname) == ("tcp", "localhost") else parts.hostname
-    return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}" if host else ""
+    if parts.scheme == "rabbitmq":
+        host, path = _names(parts.netloc), _names(parts.path)
+    else:
+        host, path = normal_host(parts.hostname or ""), normal_escapes(parts.path)
+    return f"{parts.scheme}://{host}:{port}{path.rstrip('/')}" if host else ""
+
+
+def _names(text: str) -> str:
+    """Return names between slashes as addresses of RabbitMQ are written."""
+    return "/".join(quote(unquote(each), safe="") for each in text.split("/"))
 
 
 def _bytes(text: str) -> bytes:

@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import errno
-from urllib.parse import SplitResult, urlsplit
+import re
+from typing import Final
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from durable.errors import InvalidSetting
 from durable.redaction import printable
+
+_ESCAPE: Final = re.compile(r"%[0-9A-Fa-f]{2}")
+_UNRESERVED: Final = re.compile(r"[A-Za-z0-9._~-]")
+
+
+def normal_escapes(text: str) -> str:
+    """Return the one spelling of a part of an address, as in RFC 3986, 6.2.2: unreserved characters are written out,
+    and all others stay escaped, in upper case, for `%2F` is no slash.
+    """
+    return _ESCAPE.sub(lambda found: _normal_escape(found[0]), text)
+
+
+def _normal_escape(escape: str) -> str:
+    character = unquote(escape)
+    return character if _UNRESERVED.fullmatch(character) else escape.upper()
 
 
 def split(uri: str, hint: str) -> SplitResult:

@@ -15,11 +15,12 @@ import enum
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
 from durable.transports.frames import Listing, Offer
+from durable.transports.hosts import normal_host
+from durable.transports.plaintext import is_loopback
 
 HERE: Final = "this process"
 """Address of a provider in the caller's own process."""
@@ -135,9 +136,8 @@ def _candidates(listing: Listing, caller: Origin, schemes: tuple[str, ...]) -> I
 def _is_loopback(address: str) -> bool:
     """Tell whether the address is the caller's own machine, whichever that is."""
     try:
-        host = urlsplit(address).hostname or ""
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:  # a name
+        return is_loopback(normal_host(urlsplit(address).hostname or ""))
+    except ValueError:
         return False
 
 

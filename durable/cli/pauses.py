@@ -18,6 +18,7 @@ from durable.errors import InvalidSetting, WiringError
 from durable.grammar import several, suggestion
 from durable.storage import actions, circuits, known_names, nodes
 from durable.storage.circuits import CircuitKind
+from durable.transports.addresses import canonical_name
 
 _MOST_SHOWN = 5
 
@@ -78,7 +79,7 @@ def pause(
         keys = _keys(bus, kind, name)
         if not anyway and set(declared).isdisjoint([name, *keys]):
             known = known_names.read(conn, settings.db_schema, kind)
-            _refuse_unknown(kind, name, list(dict.fromkeys([*declared, *known])))
+            _refuse_unknown(circuit, keys, list(dict.fromkeys([*declared, *known])))
         named = [(kind, each) for each in keys]
         handler = _handler(bus, conn, settings.db_schema, circuit)
         actions.pause(conn, settings.db_schema, named, reason=reason, actor=actor, duration=duration)
@@ -113,11 +114,9 @@ def resume(target: Target, circuit: CircuitName, actor: str) -> None:
 
 def _keys(bus: Bus | None, kind: CircuitKind, name: str) -> list[str]:
     """List the keys of a name: an address resolved by message type is one destination for each type."""
-    return (
-        bus.runtime.envelope_factory.destinations_of(name)
-        if bus is not None and kind is CircuitKind.DESTINATION
-        else [name]
-    )
+    if kind is not CircuitKind.DESTINATION:
+        return [name]
+    return [canonical_name(name)] if bus is None else bus.runtime.envelope_factory.destinations_of(name)
 
 
 def _handler(bus: Bus | None, conn: Connection, schema: str, circuit: CircuitName) -> str:
@@ -141,9 +140,10 @@ def _declared(application: Application, kind: CircuitKind) -> Sequence[str]:
             return []
 
 
-def _refuse_unknown(kind: CircuitKind, name: str, known: Sequence[str]) -> None:
+def _refuse_unknown(circuit: CircuitName, keys: Sequence[str], known: Sequence[str]) -> None:
     """Refuse a misspelt name: its pause would pause nothing, and report success."""
-    if name not in known:
+    kind, name = circuit
+    if set(keys).isdisjoint(known):
         some = f"; known: {', '.join(known[:_MOST_SHOWN])}" if known else "; name the bus that declares it"
         near = suggestion(name, known) or f"{some}; or give --anyway"
         raise InvalidSetting(f"--{kind.value}: no {kind.value} {name!r} is declared or stored{near}")

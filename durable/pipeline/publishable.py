@@ -38,6 +38,7 @@ from durable.errors import InvalidSetting
 from durable.grammar import suggestion
 from durable.messages.routing import LOCAL
 from durable.pipeline.positions import SORTABLE, is_sortable
+from durable.transports.addresses import canonical_name
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -113,11 +114,19 @@ def whole(batch: pa.RecordBatch, now: datetime) -> pa.RecordBatch:
     columns = {name: _column(batch, name) for name in STAGED}
     local = pc.if_else(pc.equal(columns["destination"], LOCAL), LOCAL, pa.scalar(None, pa.string()))
     columns["endpoint"] = pc.coalesce(columns["endpoint"], local)
+    columns["destination"] = _canonical(columns["destination"], columns["endpoint"])
     columns["correlation_id"] = pc.coalesce(columns["correlation_id"], columns["id"])
     columns["content_type"] = pc.fill_null(columns["content_type"], JSON)
     columns["headers"] = pc.fill_null(columns["headers"], "{}")
     columns["sent_at"] = pc.fill_null(columns["sent_at"], pa.scalar(now, _MOMENT))
     return pa.RecordBatch.from_pydict(columns)
+
+
+def _canonical(destinations: pa.Array, endpoints: pa.Array) -> pa.Array:
+    """Return the destinations in their one spelling, except for messages that came in; malformed ones as they are."""
+    encoded = destinations.dictionary_encode()
+    spelled = pa.array([canonical_name(each) for each in encoded.dictionary.to_pylist()], pa.string())
+    return pc.if_else(pc.is_null(endpoints), spelled.take(encoded.indices), destinations)
 
 
 def order_of(batch: pa.RecordBatch) -> pa.Array | None:

@@ -32,7 +32,7 @@ from durable.pipeline.sealing import OLD_ID, Sealing, missing_keys, sealed
 from durable.pipeline.session import spark_errors
 from durable.pipeline.texts import check_name, check_texts
 from durable.settings import Settings
-from durable.transports.addresses import check_destination
+from durable.transports.addresses import canonical
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -72,7 +72,7 @@ def messages(
     check_name("name", name)
     check_texts(destination=destination, order_by=order_by)
     if destination is not None and destination != LOCAL:
-        check_destination(destination)
+        destination = canonical(destination)
     came_in = F.when(F.col("side") == "incoming", F.col("address"))
     columns: dict[str, Column] = {
         "id": F.col("id") if same_ids else uuid8(F.concat(F.lit(f"{name}/"), F.lower(F.hex("id")))),

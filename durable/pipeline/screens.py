@@ -20,7 +20,7 @@ from durable.envelope import Envelope
 from durable.errors import InvalidSetting
 from durable.messages import validation as screening
 from durable.pipeline.publishable import IDS, NEVER_NULL, TEXTS, TIMES
-from durable.transports.addresses import check_destination
+from durable.transports.addresses import canonical
 
 pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
 
@@ -85,7 +85,7 @@ def _unknown_destination(batch: pa.RecordBatch) -> str | None:
     destinations = batch.column("destination").filter(pc.is_null(batch.column("endpoint")))
     for text in pc.unique(destinations).to_pylist():
         try:
-            check_destination(text)
+            canonical(text)
         except InvalidSetting as error:
             index = int(pc.index(batch.column("destination"), text).as_py())
             return f"destination {error}{_of_row(batch, index)}"

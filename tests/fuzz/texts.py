@@ -13,7 +13,7 @@ from durable.cli import arguments as cli_arguments
 from durable.duration import duration, time_from_now
 from durable.errors import InvalidMessage, InvalidSetting, WiringError
 from durable.settings import Settings, load_settings, secret_names
-from durable.transports.addresses import check_destination
+from durable.transports.addresses import canonical
 from durable.transports.http import address as http
 from durable.transports.http import auth, headers
 from durable.transports.rabbitmq import address as rabbitmq
@@ -136,7 +136,7 @@ def check_address(uri: str) -> str:
         assert str(again) == str(address)
         words.append(type(address).__name__)
     try:
-        check_destination(uri)
+        canonical(uri)
     except InvalidSetting as error:
         _is_said(error, uri)
     else:

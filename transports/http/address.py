@@ -4,6 +4,9 @@ The endpoints lie below the path: a batch goes to `/batches` there. Senders may 
 https); listeners may not, and take port 0 for any that is free. Several nodes of one service on a machine can share a
 port: each listens on `http://127.0.0.1:8001?reuse_port=1`, and the kernel deals out new connections among them. To a
 sender this option means nothing.
+
+An address has one spelling, whichever was parsed: see normal_host() and normal_escapes(); the port of its scheme and a
+slash at the end are left out. Dot segments are refused, also when they are escaped.
 """
 
 from __future__ import annotations
@@ -14,9 +17,9 @@ from typing import Final
 from urllib.parse import SplitResult
 
 from durable.errors import InvalidSetting
-from durable.transports.hosts import is_host
+from durable.transports.hosts import normal_host
 from durable.transports.plaintext import is_loopback
-from durable.transports.uris import port_of, split
+from durable.transports.uris import normal_escapes, port_of, split
 
 SCHEMES: Final = ("http", "https")
 
@@ -28,23 +31,20 @@ _PATH: Final = re.compile(r"(/([A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})+)*"
 
 @dataclass(frozen=True, slots=True)
 class HttpAddress:
-    """`port` is None where the URI names none."""
-
     scheme: str
     host: str
-    port: int | None
+    port: int
     path: str = ""
     reuse_port: bool = False
 
     def __str__(self) -> str:
-        port = "" if self.port is None else f":{self.port}"
+        port = "" if self.port == _DEFAULT_PORTS[self.scheme] else f":{self.port}"
         return f"{self.scheme}://{self._written_host}{port}{self.path}"
 
     @property
     def origin(self) -> str:
         """Scheme, host and port, the port always written."""
-        port = _DEFAULT_PORTS[self.scheme] if self.port is None else self.port
-        return f"{self.scheme}://{self._written_host}:{port}"
+        return f"{self.scheme}://{self._written_host}:{self.port}"
 
     @property
     def is_local(self) -> bool:
@@ -75,10 +75,21 @@ def parse(uri: str) -> HttpAddress:
         )
     if parts.query not in ("", _REUSE_PORT):
         raise InvalidSetting(f"{uri}: the only option is ?{_REUSE_PORT}; {_EXAMPLE}")
-    path = parts.path.removesuffix("/")
+    path = normal_escapes(parts.path.removesuffix("/"))
     if not _PATH.fullmatch(path) or {".", ".."} & set(path.split("/")):
         raise InvalidSetting(f"{uri}: the path is not one of plain, percent-encoded segments; {_EXAMPLE}")
+    port = _DEFAULT_PORTS[parts.scheme] if port is None else port
     return HttpAddress(parts.scheme, _host(uri, parts), port, path, reuse_port=bool(parts.query))
+
+
+def parse_source(uri: str) -> HttpAddress:
+    """Parse an address to listen on. Raises InvalidSetting as parse() does, and where no port is written."""
+    address = parse(uri)
+    if split(uri, _EXAMPLE).port is None:
+        raise InvalidSetting(f"{uri}: write the port to listen on, as in http://127.0.0.1:8001")
+    if "%" in address.path:
+        raise InvalidSetting(f"{uri}: write a path to listen on without percent-encoding")
+    return address
 
 
 def parse_destination(uri: str) -> HttpAddress:
@@ -90,8 +101,6 @@ def parse_destination(uri: str) -> HttpAddress:
 
 
 def _host(uri: str, parts: SplitResult) -> str:
-    """Return the host, in lower case."""
-    host = parts.hostname or ""
-    if is_host(host):
+    if host := normal_host(parts.hostname or ""):
         return host
     raise InvalidSetting(f"{uri}: no host, or one that is neither a name nor an address; {_EXAMPLE}")

@@ -74,10 +74,8 @@ class HttpListener:
             await serving.end(self._settings.drain_timeout.total_seconds())
 
     def _bind(self) -> socket.socket:
-        # One name, one socket: `localhost` could stand for two addresses, with a port each.
-        host = "127.0.0.1" if self._address.host == "localhost" else self._address.host
+        host, port = self._address.host, self._address.port
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        port = self._address.port or 0
         try:
             listening = socket.create_server(
                 (host, port), family=family, backlog=BACKLOG, reuse_port=self._address.reuse_port

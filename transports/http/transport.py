@@ -31,7 +31,7 @@ from durable.settings import Settings
 from durable.telemetry import log
 from durable.transports import peers
 from durable.transports.base import Directory, Provider, Receiver
-from durable.transports.http.address import SCHEMES, HttpAddress, parse, parse_destination
+from durable.transports.http.address import SCHEMES, HttpAddress, parse, parse_destination, parse_source
 from durable.transports.http.app import make_app
 from durable.transports.http.caller import MOST_CONNECTIONS, HttpCaller
 from durable.transports.http.client import HttpClient
@@ -122,11 +122,7 @@ class HttpTransport:
 
     def listener(self, uri: str, endpoint: str) -> HttpListener:
         """Port 0 listens on a free port; the listener's `address` then says which."""
-        address = parse(uri)
-        if address.port is None:
-            raise InvalidSetting(f"{uri}: write the port to listen on, as in http://127.0.0.1:8001")
-        if "%" in address.path:
-            raise InvalidSetting(f"{uri}: write a path to listen on without percent-encoding")
+        address = parse_source(uri)
         if not address.is_local and not peers.has_secrets(self._settings):
             raise InvalidSetting(
                 f"shared_secret: {uri} can be reached from other machines, so peers must show a secret; set it to one"

@@ -130,10 +130,8 @@ def parse(uri: str) -> Address:
 def destination(uri: str, *, service: str, message_type: str, exchange: str) -> Destination:
     """Return the destination of this type that `service` sends to `uri`; raises InvalidSetting for a source."""
     match parse(uri):
-        case QueueAddress() as address:
-            return QueueAddress(address.broker, address.queue)
-        case ExchangeAddress() as address:
-            return address
+        case QueueAddress() | ExchangeAddress() as address:
+            return _sent_to(address)
         case TopicAddress(broker):
             key = short(f"{service}-{message_type}", f"{uri}: the routing key of {message_type}")
             return ExchangeAddress(broker, exchange_name(exchange, "amqp_exchange"), key)
@@ -145,15 +143,20 @@ def destination(uri: str, *, service: str, message_type: str, exchange: str) -> 
 
 
 def parse_destination(uri: str) -> Destination:
-    """Parse a destination as destination() returns it. Raises InvalidSetting for any other address."""
+    """Parse a destination as destination() returns it. Raises InvalidSetting for a topic and a source."""
     address = parse(uri)
     if isinstance(address, Destination):
-        return address
+        return _sent_to(address)
     broker = quote(address.broker, safe="")
     raise InvalidSetting(
         f"{uri}: a sender needs a queue, or an exchange and a routing key; write rabbitmq://{broker}/queue/NAME or "
         f"rabbitmq://{broker}/exchange/NAME/KEY, as a route is resolved"
     )
+
+
+def _sent_to(address: Destination) -> Destination:
+    """Leave out the options of listeners."""
+    return QueueAddress(address.broker, address.queue) if isinstance(address, QueueAddress) else address
 
 
 def source(uri: str) -> Source:

@@ -5,6 +5,9 @@ the kernel deals out new connections among them (SO_REUSEPORT). The option is fo
 
 Beyond this machine the connection is encrypted. On it, `?tls=1` or `?tls=0` says whether; otherwise it is when this
 service has a certificate.
+
+An address has one spelling, whichever was parsed: see normal_host(). The path of a socket is that of its file, without
+empty segments and single dots; `..` stays, as the system may follow a link before it.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from typing import Final
 from urllib.parse import SplitResult, unquote
 
 from durable.errors import InvalidSetting
-from durable.transports.hosts import is_host
+from durable.transports.hosts import normal_host
+from durable.transports.plaintext import is_loopback
 from durable.transports.tcp.unix import BACKLOG, LONGEST_PATH, READ_BYTES, Bound, Streams, UnixAddress
 from durable.transports.uris import cannot_listen, port_of, split
 
@@ -46,7 +50,7 @@ class TcpAddress:
     @property
     def is_local(self) -> bool:
         """True when the address names this machine and no other."""
-        return _is_address(self.host) and ipaddress.ip_address(self.host).is_loopback
+        return is_loopback(self.host)
 
     async def connect(self, tls: ssl.SSLContext | None = None) -> Streams:
         """Connect to the address, and prove its name by its certificate. Raises OSError."""
@@ -99,16 +103,14 @@ def parse(uri: str) -> Address:
 
 
 def _tcp(uri: str, parts: SplitResult) -> TcpAddress:
-    host = parts.hostname or ""
+    host = normal_host(parts.hostname or "")
     if parts.hostname is None or parts.port is None or parts.path not in ("", "/"):
         raise InvalidSetting(f"{uri}: write a host and a port and nothing else, as in {_example(parts)}")
-    if not _is_host(host):
+    if not host:
         raise InvalidSetting(
             f"{uri}: the host is neither a name nor an address; write a host and a port, as in {_example(parts)}"
         )
     options = _options(uri, parts)
-    # One name, one socket: `localhost` could stand for two addresses, with a port each.
-    host = "127.0.0.1" if host == "localhost" else host
     return TcpAddress(host, parts.port, reuse_port=options.get(_REUSE_PORT, False), tls=options.get(_TLS))
 
 
@@ -130,25 +132,21 @@ def _unix(uri: str, parts: SplitResult) -> UnixAddress:
         path = unquote(parts.path, errors="strict")
     except UnicodeDecodeError:
         raise InvalidSetting(f"{uri}: the path is not UTF-8; percent-encode it as such, as in %C3%A9") from None
-    if parts.netloc or not path.startswith("/") or path.endswith("/") or "\0" in path:
+    segments = path.split("/")
+    if parts.netloc or segments[0] or segments[-1] in ("", ".", "..") or "\0" in path:
         raise InvalidSetting(f"{uri}: write three slashes and the path of a file, as in {_example(parts)}")
+    path = "/" + "/".join(each for each in segments if each not in ("", "."))
     if len(os.fsencode(path)) > LONGEST_PATH:
         raise InvalidSetting(f"{uri}: the path of a Unix socket has at most {LONGEST_PATH} bytes; choose a shorter one")
     return UnixAddress(path)
 
 
-def _is_host(host: str) -> bool:
-    """An IPv4 address within an IPv6 one is none: 127.0.0.1 would have two names. Nor is `127.1`."""
-    last = host.removesuffix(".").rpartition(".")[2]
-    return _is_address(host) or (":" not in host and is_host(host) and not last.isdigit())
-
-
 def _is_address(host: str) -> bool:
     try:
-        address = ipaddress.ip_address(host)
-        return getattr(address, "ipv4_mapped", None) is None and "%" not in host
+        ipaddress.ip_address(host)
     except ValueError:
         return False
+    return True
 
 
 def _example(parts: SplitResult) -> str:

@@ -24,6 +24,7 @@ from durable.grammar import suggestion
 from durable.settings import Settings
 from durable.storage import dead_letters, known_names
 from durable.storage.dead_letters import DeadLetter, LetterRange, Selection, Summary
+from durable.transports.addresses import canonical_name
 
 LARGEST_LETTER = 2**63 - 1
 _MOST_NAMED = 100_000
@@ -109,7 +110,7 @@ def choose(
         exception_type=exception,
         fingerprint=fingerprint,
         source=source,
-        address=address,
+        address=None if address is None else canonical_name(address),
         key=key,
         text=text,
         since=first,

@@ -18,6 +18,7 @@ from durable.grammar import suggestion
 from durable.settings import Settings
 from durable.storage import delayed, known_names, schedules
 from durable.storage.delayed import Selection
+from durable.transports.addresses import canonical_name
 
 _PANEL = "Filters"
 
@@ -64,6 +65,7 @@ def choose(
     """Select schedules and messages. Raises WiringError."""
     app, names, ids = parse_words(words or [])
     before = None if due_before is None else parse_coming_time(due_before, datetime.now(UTC), option="--due-before")
+    address = None if address is None else canonical_name(address)
     selection = Selection(ids=ids or None, message_type=message_type, address=address, due_before=before)
     return Chosen(load_target(app, database, schema).settings, names, selection)
 

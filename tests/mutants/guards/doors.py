@@ -120,4 +120,20 @@ ROWS = (
             "tests/integration/transports/http/test_identity.py::test_plaintext_to_other_hosts_starts_only_when_allowed[http]",
         ),
     ),
+    Mutant(
+        "doors",
+        "a peer is a stranger at another spelling of its address",
+        "transports/peers.py",
+        before='normal_host(parts.hostname or ""), normal_escapes(parts.path)',
+        after="parts.hostname, parts.path",
+        killed_by=("tests/unit/transports/test_spellings.py::test_peer_is_known_at_every_spelling_of_its_address",),
+    ),
+    Mutant(
+        "doors",
+        "an address of IPv4 has other names: 127.1, 0x7f000001",
+        "transports/hosts.py",
+        before=' and not _NUMBER.fullmatch(name.rpartition(".")[2])',
+        after="",
+        killed_by=("tests/unit/transports/tcp/test_address.py::test_a_host_with_two_readings_is_refused",),
+    ),
 )

@@ -57,7 +57,7 @@ def test_namesake_elsewhere_is_not_this_process() -> None:
         (listing(1, "tcp://a:1", "unix:///s", machine="other"), ["tcp://a:1"]),
         (listing(1, "unix:///s", machine=""), []),
         (listing(1, "tcp://127.0.0.1:1", "tcp://[::1]:1", "tcp://localhost:1"), None),
-        (listing(1, "tcp://127.0.0.1:1", "tcp://[::1]:1", "tcp://localhost:1", machine="other"), []),
+        (listing(1, "tcp://127.0.0.1:1", "tcp://[::1]:1", "tcp://localhost.:1", machine="other"), []),
         (listing(1, "rabbitmq://default/queue/q"), []),
         (listing(1), []),
         (listing(1, "tcp://a:1", version="2.0"), []),

@@ -19,7 +19,7 @@ from durable.pipeline import bodies, contents
 from durable.pipeline.publish import message_id_of, uuid8_of
 from durable.pipeline.publishable import TEXTS, whole
 from durable.pipeline.screens import Limits, flaw, misencoded
-from durable.transports.addresses import check_destination
+from durable.transports.addresses import canonical
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 LIMITS = Limits(max_message_bytes=100, dedupe_window=timedelta(days=7), clock_lead=timedelta(days=1))
@@ -156,7 +156,7 @@ ROWS = st.fixed_dictionaries(
 
 def _is_address(text: str) -> bool:
     try:
-        check_destination(text)
+        canonical(text)
     except InvalidSetting:
         return False
     return True

@@ -18,7 +18,7 @@ from durable.errors import DurableError, InvalidSetting
 from durable.pipeline import replay
 from durable.pipeline.publishable import whole
 from durable.pipeline.screens import Limits, flaw
-from durable.transports.addresses import check_destination
+from durable.transports.addresses import canonical
 
 NOW = datetime.now(UTC)
 LIMITS = Limits(1_000, timedelta(days=7), timedelta(days=1))
@@ -79,7 +79,7 @@ def test_malformed_destination_is_refused_by_the_bus(bus: Bus, uri: str) -> None
 
 @pytest.mark.parametrize("uri", [*SOUND, *FOR_THE_SERVICE_TO_JUDGE])
 def test_well_formed_destination_is_published(uri: str) -> None:
-    check_destination(uri)
+    canonical(uri)
     assert published(uri) is None
 
 
@@ -90,7 +90,7 @@ def test_well_formed_destination_is_routed_by_the_bus(bus: Bus, uri: str) -> Non
 
 @pytest.mark.parametrize("uri", UNRESOLVED[1:])
 def test_topic_can_be_published_to_in_its_resolved_form(bus: Bus, uri: str) -> None:
-    check_destination(bus.runtime.transports.resolve(uri, "addresses.sent"))
+    canonical(bus.runtime.transports.resolve(uri, "addresses.sent"))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def error_of(use: Callable[[], object]) -> str:
 def test_error_with_an_address_is_one_printable_line(bus: Bus, uri: str) -> None:
     transports = bus.runtime.transports
     for use in (
-        check_destination,
+        canonical,
         transports.of,
         lambda each: transports.resolve(each, "addresses.sent"),
         lambda each: bus.route(Sent, to=each),

@@ -170,10 +170,10 @@ async def test_context_variables_of_the_start_are_not_seen_by_requests(
     assert seen == ["nothing"]
 
 
-@pytest.mark.parametrize("host", ["[::1]", "localhost"])
-async def test_listener_binds_every_name_of_this_machine(receiver: MemoryReceiver, host: str) -> None:
+@pytest.mark.parametrize(("host", "bound"), [("[::1]", "[::1]"), ("localhost", "127.0.0.1")])
+async def test_listener_binds_every_name_of_this_machine(receiver: MemoryReceiver, host: str, bound: str) -> None:
     async with listening(receiver, f"http://{host}:0") as listener:
-        assert listener.address.startswith(f"http://{host}:")
+        assert listener.address.startswith(f"http://{bound}:")
         await send(listener.address)
 
 
@@ -245,9 +245,11 @@ async def test_a_certificate_of_another_authority_is_not_trusted(encrypted: str)
         await send(encrypted)
 
 
-async def test_a_certificate_for_another_name_is_not_trusted(encrypted: str, pem: Pem) -> None:
-    with pytest.raises(ConnectionFailed, match=r"certificate verify failed.*localhost"):
-        await send(encrypted.replace("127.0.0.1", "localhost"), tls_ca=pem.ca)
+async def test_a_certificate_for_another_name_is_not_trusted(receiver: MemoryReceiver, pem: Pem) -> None:
+    settings: dict[str, Any] = {"tls_certificate": pem.certificate, "tls_key": pem.key}
+    async with listening(receiver, "https://127.0.0.2:0/in", **settings) as listener:
+        with pytest.raises(ConnectionFailed, match=r"certificate verify failed.*127\.0\.0\.2"):
+            await send(listener.address, tls_ca=pem.ca)
 
 
 async def test_silent_tls_handshake_is_cut_at_its_deadline(receiver: MemoryReceiver, pem: Pem) -> None:

@@ -1,0 +1,184 @@
+"""Spellings of addresses: one place has one destination, and different places stay different."""
+
+from __future__ import annotations
+
+import ipaddress
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeVar
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from durable.cli import pauses
+from durable.cli.dead_letters import selection as letters
+from durable.cli.scheduled import selection as scheduled
+from durable.pipeline.publishable import whole
+from durable.settings import Settings
+from durable.storage.circuits import CircuitKind
+from durable.transports import peers
+from durable.transports.addresses import canonical, canonical_name
+
+T = TypeVar("T")
+
+ONE = [
+    ("http://billing.example", "http://billing.example:80"),
+    ("http://billing.example", "http://billing.example:"),
+    ("https://billing.example/d", "https://billing.example:443/d"),
+    ("http://billing.example/d", "http://Billing.Example./d/"),
+    ("http://billing.example/a", "http://billing.example/%61"),
+    ("http://billing.example/%C3%A9", "http://billing.example/%c3%a9"),
+    ("http://[::1]:8001", "http://[0:0:0:0:0:0:0:1]:8001"),
+    ("http://127.0.0.1:8001", "http://localhost:8001"),
+    ("http://127.0.0.1:8001", "http://LOCALHOST.:8001"),
+    ("tcp://[::1]:1", "tcp://[0:0::1]:1"),
+    ("tcp://billing.example:1", "tcp://billing.example.:1/"),
+    ("tcp://127.0.0.1:1", "tcp://localhost.:1"),
+    ("unix:///a/b.sock", "unix:///a//./b.sock"),
+    ("unix:///a/b.sock", "unix:////a/%62.sock"),
+    ("rabbitmq://default/queue/a%2Fb", "rabbitmq://d%65fault/queue/%61%2fb?prefetch=3"),
+    ("rabbitmq://default/queue/a", "rabbitmq://default/queue/a?declare=no"),
+    ("rabbitmq://default/exchange/x/a%2Bb", "rabbitmq://default/exchange/%78/a+b"),
+]
+SEVERAL = [
+    ("http://billing.example/a%2Fb", "http://billing.example/a/b"),
+    ("http://billing.example/a%3Fb", "http://billing.example/a%23b"),
+    ("http://billing.example/a%21", "http://billing.example/a!"),
+    ("http://billing.example/A", "http://billing.example/a"),
+    ("http://billing.example", "https://billing.example"),
+    ("http://billing.example:443", "https://billing.example"),
+    ("http://127.0.0.1:1", "http://[::1]:1"),
+    ("http://localhost:1", "http://localhost.example:1"),
+    ("tcp://127.0.0.1:1", "tcp://127.0.0.2:1"),
+    ("unix:///a/../b", "unix:///b"),
+    ("unix:///A", "unix:///a"),
+    ("rabbitmq://default/queue/a%2Fb", "rabbitmq://default/exchange/a/b"),
+    ("rabbitmq://default/queue/a", "rabbitmq://Default/queue/a"),
+]
+
+
+@pytest.mark.parametrize(("written", "other"), ONE)
+def test_spellings_of_one_place_are_one_destination(written: str, other: str) -> None:
+    assert canonical(other) == written == canonical(written)
+
+
+@pytest.mark.parametrize(("one", "other"), SEVERAL)
+def test_different_places_are_two_destinations(one: str, other: str) -> None:
+    assert canonical(one) != canonical(other)
+
+
+@pytest.mark.parametrize(("written", "other"), ONE)
+def test_commands_take_every_spelling_of_a_destination(written: str, other: str) -> None:
+    nowhere = "postgresql://127.0.0.1:1/none"
+    assert pauses._keys(None, CircuitKind.DESTINATION, other) == [written]
+    assert scheduled.choose(address=other, database=nowhere).selection.address == written
+    assert letters.choose(address=other, database=nowhere).selection.address == written
+
+
+def test_published_rows_have_one_spelling_of_each_destination() -> None:
+    """Those that came in keep the address that their sender named, and malformed ones are refused later."""
+    odd = ["local", "tcp://b", None]
+    given = [each for pair in ONE for each in pair] + odd
+    expected = [written for written, _ in ONE for _ in range(2)] + odd
+    for endpoint, stored in ((None, expected), ("in", given)):
+        columns = {
+            "destination": pa.array(given, pa.string()),
+            "endpoint": pa.array([endpoint] * len(given), pa.string()),
+        }
+        batch = whole(pa.RecordBatch.from_pydict(columns), datetime.now(UTC))
+        assert batch.column("destination").to_pylist() == stored
+
+
+@pytest.mark.parametrize("name", ["local", "orders", "", "tcp://b", "lines:///%61"])
+def test_other_name_is_left_unchanged(name: str) -> None:
+    assert canonical_name(name) == name
+
+
+@pytest.mark.parametrize(("written", "other"), [each for each in ONE if not each[0].startswith("unix:")])
+def test_peer_is_known_at_every_spelling_of_its_address(written: str, other: str) -> None:
+    """Its secret is shown there; `at` may have any spelling, too."""
+    at, _, _ = other.partition("?")
+    known: Any = {"billing": {"secrets": {"1": "s" * 32}, "at": [at]}}
+    settings = Settings(peers=known)
+    peers.check(settings)
+    assert [peers.peer_at(settings, uri) for uri in (written, at)] == ["billing", "billing"]
+
+
+class Place(NamedTuple):
+    """A place of HTTP, in its one spelling. A segment is a list of single characters, or of their escapes."""
+
+    scheme: str
+    host: str
+    port: int
+    path: tuple[tuple[str, ...], ...]
+
+
+PLAIN = "aZ09-_~"
+names = st.sampled_from(["billing.example", "a-1.b", "xn--bcher-kva.example", "127.0.0.1", "10.0.0.7"])
+addresses = st.integers(0, 2**128 - 1).map(ipaddress.IPv6Address).filter(lambda ip: ip.ipv4_mapped is None).map(str)
+characters = st.sampled_from([*PLAIN, *"!$&+=:@", "%2F", "%3F", "%23", "%25", "%C3%A9", "%20", "%3A"])
+segments = st.lists(characters, min_size=1, max_size=4).map(tuple)
+places = st.builds(
+    Place,
+    st.sampled_from(["http", "https"]),
+    names | addresses,
+    st.sampled_from([80, 443, 1, 8001]),
+    st.lists(segments, max_size=3).map(tuple),
+)
+
+
+def chosen(data: st.DataObject, *among: T) -> T:
+    return data.draw(st.sampled_from(among))
+
+
+def spelled(data: st.DataObject, place: Place) -> str:
+    host, path = spelled_host(data, place.host), ""
+    for segment in place.path:
+        path += "/" + "".join(spelled_character(data, each) for each in segment)
+    is_default = place.port == {"http": 80, "https": 443}[place.scheme]
+    port = chosen(data, f":{place.port}", f":0{place.port}", *(["", ":"] if is_default else []))
+    return f"{place.scheme}://{host}{port}{path}{chosen(data, '', '/')}{chosen(data, '', '?reuse_port=1')}"
+
+
+def spelled_host(data: st.DataObject, host: str) -> str:
+    if ":" in host:
+        long = ipaddress.ip_address(host).exploded
+        return f"[{chosen(data, host, host.upper(), long, long.upper())}]"
+    if host == "127.0.0.1":
+        return chosen(data, host, "localhost", "LocalHost", "localhost.")
+    return host if host[0].isdigit() else chosen(data, host, host.upper(), f"{host}.", host.title())
+
+
+def spelled_character(data: st.DataObject, character: str) -> str:
+    if character in PLAIN:
+        return chosen(data, character, f"%{ord(character):02x}", f"%{ord(character):02X}")
+    return chosen(data, character, character.lower()) if character.startswith("%") else character
+
+
+@given(data=st.data(), place=places, other=places)
+def test_two_spellings_are_one_destination_when_their_places_are_one(
+    data: st.DataObject, place: Place, other: Place
+) -> None:
+    one, again = canonical(spelled(data, place)), canonical(spelled(data, place))
+    assert one == again == canonical(one)
+    another = place._replace(**{field: getattr(other, field) for field in chosen(data, *CHANGES)})
+    assert (canonical(spelled(data, another)) == one) is (another == place)
+
+
+CHANGES = [("scheme",), ("host",), ("port",), ("path",), ("host", "port"), ("scheme", "path")]
+
+paths = st.lists(st.sampled_from(["a", "A", "b c", "..", "%", "é", "?", "a#b"]), min_size=1, max_size=4).filter(
+    lambda segments: segments[-1] != ".."
+)
+
+
+@given(data=st.data(), path=paths, other=paths)
+def test_spellings_of_one_socket_are_one_destination(data: st.DataObject, path: list[str], other: list[str]) -> None:
+    def spelling(segments: list[str]) -> str:
+        escaped = ("".join(f"%{byte:02x}" for byte in each.encode()) for each in segments)
+        return "unix://" + "".join(chosen(data, "/", "//", "/./") + each for each in escaped)
+
+    one = canonical(spelling(path))
+    assert one == canonical(spelling(path)) == canonical(one)
+    assert (canonical(spelling(other)) == one) is (path == other)
