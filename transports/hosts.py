@@ -16,9 +16,10 @@ def normal_host(text: str) -> str:
 
     Empty for text that is no host, and for an address that has a spelling as IPv4: 127.1, 0x7f000001, ::ffff:7f00:1.
 
-    `localhost` is 127.0.0.1, for each transport. Other names stay: what they stand for may change, but durable binds
-    `localhost` at that address alone, so both are one place. A lookup could find ::1 as well, where any program of the
-    machine may listen on the same port and take the messages. Who means that address writes [::1].
+    `localhost` is 127.0.0.1; HTTPS leaves it, because its certificate names it. Other names stay: what they stand for
+    may change, but durable binds `localhost` at that address alone, so both are one place. A lookup could find ::1 as
+    well, where any program of the machine may listen on the same port and take the messages. Who means that address
+    writes [::1].
     """
     name = text.lower().removesuffix(".")
     if name == "localhost":

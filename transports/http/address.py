@@ -101,6 +101,9 @@ def parse_destination(uri: str) -> HttpAddress:
 
 
 def _host(uri: str, parts: SplitResult) -> str:
-    if host := normal_host(parts.hostname or ""):
+    name = (parts.hostname or "").removesuffix(".")
+    if parts.scheme == "https" and name == "localhost":
+        return name  # its certificate names it, and tells it from any other program of the machine
+    if host := normal_host(name):
         return host
     raise InvalidSetting(f"{uri}: no host, or one that is neither a name nor an address; {_EXAMPLE}")

@@ -35,6 +35,7 @@ ONE = [
     ("tcp://[::1]:1", "tcp://[0:0::1]:1"),
     ("tcp://billing.example:1", "tcp://billing.example.:1/"),
     ("tcp://127.0.0.1:1", "tcp://localhost.:1"),
+    ("https://localhost:443", "https://LocalHost."),
     ("unix:///a/b.sock", "unix:///a//./b.sock"),
     ("unix:///a/b.sock", "unix:////a/%62.sock"),
     ("rabbitmq://default/queue/a%2Fb", "rabbitmq://d%65fault/queue/%61%2fb?prefetch=3"),
@@ -50,6 +51,7 @@ SEVERAL = [
     ("http://billing.example:443", "https://billing.example"),
     ("http://127.0.0.1:1", "http://[::1]:1"),
     ("http://localhost:1", "http://localhost.example:1"),
+    ("https://localhost:1", "https://127.0.0.1:1"),
     ("tcp://127.0.0.1:1", "tcp://127.0.0.2:1"),
     ("unix:///a/../b", "unix:///b"),
     ("unix:///A", "unix:///a"),
@@ -133,7 +135,7 @@ def chosen(data: st.DataObject, *among: T) -> T:
 
 
 def spelled(data: st.DataObject, place: Place) -> str:
-    host, path = spelled_host(data, place.host), ""
+    host, path = spelled_host(data, place.host, is_named=place.scheme == "https"), ""
     for segment in place.path:
         path += "/" + "".join(spelled_character(data, each) for each in segment)
     is_default = place.port == {"http": 80, "https": 443}[place.scheme]
@@ -141,12 +143,13 @@ def spelled(data: st.DataObject, place: Place) -> str:
     return f"{place.scheme}://{host}{port}{path}{chosen(data, '', '/')}{chosen(data, '', '?reuse_port=1')}"
 
 
-def spelled_host(data: st.DataObject, host: str) -> str:
+def spelled_host(data: st.DataObject, host: str, *, is_named: bool) -> str:
+    """`is_named`: a certificate tells localhost from 127.0.0.1."""
     if ":" in host:
         long = ipaddress.ip_address(host).exploded
         return f"[{chosen(data, host, host.upper(), long, long.upper())}]"
     if host == "127.0.0.1":
-        return chosen(data, host, "localhost", "LocalHost", "localhost.")
+        return host if is_named else chosen(data, host, "localhost", "LocalHost", "localhost.")
     return host if host[0].isdigit() else chosen(data, host, host.upper(), f"{host}.", host.title())
 
 
