@@ -17,15 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import ExceptionContext, ExecutionContext, RootTransaction
 from sqlalchemy.orm import Session, SessionTransaction
-from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.sql.elements import ReleaseSavepointClause, RollbackToSavepointClause, SavepointClause
 
-from durable.errors import WiringError
+from durable.errors import NoUnitOfWork, WiringError
 from durable.outbox.sql_text import About, control_of
 from durable.storage.engines import is_in_autocommit, refuses_while_busy
 
@@ -37,6 +36,8 @@ _UNREADABLE: Final = "a statement of type {kind} cannot be read for ends of its 
 _OWN_SAVEPOINTS: Final = (SavepointClause, RollbackToSavepointClause, ReleaseSavepointClause)
 _KEY = "_durable_outboxes"  # in the info of a session, and among the attributes of a connection
 _OPENED: Final = "_durable_connections"  # in the info of a session
+_IS_OVER: Final = "_durable_is_over"  # in the info of a session
+_OVER: Final = "this session has ended: a task that was left behind executes nothing in it"
 
 
 class Ending:
@@ -83,30 +84,17 @@ def outboxes_of(session: Session) -> dict[Hashable, Any]:
     return found
 
 
-class Opened(NamedTuple):
-    """A connection that a session has opened for its transaction, and its place in the pool."""
-
-    connection: Connection
-    entry: ConnectionPoolEntry | None
-
-    @property
-    def is_open(self) -> bool:
-        return not (self.connection.closed or self.connection.invalidated)
-
-    def end(self) -> None:
-        """Let the server end its transaction: nothing of it goes back to the pool."""
-        if self.is_open:
-            self.connection.invalidate()
-        elif self.entry is not None:
-            self.entry.invalidate()
-
-
-def opened_by(session: Session) -> list[Opened]:
+def opened_by(session: Session) -> list[Connection]:
     """Return the connections of a session with outboxes, for its last transaction, whoever has ended that, where the
     driver refuses a ROLLBACK while a statement runs.
     """
-    found: list[Opened] = session.info.setdefault(_OPENED, [])
+    found: list[Connection] = session.info.setdefault(_OPENED, [])
     return found
+
+
+def give_back_what_comes(session: Session) -> None:
+    """Give each connection back that a task which was left behind opens in this session from now on."""
+    session.info[_IS_OVER] = True
 
 
 def forget(session: Session) -> None:
@@ -162,10 +150,13 @@ def _transaction_created(session: Session, transaction: SessionTransaction) -> N
 
 @event.listens_for(Session, "after_begin")
 def _connected(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
+    if session.info.get(_IS_OVER):
+        connection.close()
+        raise NoUnitOfWork(_OVER)
     outboxes = _outboxes(session)
     is_its_own = not isinstance(session.bind, Connection)  # that one is closed by whoever has opened it
     if outboxes and is_its_own and refuses_while_busy(connection.engine):
-        opened_by(session).append(Opened(connection, getattr(connection.connection, "_connection_record", None)))
+        opened_by(session).append(connection)
     for outbox in outboxes:
         if transaction.parent is None:
             outbox.connected(transaction, connection)

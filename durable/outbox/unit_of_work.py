@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import Final, NoReturn, Self, Unpack
 from uuid import UUID
 
-from sqlalchemy.exc import DBAPIError, IllegalStateChangeError
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 from sqlalchemy.util import greenlet_spawn
@@ -18,12 +18,14 @@ from durable.errors import WiringError
 from durable.outbox.envelope_factory import EnvelopeFactory, SendOptions
 from durable.outbox.outbox import Dispatcher, Outbox
 from durable.outbox.scope import Scope
-from durable.outbox.transactions import Opened, forget, opened_by, outboxes_of
-from durable.tasks.cancelling import run_to_completion
-from durable.telemetry import log
+from durable.outbox.transactions import forget, give_back_what_comes, opened_by, outboxes_of
+from durable.storage.engines import end_in_use
+from durable.tasks.cancelling import raise_if_cancelled, run_to_completion
 
-_BUSY: Final = (DBAPIError, IllegalStateChangeError)
-"""Errors of a session that another task uses."""
+_ENDED_ANYHOW: Final = (DBAPIError, InvalidRequestError)
+"""Errors of a rollback whose connection is lost, or in use by another task: its transaction ends with it. They stay
+behind what the session ends for.
+"""
 
 
 def enlist(
@@ -49,38 +51,28 @@ async def close(session: AsyncSession) -> None:
     A connection that cannot be rolled back, because a task that was left behind is in a statement of it, is ended: its
     transaction would keep its locks, and the pool would lose it.
     """
-    if session.in_transaction() or any(each.is_open for each in opened_by(session.sync_session)):
+    give_back_what_comes(session.sync_session)
+    if session.in_transaction() or any(map(_is_open, opened_by(session.sync_session))):
         await run_to_completion(_close(session))
     else:
         session.sync_session.close()  # without a connection there is nothing to wait for
 
 
 async def _close(session: AsyncSession) -> None:
-    opened = opened_by(session.sync_session)
-    try:
+    with suppress(*_ENDED_ANYHOW):
         await session.close()
-    except _BUSY:
-        if not opened:
-            raise
-    await _end([each for each in opened if each.is_open])
+    for connection in filter(_is_open, opened_by(session.sync_session)):
+        await greenlet_spawn(end_in_use, connection)
 
 
 async def _roll_back(session: AsyncSession) -> None:
-    """Roll back. A connection that cannot be is ended: SQLAlchemy has given it back to its pool as it is."""
-    try:
+    give_back_what_comes(session.sync_session)
+    with suppress(*_ENDED_ANYHOW):
         await session.rollback()
-    except _BUSY:
-        if not (opened := opened_by(session.sync_session)):
-            raise
-        await _end(opened)
 
 
-async def _end(opened: Sequence[Opened]) -> None:
-    for each in opened:
-        log.warning(
-            "a connection cannot be rolled back, and is ended: a task that was left behind may be in a statement of it"
-        )
-        await greenlet_spawn(each.end)
+def _is_open(connection: Connection) -> bool:
+    return not (connection.closed or connection.invalidated)
 
 
 class Enlisting(AbstractContextManager[Outbox]):
@@ -127,6 +119,8 @@ class UnitOfWork:
             await self.end(commit=error is None)
         finally:
             self._entered.__exit__(None, None, None)
+        if isinstance(error, _ENDED_ANYHOW):
+            raise_if_cancelled(error)
 
     async def end(self, *, commit: bool) -> None:
         """Commit or roll back, and close the session for good. A session without a transaction is only closed: its

@@ -323,8 +323,8 @@ _terminating: Final = WeakSet[Pool]()
 def refuses_while_busy(engine: Engine) -> bool:
     """Tell whether the driver refuses to roll back, and to close, while a statement runs. asyncpg does; psycopg waits.
 
-    From then on, each connection that the pool gives up is ended: it would stay open, with its transaction and the
-    locks of that, for as long as anything refers to the task whose statement it is.
+    From then on, each connection that comes back in use, or that the pool gives up, is ended: it would stay open, with
+    its transaction and the locks of that, for as long as anything refers to the task whose statement it is.
     """
     if engine.dialect.driver != "asyncpg":
         return False
@@ -332,7 +332,25 @@ def refuses_while_busy(engine: Engine) -> bool:
         _terminating.add(engine.pool)
         if not event.contains(engine, "invalidate", _terminate):  # a pool has the listeners of the one before it
             event.listen(engine, "invalidate", _terminate)
+            event.listen(engine, "checkin", _end_returned_in_use)
     return True
+
+
+def end_in_use(given: Connection | ConnectionPoolEntry) -> None:
+    """Let the server end the transaction of a connection: nothing of it goes back to the pool."""
+    log.warning(
+        "a connection cannot be rolled back, and is ended: a task that was left behind may be in a statement of it"
+    )
+    given.invalidate()
+
+
+def _end_returned_in_use(connection: Any, entry: ConnectionPoolEntry) -> None:
+    """SQLAlchemy gives it back as it is, whoever has ended the transaction, when the driver has refused that."""
+    if connection is None:
+        return
+    is_executing = connection._execute_mutex.locked()  # also a BEGIN
+    if is_executing or connection.driver_connection.is_in_transaction():
+        end_in_use(entry)
 
 
 def _terminate(connection: DBAPIConnection, *_: object) -> None:

@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from durable import Bus, Retry, message
 from tests.failure.waiting import eventually
@@ -52,32 +55,82 @@ Way = Callable[[AsyncSession, Tables], Awaitable[None]]
 
 
 async def shield(session: AsyncSession, _: Tables) -> None:
+    await session.execute(_LOCK)
     await asyncio.shield(left_behind(session.execute(_SLOW)))
 
 
-async def fail(session: AsyncSession, tables: Tables) -> None:
+async def _leave_a_statement(session: AsyncSession, tables: Tables) -> None:
+    await session.execute(_LOCK)
     left_behind(session.execute(_SLOW))
     await eventually(lambda: tables.rows(_ASLEEP))
+
+
+async def fail(session: AsyncSession, tables: Tables) -> None:
+    await _leave_a_statement(session, tables)
     raise Gone
 
 
 async def close_and_fail(session: AsyncSession, tables: Tables) -> None:
-    left_behind(session.execute(_SLOW))
-    await eventually(lambda: tables.rows(_ASLEEP))
+    await _leave_a_statement(session, tables)
     left_behind(session.close())
     await asyncio.sleep(0)  # it has begun
     raise Gone
+
+
+async def fail_in_the_first_statement(session: AsyncSession, _: Tables) -> None:
+    left_behind(session.execute(_LOCK))
+    await asyncio.sleep(0)  # it has begun
+    raise Gone
+
+
+async def go_on(session: AsyncSession, _: Tables) -> None:
+    async def statements() -> None:
+        for _ in range(60):
+            await session.execute(text("SELECT pg_sleep(0.02)"))
+
+    await session.execute(_LOCK)
+    await asyncio.shield(left_behind(statements()))
+
+
+async def go_on_in_a_function(session: AsyncSession, _: Tables) -> None:
+    def statements(sync_session: Session) -> None:
+        for _ in range(60):
+            sync_session.execute(text("SELECT pg_sleep(0.02)"))
+
+    await session.execute(_LOCK)
+    await asyncio.shield(left_behind(session.run_sync(statements)))
+
+
+async def shield_in_a_block(session: AsyncSession, _: Tables) -> None:
+    async with session.begin():
+        await session.execute(_LOCK)
+        await asyncio.shield(left_behind(session.execute(_SLOW)))
+
+
+async def end_well(session: AsyncSession, tables: Tables) -> None:
+    await _leave_a_statement(session, tables)
+
+
+async def commit(session: AsyncSession, tables: Tables) -> None:
+    await _leave_a_statement(session, tables)
+    await session.commit()
 
 
 WAYS: dict[Way, type[Exception]] = {
     shield: TimeoutError,
     fail: Gone,
     close_and_fail: Gone,
+    fail_in_the_first_statement: Gone,
+    go_on: TimeoutError,
+    go_on_in_a_function: TimeoutError,
 }
+OF_UNITS_OF_WORK: dict[Way, type[Exception]] = {shield_in_a_block: TimeoutError}
+COMMITS: tuple[Way, ...] = (end_well, commit)
+"""psycopg waits for the statement, and commits then; asyncpg refuses."""
 
 
 def _time(way: Way) -> float:
-    return 0.3 if way is shield else 20
+    return 0.3 if (WAYS | OF_UNITS_OF_WORK).get(way) is TimeoutError else 20
 
 
 def bus_of(tables: Tables, driver: str) -> Bus:
@@ -102,9 +155,9 @@ async def test_handler_with_a_task_in_a_statement_keeps_no_lock_and_no_connectio
 
     @bus.handles(Placed, timeout=_time(way), retry=Retry.never())
     async def handle(placed: Placed, session: AsyncSession) -> None:
-        await session.execute(_LOCK)
         if placed.number < 4:
             await way(session, tables)
+        await session.execute(_LOCK)
         handled.append(placed.number)
 
     async with bus:
@@ -121,24 +174,88 @@ async def test_handler_with_a_task_in_a_statement_keeps_no_lock_and_no_connectio
         await eventually(lambda: bus.statistics().pools["async"].in_use == 0)
 
 
-async def work(bus: Bus, tables: Tables, way: Way) -> None:
-    async with asyncio.timeout(_time(way)), bus.unit_of_work() as uow:
-        await uow.session.execute(_LOCK)
-        await way(uow.session, tables)
+async def work(bus: Bus, tables: Tables, *ways: Way) -> None:
+    async with asyncio.timeout(_time(ways[-1])), bus.unit_of_work() as uow:
+        for way in ways:
+            await way(uow.session, tables)
+
+
+async def is_whole(bus: Bus, tables: Tables) -> None:
+    """No lock and no connection is left, and what follows commits."""
+    await eventually(lambda: is_unlocked(tables))
+    await eventually(lambda: bus.statistics().pools["async"].in_use == 0)
+    before = tables.one("SELECT number FROM effects")
+    for _ in range(3):
+        async with bus.unit_of_work() as uow:
+            await uow.session.execute(_LOCK)
+    assert tables.one("SELECT number FROM effects") == before + 3
+
+
+def is_told(caplog: pytest.LogCaptureFixture) -> bool:
+    return any("cannot be rolled back, and is ended" in each for each in caplog.messages)
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS | OF_UNITS_OF_WORK)
 async def test_unit_of_work_with_a_task_in_a_statement_keeps_no_lock_and_no_connection(
     tables: Tables, caplog: pytest.LogCaptureFixture, way: Way, driver: str
 ) -> None:
     async with bus_of(tables, driver) as bus:
         for _ in range(3):
-            with pytest.raises(WAYS[way]):
+            with pytest.raises((WAYS | OF_UNITS_OF_WORK)[way]):
                 await work(bus, tables, way)
-        assert any("cannot be rolled back, and is ended" in each for each in caplog.messages) is (driver == "asyncpg")
-        await eventually(lambda: is_unlocked(tables))
-        async with bus.unit_of_work() as uow:
-            await uow.session.execute(_LOCK)
-        assert bus.statistics().pools["async"].in_use == 0
-    assert tables.one("SELECT number FROM effects") == 1
+        if way is not fail_in_the_first_statement:
+            assert is_told(caplog) is (driver == "asyncpg")
+        assert tables.one("SELECT number FROM effects") == 0
+        await is_whole(bus, tables)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("way", COMMITS)
+async def test_commit_with_a_task_in_a_statement_keeps_no_lock_and_no_connection(
+    tables: Tables, caplog: pytest.LogCaptureFixture, way: Way, driver: str
+) -> None:
+    async with bus_of(tables, driver) as bus:
+        for _ in range(2):
+            with pytest.raises(DBAPIError) if driver == "asyncpg" else nullcontext():
+                await work(bus, tables, way)
+        assert is_told(caplog) is (driver == "asyncpg")
+        assert tables.one("SELECT number FROM effects") == (0 if driver == "asyncpg" else 2)
+        await is_whole(bus, tables)
+
+
+async def connect(session: AsyncSession, _: Tables) -> None:
+    await session.connection()
+
+
+async def fail_at_once(_: AsyncSession, __: Tables) -> None:
+    raise Gone
+
+
+async def end_backend(session: AsyncSession, tables: Tables) -> None:
+    pid = (await session.execute(text("SELECT pg_backend_pid()"))).scalar_one()
+    tables.execute(f"SELECT pg_terminate_backend({pid})")
+    await eventually(lambda: not tables.rows(f"SELECT 1 FROM pg_stat_activity WHERE pid = {pid}"))
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_unit_of_work_blames_no_task_when_postgres_has_ended_its_connection(
+    tables: Tables, caplog: pytest.LogCaptureFixture, driver: str
+) -> None:
+    async with bus_of(tables, driver) as bus:
+        with pytest.raises(Gone):
+            await work(bus, tables, end_backend, fail_at_once)
+        with pytest.raises(DBAPIError):
+            await work(bus, tables, end_backend)
+        assert not is_told(caplog)
+        await is_whole(bus, tables)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_first_statement_of_a_task_does_not_run_in_the_next_transaction(tables: Tables, driver: str) -> None:
+    """Its BEGIN is on the way when the connection comes back."""
+    async with bus_of(tables, driver) as bus:
+        for _ in range(20):
+            with pytest.raises(Gone):
+                await work(bus, tables, connect, fail_in_the_first_statement)
+        await is_whole(bus, tables)

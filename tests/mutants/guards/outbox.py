@@ -700,20 +700,60 @@ ROWS = (
         "outbox",
         "a handler's connection stays open in a statement of a task that was left behind",
         "durable/outbox/unit_of_work.py",
-        before="    await _end([each for each in opened if each.is_open])",
-        after="    pass",
+        before="        await greenlet_spawn(end_in_use, connection)\n",
+        after="        pass\n",
         killed_by=(
             "tests/integration/agents/test_tasks_left_behind.py::test_handler_with_a_task_in_a_statement_keeps_no_lock_and_no_connection[fail-asyncpg]",
         ),
     ),
     Mutant(
         "outbox",
-        "a unit of work's connection goes back to the pool in a statement of a task that was left behind",
-        "durable/outbox/unit_of_work.py",
-        before="        await _end(opened)\n",
-        after="        pass\n",
+        "a connection goes back to the pool amid a transaction that its driver has refused to end",
+        "durable/storage/engines.py",
+        before="    if is_executing or connection.driver_connection.is_in_transaction():\n",
+        after="    if False:\n",
         killed_by=(
-            "tests/integration/agents/test_tasks_left_behind.py::test_unit_of_work_with_a_task_in_a_statement_keeps_no_lock_and_no_connection[shield-asyncpg]",
+            "tests/integration/agents/test_tasks_left_behind.py::test_commit_with_a_task_in_a_statement_keeps_no_lock_and_no_connection[commit-asyncpg]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a connection goes back to the pool while a BEGIN is on its way",
+        "durable/storage/engines.py",
+        before="    is_executing = connection._execute_mutex.locked()  # also a BEGIN\n",
+        after="    is_executing = False\n",
+        killed_by=(
+            "tests/integration/agents/test_tasks_left_behind.py::test_first_statement_of_a_task_does_not_run_in_the_next_transaction[asyncpg]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a session that has ended keeps the connection that a task which was left behind has opened",
+        "durable/outbox/transactions.py",
+        before="    if session.info.get(_IS_OVER):\n",
+        after="    if False:\n",
+        killed_by=(
+            "tests/integration/agents/test_tasks_left_behind.py::test_unit_of_work_with_a_task_in_a_statement_keeps_no_lock_and_no_connection[fail_in_the_first_statement-psycopg]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "an error of a rollback takes the place of the block's",
+        "durable/outbox/unit_of_work.py",
+        before="    with suppress(*_ENDED_ANYHOW):\n        await session.rollback()\n",
+        after="    await session.rollback()\n",
+        killed_by=(
+            "tests/integration/agents/test_tasks_left_behind.py::test_unit_of_work_blames_no_task_when_postgres_has_ended_its_connection[psycopg]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "an error of the driver takes the place of the timeout",
+        "durable/outbox/unit_of_work.py",
+        before="            raise_if_cancelled(error)\n",
+        after="            pass\n",
+        killed_by=(
+            "tests/integration/agents/test_tasks_left_behind.py::test_unit_of_work_with_a_task_in_a_statement_keeps_no_lock_and_no_connection[shield_in_a_block-asyncpg]",
         ),
     ),
 )
