@@ -100,6 +100,12 @@ class Group:
     def meet_conflict(self, error: DBAPIError) -> None:
         self.conflict = error
 
+    def end_time(self) -> None:
+        """Let no bound expire any more: the attempt has its result, and only its session is to be closed."""
+        self.is_handling = False
+        with suppress(RuntimeError):  # it has expired, or ended
+            self.timeout.reschedule(None)
+
     def end_watch(self) -> None:
         """Note no more traces: the attempt is about to be cancelled."""
         if self._traces is not None:
@@ -364,7 +370,7 @@ class Attempts:
             met_conflict=group.meet_conflict,
         )
         if self._threads is None:
-            await attempt.at(InLoop(self._sessions.open(self._longest)))
+            await attempt.at(InLoop(self._sessions.open(self._longest), group.end_time))
         elif self._has_middleware:
             session = self._sessions.open_sync(self._longest)
             entry.last_job = lambda: last_step(session)

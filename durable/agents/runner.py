@@ -80,15 +80,18 @@ class Place(Protocol):
 class InLoop:
     """An AsyncSession."""
 
-    def __init__(self, session: AsyncSession) -> None:
+    def __init__(self, session: AsyncSession, closes: Callable[[], None] = lambda: None) -> None:
+        """Call `closes` before the session is closed, which may wait for a statement of another task."""
         self.session = session
         self.sync_session = session.sync_session
+        self._closes = closes
 
     @asynccontextmanager
     async def closing(self) -> AsyncIterator[AsyncSession]:
         try:
             yield self.session
         finally:
+            self._closes()
             await close(self.session)
             _forget(self.sync_session)
 

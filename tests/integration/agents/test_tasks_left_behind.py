@@ -174,6 +174,22 @@ async def test_handler_with_a_task_in_a_statement_keeps_no_lock_and_no_connectio
         await eventually(lambda: bus.statistics().pools["async"].in_use == 0)
 
 
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_error_of_a_handler_stays_when_a_statement_outlasts_its_time(tables: Tables, driver: str) -> None:
+    bus = bus_of(tables, driver)
+
+    @bus.handles(Placed, timeout=1, retry=Retry.never())
+    async def handle(_: Placed, session: AsyncSession) -> None:
+        await fail(session, tables)
+
+    async with bus:
+        async with bus.unit_of_work():
+            bus.send(Placed(1))
+        await eventually(lambda: tables.count("dead_letters") == 1)
+        await is_whole(bus, tables)
+    assert tables.one("SELECT exception_type FROM durable.dead_letters").endswith(".Gone")
+
+
 async def work(bus: Bus, tables: Tables, *ways: Way) -> None:
     async with asyncio.timeout(_time(ways[-1])), bus.unit_of_work() as uow:
         for way in ways:

@@ -1096,4 +1096,14 @@ ROWS = (
         after="handlers",
         killed_by=("tests/unit/observability/test_stops.py::test_type_with_a_living_handler_waits_behind_no_stop",),
     ),
+    Mutant(
+        "handling",
+        "a statement that outlasts the handler's time takes the place of its error",
+        "durable/agents/attempts.py",
+        before="            self.timeout.reschedule(None)\n",
+        after="            pass\n",
+        killed_by=(
+            "tests/integration/agents/test_tasks_left_behind.py::test_error_of_a_handler_stays_when_a_statement_outlasts_its_time[psycopg]",
+        ),
+    ),
 )
