@@ -32,7 +32,7 @@ from durable.errors import NoUnitOfWork, SchemaMismatch, StorageUnavailable, Tra
 from durable.outbox.outbox import Outbox
 from durable.outbox.sessions import Sessions
 from durable.outbox.transactions import forget
-from durable.outbox.unit_of_work import close
+from durable.outbox.unit_of_work import close, close_sync
 from durable.storage.outages import (
     described,
     is_outage,
@@ -111,9 +111,9 @@ class Here:
     @asynccontextmanager
     async def closing(self) -> AsyncIterator[Session]:
         try:
-            with self.session:
-                yield self.session
+            yield self.session
         finally:
+            close_sync(self.session)
             _forget(self.session)
 
     async def do(self, work: Callable[[Session], T]) -> T:

@@ -18,6 +18,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from sqlalchemy.orm import Session
 
+from durable.outbox.unit_of_work import close_sync
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -66,11 +68,11 @@ async def closing_in_thread(threads: ThreadPoolExecutor, session: Session) -> As
     except asyncio.CancelledError:
         last = last_step(session)
         if last is None or last.done():
-            threads.submit(session.close)
+            threads.submit(close_sync, session)
         else:
-            last.add_done_callback(lambda _: session.close())
+            last.add_done_callback(lambda _: close_sync(session))
         raise
     except BaseException:
-        await run_in_thread(threads, session, session.close)  # the next attempt meets none of its locks
+        await run_in_thread(threads, session, close_sync, session)  # the next attempt meets none of its locks
         raise
-    await run_in_thread(threads, session, session.close)
+    await run_in_thread(threads, session, close_sync, session)

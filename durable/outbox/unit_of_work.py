@@ -65,6 +65,13 @@ async def _close(session: AsyncSession) -> None:
         await greenlet_spawn(end_in_use, connection)
 
 
+def close_sync(session: Session) -> None:
+    """Close a Session. The error for which it ends stays when its connection is lost."""
+    give_back_what_comes(session)
+    with suppress(*_ENDED_ANYHOW):
+        session.close()
+
+
 async def _roll_back(session: AsyncSession) -> None:
     give_back_what_comes(session.sync_session)
     with suppress(*_ENDED_ANYHOW):

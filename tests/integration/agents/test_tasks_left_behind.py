@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from durable import Bus, Retry, message
+from durable import Bus, HandleNext, Incoming, Middleware, Retry, message
 from tests.failure.waiting import eventually
 from tests.support.tables import Tables
 
@@ -182,12 +182,7 @@ async def test_error_of_a_handler_stays_when_a_statement_outlasts_its_time(table
     async def handle(_: Placed, session: AsyncSession) -> None:
         await fail(session, tables)
 
-    async with bus:
-        async with bus.unit_of_work():
-            bus.send(Placed(1))
-        await eventually(lambda: tables.count("dead_letters") == 1)
-        await is_whole(bus, tables)
-    assert tables.one("SELECT exception_type FROM durable.dead_letters").endswith(".Gone")
+    await has_failed(bus, tables)
 
 
 async def work(bus: Bus, tables: Tables, *ways: Way) -> None:
@@ -275,3 +270,51 @@ async def test_first_statement_of_a_task_does_not_run_in_the_next_transaction(ta
             with pytest.raises(Gone):
                 await work(bus, tables, connect, fail_in_the_first_statement)
         await is_whole(bus, tables)
+
+
+class Passing(Middleware):
+    """Beside it, the steps of a sync handler run in threads, one at a time."""
+
+    async def handle(self, incoming: Incoming, call_next: HandleNext) -> object:
+        return await call_next(incoming)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_async_handler_keeps_its_error_when_postgres_has_ended_its_connection(
+    tables: Tables, caplog: pytest.LogCaptureFixture, driver: str
+) -> None:
+    bus = bus_of(tables, driver)
+
+    @bus.handles(Placed, retry=Retry.never())
+    async def handle(_: Placed, session: AsyncSession) -> None:
+        await end_backend(session, tables)
+        raise Gone
+
+    await has_failed(bus, tables)
+    assert not is_told(caplog)
+
+
+@pytest.mark.parametrize("in_steps", [False, True])
+async def test_sync_handler_keeps_its_error_when_postgres_has_ended_its_connection(
+    tables: Tables, in_steps: bool
+) -> None:
+    bus = bus_of(tables, "psycopg")
+    if in_steps:
+        bus.use(Passing())
+
+    @bus.handles(Placed, retry=Retry.never())
+    def handle(_: Placed, session: Session) -> None:
+        pid = session.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        tables.execute(f"SELECT pg_terminate_backend({pid}, 5000)")
+        raise Gone
+
+    await has_failed(bus, tables)
+
+
+async def has_failed(bus: Bus, tables: Tables) -> None:
+    async with bus:
+        async with bus.unit_of_work():
+            bus.send(Placed(1))
+        await eventually(lambda: tables.count("dead_letters") == 1)
+        await is_whole(bus, tables)
+    assert tables.one("SELECT exception_type FROM durable.dead_letters").endswith(".Gone")

@@ -1106,4 +1106,14 @@ ROWS = (
             "tests/integration/agents/test_tasks_left_behind.py::test_error_of_a_handler_stays_when_a_statement_outlasts_its_time[psycopg]",
         ),
     ),
+    Mutant(
+        "handling",
+        "a lost connection takes the place of a sync handler's error",
+        "durable/outbox/unit_of_work.py",
+        before="    with suppress(*_ENDED_ANYHOW):\n        session.close()\n",
+        after="    session.close()\n",
+        killed_by=(
+            "tests/integration/agents/test_tasks_left_behind.py::test_sync_handler_keeps_its_error_when_postgres_has_ended_its_connection[False]",
+        ),
+    ),
 )

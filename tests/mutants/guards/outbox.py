@@ -756,4 +756,14 @@ ROWS = (
             "tests/integration/agents/test_tasks_left_behind.py::test_unit_of_work_with_a_task_in_a_statement_keeps_no_lock_and_no_connection[shield_in_a_block-asyncpg]",
         ),
     ),
+    Mutant(
+        "outbox",
+        "a lost connection takes the place of an async handler's error",
+        "durable/outbox/unit_of_work.py",
+        before="    with suppress(*_ENDED_ANYHOW):\n        await session.close()\n",
+        after="    await session.close()\n",
+        killed_by=(
+            "tests/integration/agents/test_tasks_left_behind.py::test_async_handler_keeps_its_error_when_postgres_has_ended_its_connection[psycopg]",
+        ),
+    ),
 )
