@@ -35,7 +35,7 @@ ONE = [
     ("tcp://[::1]:1", "tcp://[0:0::1]:1"),
     ("tcp://billing.example:1", "tcp://billing.example.:1/"),
     ("tcp://127.0.0.1:1", "tcp://localhost.:1"),
-    ("https://localhost:443", "https://LocalHost."),
+    ("https://localhost", "https://LocalHost.:443"),
     ("unix:///a/b.sock", "unix:///a//./b.sock"),
     ("unix:///a/b.sock", "unix:////a/%62.sock"),
     ("rabbitmq://default/queue/a%2Fb", "rabbitmq://d%65fault/queue/%61%2fb?prefetch=3"),
