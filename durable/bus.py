@@ -669,8 +669,8 @@ class Bus:
 
         Raises StillWaiting after `timeout`, UnknownMessage when no message of this id is known here, StorageUnavailable
         when the database was away at the timeout, and InvalidSetting for a time that is not above 0. For an answer also
-        NoAnswer when the request was dead-lettered, expired or cancelled, and InvalidMessage for an answer of another
-        class.
+        NoAnswer when the request was dead-lettered, expired or cancelled, InvalidMessage for an answer of another
+        class, MissingKey when the key of the answer is not here, and Forged when it was changed since it was encrypted.
         """
         time = length_of_time("wait_for", "timeout", timeout)
         if time <= timedelta(0):

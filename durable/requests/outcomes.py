@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from durable.encryption.ring import KeyRing
 from durable.envelope import Envelope
-from durable.errors import StillWaiting
+from durable.errors import NoAnswer, StillWaiting
 from durable.messages.routing import LOCAL
 from durable.requests.watch import Watch
 from durable.storage import answers
 from durable.storage.database import Database
+
+_ONE_LOOK: Final = timedelta(0)
 
 
 class Outcomes:
@@ -32,12 +35,17 @@ class Outcomes:
             return None
 
     async def answer(self, request_id: UUID, patience: timedelta) -> Envelope | None:
-        """Return the answer of this service itself, decrypted; None while there is none. Raises NoAnswer."""
+        """Return the answer of this service itself, decrypted; None while there is none.
+
+        Raises NoAnswer, MissingKey and Forged.
+        """
         try:
             return self._ring.opened(await self._watch.answer(request_id, patience, from_here=True))
         except StillWaiting:
             return None
 
     async def forget(self, request_id: UUID) -> None:
-        """Forget the answer to a request, also one that is to come."""
+        """Forget the answer to a request, also one that is to come, and one that cannot be opened."""
+        with suppress(NoAnswer, StillWaiting):
+            await self._watch.answer(request_id, _ONE_LOOK, from_here=True)
         await self._database().transaction(answers.forget, request_id, endpoint=LOCAL)

@@ -58,12 +58,13 @@ class Outcomes(Protocol):
     async def answer(self, request_id: UUID, patience: timedelta) -> Envelope | None:
         """Return the answer to a request, decrypted; None while there is none, after so much patience.
 
-        Raises NoAnswer when it was forgotten, or the request ended without being handled.
+        Raises NoAnswer when it was forgotten, or the request ended without being handled; MissingKey and Forged when
+        it cannot be decrypted.
         """
         ...
 
     async def forget(self, request_id: UUID) -> None:
-        """Forget the answer to a request, also one that is to come."""
+        """Forget the answer to a request, also one that is to come, and one that cannot be decrypted."""
         ...
 
 

@@ -156,7 +156,8 @@ _WHY: Final = {
     421: "The request was signed for another service",
     422: "The message can never be handled, or its key was used with another message",
     429: "As many bytes as may be are under way: try again soon",
-    503: "Nothing can be stored now: try again soon, under the same key",
+    500: "The encrypted answer was changed, or its key has other bytes here",
+    503: "Nothing can be stored or read now: try again soon, under the same key",
 }
 _SECURITY: Final[Json] = {
     "signature": {"type": "http", "scheme": http_auth.SCHEME, "description": "A signature of this request"},
@@ -292,7 +293,7 @@ def _get_answer() -> Json:
         "summary": "Ask for the answer to a request",
         "parameters": [_REQUEST_ID, _PREFER],
         "responses": {"200": answer, "202": _answer("There is none yet: ask again", JSON, _ref("Waiting"))}
-        | _problems(400, 401, 403, 404, 409, 410, 413, 421, 503),
+        | _problems(400, 401, 403, 404, 409, 410, 413, 421, 500, 503),
     }
 
 
@@ -317,7 +318,7 @@ def _storing(what: str, headers: Mapping[str, tuple[Json, str]], content: Mappin
             "202": _answer("It is stored, and will be handled", JSON, _ref("Receipt")),
             "200": _answer("It was stored before", JSON, _ref("Receipt")),
         }
-        | _problems(*(status for status in _WHY if status not in (404, 405, 409, 410))),
+        | _problems(*(status for status in _WHY if status not in (404, 405, 409, 410, 500))),
     }
 
 

@@ -6,6 +6,8 @@
     Prefer: wait=10                   202  none yet: ask again, at the same place
                                       409  the request is a dead letter, which an operator may replay
                                       410  it expired or was given up, or its answer was forgotten
+                                      500  its answer was changed since it was encrypted
+                                      503  the key of its answer is not here now
     DELETE /requests/{id}             204  the answer is forgotten, also one that is to come
 
 The handler answers by `ctx.reply()`, with a message of a class that is declared by bus.expects(). A request is
@@ -15,8 +17,6 @@ it is told from the ids of other clients that have proven a name.
 
 from __future__ import annotations
 
-from contextlib import suppress
-from datetime import timedelta
 from functools import partial
 from typing import Final
 from uuid import UUID
@@ -28,17 +28,17 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from durable.envelope import REPLY_TO
-from durable.errors import NoAnswer
+from durable.errors import Forged, MissingKey, NoAnswer
 from durable.messages.routing import LOCAL
 from durable.messages.scope import scoped
+from durable.telemetry import log
 from durable.transports.http import headers as http_headers
-from durable.transports.http.exchange import Door, Outcomes, admitted
+from durable.transports.http.exchange import RETRY_SOON, Door, Outcomes, admitted
 from durable.transports.http.messages import class_of, content_types, envelope_of_message, refused, store
 from durable.transports.http.receipts import json, place_of, still_waiting, waiting
 
 MESSAGE_TYPE: Final = "Durable-Message-Type"
 """The header that tells the type of an answer."""
-_NOW: Final = timedelta(0)
 
 
 def routes(door: Door) -> list[BaseRoute]:
@@ -74,6 +74,11 @@ async def _tell(door: Door, outcomes: Outcomes, request: Request) -> Response:
             answer = await outcomes.answer(message_id, wait.patience)
         except NoAnswer as error:
             raise HTTPException(409 if error.may_come else 410, str(error)) from None
+        except MissingKey as error:
+            raise HTTPException(503, f"the answer is encrypted: {error}", RETRY_SOON) from None
+        except Forged as error:
+            log.error("the answer to request %s cannot be told: %s", message_id, error)
+            raise HTTPException(500, str(error)) from None
     if answer is None:
         return still_waiting(request, {"id": request.path_params["request_id"], "outcome": "waiting"}, wait)
     headers = {**wait.headers, "Cache-Control": "no-store", MESSAGE_TYPE: answer.message_type}
@@ -84,8 +89,6 @@ async def _forget(door: Door, outcomes: Outcomes, request: Request) -> Response:
     async with admitted(request, door, most_bytes=0) as entry:
         message_id = _id_of(door, request, entry.peer)
     with waiting(door, request):
-        with suppress(NoAnswer):
-            await outcomes.answer(message_id, _NOW)  # raises for a request that was never stored
         await outcomes.forget(message_id)
     return Response(status_code=204)
 

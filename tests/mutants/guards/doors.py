@@ -136,4 +136,34 @@ ROWS = (
         after="",
         killed_by=("tests/unit/transports/tcp/test_address.py::test_a_host_with_two_readings_is_refused",),
     ),
+    Mutant(
+        "doors",
+        "an answer whose key is not here is asked for again",
+        "transports/http/requests.py",
+        before="        except MissingKey as error:",
+        after="        except ZeroDivisionError as error:",
+        killed_by=(
+            "tests/integration/transports/http/test_requests.py::test_unreadable_answer_is_told_as_such_and_forgotten_unopened",
+        ),
+    ),
+    Mutant(
+        "doors",
+        "an answer that was changed is told as such",
+        "transports/http/requests.py",
+        before="        except Forged as error:",
+        after="        except ZeroDivisionError as error:",
+        killed_by=(
+            "tests/integration/transports/http/test_requests.py::test_unreadable_answer_is_told_as_such_and_forgotten_unopened",
+        ),
+    ),
+    Mutant(
+        "doors",
+        "an answer is forgotten without being opened",
+        "durable/requests/outcomes.py",
+        before="            await self._watch.answer(request_id, _ONE_LOOK, from_here=True)",
+        after="            await self.answer(request_id, _ONE_LOOK)",
+        killed_by=(
+            "tests/integration/transports/http/test_requests.py::test_unreadable_answer_is_told_as_such_and_forgotten_unopened",
+        ),
+    ),
 )

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
+from uuid import UUID
 
 import httpx
 import msgspec
@@ -20,6 +21,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from durable import Bus, Context, Reject, message
 from durable.embedded import Embedded
+from durable.errors import DurableError, Forged, MissingKey
 from durable.testing import eventually
 from tests.support.tables import Tables, shared_tables
 
@@ -248,6 +250,63 @@ async def test_answer_is_encrypted_in_the_table_and_readable_for_its_client(data
         assert (await till.result("sealed", prefer="wait=20")).json() == {"cents": 1234, "number": 1}
         [stored] = database.rows("SELECT body FROM durable.answers")
         assert b"1234" not in bytes(stored)
+
+
+FIRST, OTHER = (base64.b64encode(bytes([number]) * 32).decode() for number in (1, 2))
+
+
+class Unreadable(NamedTuple):
+    """An encrypted answer that cannot be opened: the keys of now, its body, and what is said of it."""
+
+    keys: dict[str, str]
+    body: str
+    status: int
+    error: type[DurableError]
+    told: str
+
+
+UNREADABLE = {
+    "its key is gone": Unreadable({"second": OTHER}, "body", 503, MissingKey, "no encryption key 'first' here"),
+    "no key at all": Unreadable({}, "body", 503, MissingKey, "no encryption key 'first' here"),
+    "its key has other bytes": Unreadable({"first": OTHER}, "body", 500, Forged, "or this key has other bytes"),
+    "a byte was changed": Unreadable(
+        {"first": FIRST}, "set_byte(body, length(body) - 1, get_byte(body, length(body) - 1) # 1)", 500, Forged, "chang"
+    ),
+    "it was broken off": Unreadable({"first": FIRST}, "substring(body for 20)", 500, Forged, "is broken off"),
+}
+
+
+@pytest.mark.parametrize("unreadable", UNREADABLE.values(), ids=UNREADABLE)
+async def test_unreadable_answer_is_told_as_such_and_forgotten_unopened(
+    database: Tables, unreadable: Unreadable, caplog: pytest.LogCaptureFixture
+) -> None:
+    database.clear()
+    async with open_till(database, encryption_keys={"first": FIRST}, encrypt_all=True) as till:
+        request = UUID((await till.put("sealed")).json()["message"])
+        assert (await till.result("sealed", prefer="wait=20")).status_code == 200
+    database.execute(f"UPDATE durable.answers SET body = {unreadable.body}")
+    async with open_till(database, encryption_keys=unreadable.keys) as till:
+        refused = await till.result("sealed")
+        assert (refused.status_code, refused.headers["content-type"]) == (unreadable.status, "application/problem+json")
+        assert unreadable.told in refused.json()["detail"]
+        assert ("retry-after" in refused.headers) is (unreadable.status == 503)
+        with pytest.raises(unreadable.error, match=unreadable.told):
+            await till.bus.wait_for(request, Charged)
+        assert (await till.forget("sealed")).status_code == 204
+        assert (await till.result("sealed")).status_code == 410
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
+async def test_answer_is_told_when_its_key_is_back(database: Tables) -> None:
+    database.clear()
+    async with open_till(database, encryption_keys={"first": FIRST}, encrypt_all=True) as till:
+        await till.put("sealed")
+        assert (await till.result("sealed", prefer="wait=20")).status_code == 200
+    statuses = []
+    for keys in ({"second": OTHER}, {"second": OTHER, "first": FIRST}):
+        async with open_till(database, encryption_keys=keys) as till:
+            statuses.append((await till.result("sealed")).status_code)
+    assert statuses == [503, 200]
 
 
 async def test_clients_with_names_have_ids_of_their_own(database: Tables) -> None:
