@@ -216,10 +216,11 @@ class Runtime:
 
     async def check(self) -> None:
         """Raise WiringError when this application must not start on this database."""
-        self._check_wiring()
+        self.check_wiring()
         await self.database.transaction(migrator.check_version)
 
-    def _check_wiring(self) -> None:
+    def check_wiring(self) -> None:
+        """Raise WiringError for a fault that needs no database to be seen."""
         for uri in [*self.application.destinations(), *(listening.uri for listening in self.application.listeners)]:
             self.transports.of(uri)
         self.application.check(self.envelope_factory)
@@ -257,7 +258,7 @@ class Runtime:
         self._watching = asyncio.create_task(self._loop_watch.run(), name="measure the event loop")
         self.calls.open()
         await asyncio.to_thread(self.application.ring.load)  # its source may ask a KMS
-        self._check_wiring()
+        self.check_wiring()
         self._waker.start(self.database)
         if self.settings.metrics_port is not None:
             with needs("metrics_port", extra="metrics"):

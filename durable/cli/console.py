@@ -15,10 +15,11 @@ import typer
 
 from durable.bus import Bus
 from durable.cli.command import taking
-from durable.cli.output import emit
+from durable.cli.output import emit, safe
 from durable.cli.runs import actor_name
 from durable.cli.target import OptionalBusName, load_bus
-from durable.errors import InvalidSetting, needs
+from durable.errors import InvalidSetting, SchemaMismatch, StorageUnavailable, needs
+from durable.storage.database import async_url
 
 Port = Annotated[int, typer.Option("--port", help="port on 127.0.0.1", min=0, max=65_535)]
 TokenFile = Annotated[
@@ -53,7 +54,10 @@ def _bus(given: str) -> Bus:
     name, _, url = given.partition("=")
     if not name or not url:
         raise InvalidSetting("--service: give NAME=URL, such as stock=postgresql://localhost/stock")
-    return Bus(name, url)
+    try:
+        return Bus(name, url)
+    except InvalidSetting as error:
+        raise InvalidSetting(f"--service {name}: {error}") from error
 
 
 def _read(file: Path) -> str:
@@ -80,19 +84,33 @@ async def _serve(buses: Sequence[Bus], app: str | None, port: int, token: str, *
         lifespan="off",
         timeout_graceful_shutdown=_LONGEST_END,  # pages that are open follow what happens
     )
+    looks: list[asyncio.Task[None]] = []
     with _listening(port) as listening:
         try:
             for bus in buses:
-                await bus.runtime.check()
+                bus.runtime.check_wiring()
+                async_url(bus.settings)
             url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
             names = ", ".join(bus.service for bus in buses)
             told = f"console of {names} at {url}" + (f"\ntoken: {token}" if is_new else "")
             emit({"url": url} | ({"token": token} if is_new else {}), told)
+            looks = [asyncio.create_task(_tell_trouble(bus)) for bus in buses]
             with suppress(KeyboardInterrupt):  # uvicorn has ended in good order, and raises the signal again
                 await uvicorn.Server(config).serve([listening])
         finally:
+            for look in looks:
+                look.cancel()
+            await asyncio.gather(*looks, return_exceptions=True)
             for bus in buses:
                 await bus.runtime.stop()
+
+
+async def _tell_trouble(bus: Bus) -> None:
+    """Tell which database cannot be shown now. Its pages say so as well, and look again."""
+    try:
+        await bus.runtime.check()
+    except (StorageUnavailable, SchemaMismatch) as error:
+        typer.echo(safe(f"{bus.service}: {error}; its pages look again"), err=True)
 
 
 def _listening(port: int) -> socket.socket:

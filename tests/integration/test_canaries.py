@@ -203,7 +203,7 @@ def declare(uri: str, *, is_route: bool) -> None:
         bus.route(Placed, to=uri)
     else:
         bus.listen(uri)
-    bus.runtime._check_wiring()
+    bus.runtime.check_wiring()
 
 
 @pytest.mark.parametrize("command", [["doctor"], ["status"], ["nodes"], ["circuits"], ["topology"], ["run"]])

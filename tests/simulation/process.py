@@ -94,7 +94,7 @@ class Process(Scheduled):
         self.bus.runtime = self.runtime = runtime
         runtime._database = SimulatedDatabase(self.settings, self.connect)
         runtime.life._watchdog = _NoWatchdog()  # type: ignore[assignment]
-        runtime._check_wiring()
+        runtime.check_wiring()
         runtime._waker.start(runtime.database)
         try:
             await once_it_answers(runtime.life.start, within=self.settings.start_timeout)

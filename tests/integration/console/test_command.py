@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import signal
 import socket
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import psycopg
 import pytest
 
+from durable.embedded.ports import free_port
 from tests.support.command import Agent
 
 
@@ -56,3 +61,90 @@ def test_error_names_the_option_to_correct(agent: Agent) -> None:
     (agent.folder / "short").write_text("short")
     ended = agent("console", app, "--token-file", "short")
     assert (ended.code, "give 16 or more" in ended.err) == (2, True)
+
+
+TOKEN = {"authorization": "Bearer a secret of a file 1"}
+UNUSABLE = {
+    "no server there": ("", "the database cannot be used"),
+    "no such database": ("", "does not exist"),
+    "no tables": ("ALTER SCHEMA durable RENAME TO hidden", "has no durable tables"),
+    "tables of an earlier version": ("UPDATE durable.alembic_version SET version_num = '0000'", "this code needs"),
+}
+
+
+def served(process: subprocess.Popen[bytes]) -> str:
+    """Return the address of a console that is open."""
+    assert process.stdout is not None
+    return process.stdout.readline().decode().split(" at ")[1].strip()
+
+
+def change(url: str, statement: str) -> None:
+    with psycopg.connect(url) as conn:
+        conn.execute(statement.encode())
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_console_is_open_while_a_database_cannot_be_shown(
+    agent: Agent,
+    kind: str,
+    is_alone: bool,
+    make_database: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    statement, told = UNUSABLE[kind]
+    stock = make_database("stock")
+    if statement:
+        change(stock, statement)
+    elif kind == "no such database":
+        stock = stock.replace("/stock_", "/nowhere_")
+    else:
+        stock = f"postgresql://127.0.0.1:{free_port()}/stock"
+    (agent.folder / "token").write_text("a secret of a file 1")
+    if is_alone:
+        monkeypatch.setenv("DURABLE_DATABASE_URL", stock)
+    app = agent.application()
+    others = [] if is_alone else ["--service", f"stock={stock}"]
+    with agent.process("console", f"{app}:bus", *others, "--port", "0", "--token-file", "token") as process:
+        url = served(process)
+        page = httpx.get(url if is_alone else f"{url}stock/", headers=TOKEN, timeout=30)
+        assert (page.status_code, told in html.unescape(page.text)) == (503, True), page.text
+        if not is_alone:
+            assert httpx.get(f"{url}{app}/", headers=TOKEN).status_code == 200
+        process.terminate()
+        said = process.communicate(timeout=30)[1].decode()
+    assert f"{app if is_alone else 'stock'}: " in said
+    assert (told in said, "Traceback" in said) == (True, False), said
+
+
+def test_page_shows_a_database_when_tables_are_there(agent: Agent, make_database: Callable[[str], str]) -> None:
+    stock = make_database("stock")
+    change(stock, "ALTER SCHEMA durable RENAME TO hidden")
+    (agent.folder / "token").write_text("a secret of a file 1")
+    with agent.process("console", "--service", f"stock={stock}", "--port", "0", "--token-file", "token") as process:
+        url = served(process)
+        assert httpx.get(url, headers=TOKEN).status_code == 503
+        change(stock, "ALTER SCHEMA hidden RENAME TO durable")
+        assert httpx.get(url, headers=TOKEN).status_code == 200
+        process.terminate()
+
+
+MISTAKES = {
+    "no such module": (("nowhere:bus",), "nowhere"),
+    "malformed URL": (("--service", "stock=postgresql://[bad/stock"), "--service stock: "),
+    "other URL": (("--service", "stock=mysql://127.0.0.1/stock"), "--service stock: "),
+    "no URL": (("--service", "stock"), "--service: give NAME=URL"),
+    "odd name": (("--service", "a b=postgresql://127.0.0.1/stock"), "--service a b: "),
+}
+
+
+@pytest.mark.parametrize(("given", "told"), MISTAKES.values(), ids=MISTAKES)
+def test_mistake_of_the_command_ends_the_console_at_once(agent: Agent, given: tuple[str, ...], told: str) -> None:
+    ended = agent("console", *given, "--port", "0")
+    assert (ended.code, told in ended.err) == (2, True), ended.err
+
+
+def test_console_without_a_database_ends_at_once(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DURABLE_DATABASE_URL")
+    ended = agent("console", f"{agent.application()}:bus", "--port", "0")
+    assert (ended.code, "database_url: not set" in ended.err) == (2, True), ended.err

@@ -171,4 +171,20 @@ ROWS = (
         after="        if False:",
         killed_by=("tests/integration/console/test_seen.py::TestDoor::test_copied_cookie_ends_with_the_logout",),
     ),
+    Mutant(
+        "console",
+        "a database that cannot be shown is named, and keeps no other from being shown",
+        "durable/cli/console.py",
+        before="    except (StorageUnavailable, SchemaMismatch) as error:",
+        after="    except ZeroDivisionError as error:",
+        killed_by=("tests/integration/console/test_command.py::test_console_is_open_while_a_database_cannot_be_shown",),
+    ),
+    Mutant(
+        "console",
+        "a console without a database ends at once",
+        "durable/cli/console.py",
+        before="                async_url(bus.settings)\n",
+        after="",
+        killed_by=("tests/integration/console/test_command.py::test_console_without_a_database_ends_at_once",),
+    ),
 )

@@ -204,7 +204,7 @@ def test_plaintext_to_other_hosts_starts_only_when_allowed(
     def check(**more: Any) -> None:
         bus = Bus("orders", "postgresql://127.0.0.1:1/none", **settings, **more)
         declare(bus)
-        bus.runtime._check_wiring()
+        bus.runtime.check_wiring()
 
     with pytest.raises(InvalidSetting, match=r"^allow_plaintext: .*everybody on the way could read") as refused:
         check(allow_plaintext=False)
