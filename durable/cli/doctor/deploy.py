@@ -44,6 +44,7 @@ _FIRST: Final = UUID(int=0), ""
 _DECODE: Final = "write an upcaster, or keep the old class until these messages are handled"
 _HANDLE: Final = "keep the handler until these messages are handled: without it they become dead letters"
 _RECUR: Final = "declare the schedule with bus.every(), unless it is to end"
+_OPEN: Final = "give the keys of that database by encryption_keys, encryption_key_file or Bus.keys_from()"
 _DEPLOY: Final = "deploy this code, which handles them"
 _REPLAY: Final = "replay or discard these letters first, or write an upcaster"
 
@@ -215,15 +216,15 @@ def _undeclared(conn: Connection, schema: str, application: Application) -> list
 
 def _finding(key: tuple[str, Place], trial: DecodeCheck) -> Finding:
     message_type, place = key
-    if not trial.failed:
-        locked = (
-            f", {trial.locked:,} of them unseen: they are encrypted with keys that are not here" if trial.locked else ""
-        )
-        return Finding(message_type, place, Verdict.OK, trial.tried, 0, f"{trial.tried:,} decode{locked}")
-    verb = "does" if trial.failed == 1 else "do"
-    detail = f"{trial.failed:,} of {trial.tried:,} {verb} not decode: {trial.error}"
-    advice = _REPLAY if place == "dead letters" else _DECODE
-    return Finding(message_type, place, Verdict.FAIL, trial.tried, trial.failed, detail, trial.ids, advice)
+    opened = trial.tried - trial.locked
+    unseen = f"; {trial.locked:,} not looked at: they are encrypted, and do not open here" if trial.locked else ""
+    if trial.failed:
+        verb = "does" if trial.failed == 1 else "do"
+        detail = f"{trial.failed:,} of {opened:,} {verb} not decode: {trial.error}{unseen}"
+        advice = _REPLAY if place == "dead letters" else _DECODE
+        return Finding(message_type, place, Verdict.FAIL, trial.tried, trial.failed, detail, trial.ids, advice)
+    verdict, advice = (Verdict.WARN, _OPEN) if trial.locked else (Verdict.OK, "")
+    return Finding(message_type, place, verdict, trial.tried, 0, f"{opened:,} decode{unseen}", (), advice)
 
 
 def _unhandled(key: tuple[str, Place], count: int, other: str | None) -> Finding:

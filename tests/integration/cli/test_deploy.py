@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,8 +15,11 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection
 
 from durable.cli.doctor import deploy as against
-from durable.storage import in_flight
+from durable.encryption.ring import KeyRing
+from durable.settings import load_settings
+from durable.storage import in_flight, inbox
 from durable.storage.in_flight import Page
+from durable.storage.inbox import Arrival
 from durable.storage.locks import nodes_class
 from durable.storage.rows import Letter
 from tests.failure import leftovers
@@ -151,6 +155,49 @@ def test_deploy_fails_a_replayable_letter_when_this_code_cannot_decode_the_messa
     assert checked(agent, tables, module, code=1)[0] == ("fail", ".order-placed", "dead letters", 1, 1)
 
 
+KEYS = {name: base64.b64encode(bytes([number]) * 32).decode() for number, name in enumerate("ab")}
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"b": KEYS["b"]}, {"a": KEYS["b"]}, {"a": KEYS["a"]}], ids=lambda keys: f"{keys}"
+)
+@pytest.mark.parametrize("place", ["inbox", "scheduled", "dead letters"])
+@pytest.mark.parametrize("readable", [(), (GOOD,), (GOOD, BAD)], ids=len)
+def test_deploy_warns_of_messages_without_a_key(
+    agent: Agent,
+    tables: Tables,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, str],
+    place: str,
+    readable: tuple[bytes, ...],
+) -> None:
+    module = agent.application(DEPLOYED)
+    name = f"{module}.order-placed"
+    if given:
+        monkeypatch.setenv("DURABLE_ENCRYPTION_KEYS", json.dumps(given))
+    ring = KeyRing.of(load_settings(encryption_keys={"a": KEYS["a"]}))
+    sealed = msgspec.structs.replace(envelope(1, message_type=name), body=GOOD)
+    sealed = msgspec.structs.replace(sealed, body=ring.seal(sealed, GOOD, "shop"))
+    made = [sealed, *(msgspec.structs.replace(envelope(1, message_type=name), body=body) for body in readable)]
+    with leftovers.transaction(tables.url) as conn:
+        if place == "dead letters":
+            letters.incoming(conn, made, Letter("LookupError", "why", None, "0" * 16))
+        else:
+            inbox.store(conn, letters.SCHEMA, [Arrival(letters.ENDPOINT, each, letters.NODE) for each in made])
+    if place == "scheduled":
+        tables.execute("UPDATE durable.incoming_envelopes SET execution_time = %s", LATER)
+    failed = readable.count(BAD)
+    is_open = given.get("a") == KEYS["a"]
+    verdict = "fail" if failed else "ok" if is_open else "warn"
+    found = checked(agent, tables, module, code=int(bool(failed)))
+    assert found == [(verdict, ".order-placed", place, len(made), failed)]
+    told = agent("check-deploy", f"{module}:bus", "--database", tables.url).out
+    opened = len(readable) + is_open
+    assert (f" of {opened} " in told) if failed else (f"{opened} decode" in told)
+    assert ("1 not looked at: they are encrypted" in told) is not is_open
+    assert ("give the keys of that database" in told) is (verdict == "warn")
+
+
 def test_deploy_warns_of_an_undeclared_schedule(agent: Agent, tables: Tables) -> None:
     module = agent.application(DEPLOYED + 'bus.every("0 3 * * *", OrderPlaced(1), name="kept")')
     for service in (module, "till"):
@@ -202,7 +249,7 @@ def test_deploy_runs_in_a_read_only_transaction(agent: Agent, tables: Tables, mo
         (["APP", "--database", "mysql://127.0.0.1:1/app"], 2, "not a Postgres URL"),
         (["APP", "--database", "postgresql://127.0.0.1:1/app"], 1, "check that Postgres runs"),
         (["APP", "--database", "TABLES", "--schema", "other"], 2, "no durable tables; name another with --schema"),
-        (["APP", "--database", "TABLES", "--schema", 'a";drop'], 2, "db_schema"),
+        (["APP", "--database", "TABLES", "--schema", 'a";drop'], 2, "--schema: give"),
     ],
 )
 def test_deploy_reports_a_bad_target_in_one_line(

@@ -777,4 +777,12 @@ ROWS = (
             "tests/integration/storage/test_odd_rows.py::test_row_beyond_every_claim_is_refused_by_the_table[ordering_key--incoming-free]",
         ),
     ),
+    Mutant(
+        "storage",
+        "messages that cannot be opened are not said to decode before a deploy",
+        "durable/cli/doctor/deploy.py",
+        before='(Verdict.WARN, _OPEN) if trial.locked else (Verdict.OK, "")',
+        after='(Verdict.OK, "")',
+        killed_by=("tests/integration/cli/test_deploy.py::test_deploy_warns_of_messages_without_a_key",),
+    ),
 )
