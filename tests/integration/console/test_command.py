@@ -146,5 +146,6 @@ def test_mistake_of_the_command_ends_the_console_at_once(agent: Agent, given: tu
 
 def test_console_without_a_database_ends_at_once(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DURABLE_DATABASE_URL")
-    ended = agent("console", f"{agent.application()}:bus", "--port", "0")
-    assert (ended.code, "database_url: not set" in ended.err) == (2, True), ended.err
+    with agent.process("console", f"{agent.application()}:bus", "--port", "0") as process:
+        said = process.communicate(timeout=30)[1].decode()
+        assert (process.returncode, "database_url: not set" in said) == (2, True), said
