@@ -109,12 +109,17 @@ class Application:
         self.routes.answers[message_type] = at
 
     def answer_in(self, envelope: Envelope, wanted: Sequence[type]) -> Any:
-        """Return the answer in this envelope; raises InvalidMessage unless it is of one of these classes."""
-        handler = self.by_type().get(envelope.message_type)
-        if handler is None or handler.cls not in wanted:
-            names = " or ".join(name_of(cls) for cls in wanted)
+        """Return the answer in this envelope, as the first of these classes that it is, or is upcast to.
+
+        Raises InvalidMessage, MissingKey and Forged.
+        """
+        by_name = {name_of(cls): cls for cls in wanted}
+        types = envelope.message_type, *upcasting.newer_types(envelope.message_type)
+        cls = next((by_name[each] for each in types if each in by_name), None)
+        if cls is None:
+            names = " or ".join(by_name)
             raise InvalidMessage(f"answer {envelope.id}: of type {envelope.message_type}, not {names}; wait for it")
-        return upcasting.decode(self.ring.opened(envelope), handler.cls)
+        return upcasting.decode(self.ring.opened(envelope), cls)
 
     def by_type(self) -> dict[str, Handler]:
         """The handler of each message type that is handled here: its own, and those that are upcast to it.

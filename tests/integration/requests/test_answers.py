@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from durable import Bus, Context, InvalidSetting, Retry, UnknownMessage, message
+from durable import Bus, Context, InvalidMessage, InvalidSetting, Retry, UnknownMessage, message, upcaster
 from durable.embedded import Embedded
 from durable.embedded.ports import free_port
 from durable.envelope import new_id
@@ -31,6 +31,17 @@ class Ask(msgspec.Struct):
 @message("answering.told")
 class Told(msgspec.Struct):
     number: int
+
+
+@message("answering.told", version=2)
+class ToldTwice(msgspec.Struct):
+    number: int
+    again: int
+
+
+@upcaster(Told, to=ToldTwice)
+def twice(told: Told) -> ToldTwice:
+    return ToldTwice(told.number, told.number)
 
 
 class Two:
@@ -82,6 +93,26 @@ async def test_answer_comes_to_a_node_started_after_the_request(two: Two) -> Non
         assert (await second.wait_for(request, timeout=SOON)).outcome == "sent"
     async with two.asking(mode="send-only") as third:
         assert await third.wait_for(request, Told, timeout=SOON) == Told(42)
+
+
+AWAITED: dict[str, tuple[Sequence[type], object]] = {
+    "its class": ([Told], Told(42)),
+    "a newer class": ([ToldTwice], ToldTwice(42, 42)),
+    "both": ([ToldTwice, Told], Told(42)),
+    "its class among others": ([Ask, Told], Told(42)),
+}
+
+
+@pytest.mark.parametrize(("classes", "answer"), AWAITED.values(), ids=AWAITED)
+async def test_answer_is_told_to_a_bus_with_only_the_same_settings(
+    two: Two, classes: Sequence[type], answer: object
+) -> None:
+    async with two.answering(), two.asking() as bus:
+        [request] = await requested(bus, 21)
+        async with Bus("asking", two.tables.url, mode="send-only") as own:
+            assert await own.wait_for(request, *classes, timeout=SOON) == answer
+            with pytest.raises(InvalidMessage, match=r"of type answering\.told, not answering\.ask; wait for it"):
+                await own.wait_for(request, Ask, timeout=SOON)
 
 
 async def test_answer_of_a_failed_attempt_is_not_sent(two: Two) -> None:

@@ -1114,6 +1114,15 @@ ROWS = (
         after="    session.close()\n",
         killed_by=(
             "tests/integration/agents/test_tasks_left_behind.py::test_sync_handler_keeps_its_error_when_postgres_has_ended_its_connection[False]",
+    ),
+    Mutant(
+        "handling",
+        "an answer is upcast to the class that is waited for",
+        "durable/application/application.py",
+        before="        types = envelope.message_type, *upcasting.newer_types(envelope.message_type)",
+        after="        types = (envelope.message_type,)",
+        killed_by=(
+            "tests/integration/requests/test_answers.py::test_answer_is_told_to_a_bus_with_only_the_same_settings",
         ),
     ),
 )
