@@ -16,6 +16,8 @@ a status below 400 knows that everything was committed.
         |                                   |  the client has left------------------> rolled back, over
         +--the response starts--> over: send() raises NoUnitOfWork
 
+An exception that the application itself answers is seen as its response alone.
+
 In the lifespan the bus starts when the application has started, and drains before the application shuts down.
 """
 

@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 from fastapi import BackgroundTasks, Depends, FastAPI, HTTPException, WebSocket
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from sqlalchemy import event
 from sqlalchemy.exc import InvalidRequestError
 from starlette.middleware.base import BaseHTTPMiddleware
@@ -170,6 +170,30 @@ class TestUnitOfWorkOfARequest:
         with pytest.raises(LookupError):
             await Server()(DurableMiddleware(app, bus=bus))
         assert (numbers(memory), sessions.ends) == ([], [["rollback", "close"]])
+
+    @pytest.mark.parametrize(
+        ("status", "rolls_back", "sent"), [(200, False, [1]), (200, True, []), (303, True, []), (409, False, [])]
+    )
+    async def test_unit_of_work_ends_by_the_response_of_an_exception_handler(
+        self, bus: Bus, status: int, rolls_back: bool, sent: list[int]
+    ) -> None:
+        app = FastAPI()
+        app.add_middleware(DurableMiddleware, bus=bus)
+
+        @app.exception_handler(LookupError)
+        async def answer(request: object, error: Exception) -> Response:
+            if rolls_back:
+                await (await unit_of_work()).session.rollback()
+            return Response(status_code=status)
+
+        @app.post("/")
+        async def place() -> None:
+            bus.send(Placed(1))
+            raise LookupError
+
+        async with InMemoryBus(bus) as memory, client_of(app) as client:
+            assert (await client.post("/")).status_code == status
+            assert numbers(memory) == sent
 
     async def test_unit_of_work_is_rolled_back_without_a_response(
         self, bus: Bus, sessions: Sessions, memory: object
