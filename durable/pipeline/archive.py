@@ -88,6 +88,8 @@ class Archived:
     """Rows that the lake had before it was restored, and the database has no more, by day."""
     foreign: Sequence[Gap] = ()
     """Times of which only the lake had rows, archived in a lost life of the database, and has lost some of them."""
+    lost: Mapping[date, int] = field(default_factory=dict)
+    """Rows that a successor found in the lake alone, and which are listed there, by day."""
     was_restored: bool = False
     """True if the lake ended before the end that the database knew."""
 
@@ -156,6 +158,7 @@ def archive(
         known=sum(part.known for part in done),
         gone=dict(sorted((Counter(left) + Counter(gone)).items())),
         foreign=merged([*foreign, *(gap for gap in dropped if gap.begin.date() not in gone)]),
+        lost=lost_lives.by_day(lake, table, whose) if wish.is_successor else {},
         was_restored=begun.lost_below is not None,
     )
 

@@ -45,6 +45,14 @@ def read(lake: Lake, table: LakeTable, whose: Whose) -> pa.Table:
     return _read(lake, table, [_path(table, whose)] if has_list(lake, table, whose) else [])
 
 
+def by_day(lake: Lake, table: LakeTable, whose: Whose) -> dict[date, int]:
+    """Count the lost rows of a database that the lake names so far, by day."""
+    import pyarrow as pa
+
+    days = read(lake, table, whose).column(DAY_OF[table]).cast(pa.date32())
+    return dict(sorted((each["values"], each["counts"]) for each in days.value_counts().to_pylist()))
+
+
 def write(lake: Lake, table: LakeTable, whose: Whose, lost: pa.Table) -> None:
     """Let the lake name these rows, and no others of this database."""
     import pyarrow as pa

@@ -7,7 +7,9 @@ both go back               nothing has happened
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import product
@@ -31,6 +33,7 @@ from durable.pipeline.rows import records
 from durable.pipeline.status import read_status
 from durable.storage.rows import QUARANTINED
 from tests.support.clusters import Cluster
+from tests.support.command import Agent
 from tests.support.history import add_history, add_letters, add_old_day, numbers
 from tests.support.lakes import BILLING, SHOP, at, fill, frame, handled, letter, sent, table
 
@@ -116,6 +119,37 @@ def found(spark: SparkSession, sender: Party, receiver: Party) -> dict[str, list
 def exchange(sender: Party, receiver: Party, first: int, count: int) -> None:
     sender.write(first, count)
     receiver.write(first, count)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_command_lists_lost_rows_with_the_next_command(
+    receiver: Party, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], count: int
+) -> None:
+    agent = Agent(tmp_path, monkeypatch, capsys)
+    place = ("--lake", receiver.lake.url, "--service", BILLING)
+    receiver.write(1, 2)
+    receiver.archive()
+    backup = receiver.back_up()
+    receiver.write(3, count)
+    receiver.archive()
+    receiver.put_back(backup)
+    receiver.write(6, 1)
+    ended = agent("pipeline", "archive", "--successor", "--database", receiver.url, *place)
+    assert ended.code == 0, ended.err
+    lost = receiver.lost()
+    assert len(lost) == count
+    assert ("lost: the lake alone has these rows" in ended.out) is bool(lost)
+    assert ("run: durable-agent pipeline audit" in ended.out) is bool(lost)
+    again = agent("pipeline", "archive", "--successor", "--database", receiver.url, *place, "--json")
+    told = json.loads(again.out)["tables"][0]["lost"]
+    assert sum(told.values()) == count
+    days = [str(row["finished_at"].date()) for row in lost_rows(receiver)]
+    assert told == dict(sorted(Counter(days).items()))
+
+
+def lost_rows(party: Party) -> list[dict[str, Any]]:
+    files = lost_lives.paths(party.lake, "history")
+    return lost_lives._read(party.lake, "history", files).to_pylist() if files else []
 
 
 def test_message_handled_in_a_lost_life_is_undone_until_handled_again(

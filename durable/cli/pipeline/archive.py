@@ -16,7 +16,7 @@ from durable.cli.command import reading
 from durable.cli.output import Block, Table, age, progress
 from durable.cli.pipeline.erase import erasure_rows, erasure_table, is_unfinished, undone_table
 from durable.cli.pipeline.options import Place, SparkPlace, load_place
-from durable.cli.pipeline.status import by_day, foreign_rows, gone_rows
+from durable.cli.pipeline.status import by_day, foreign_rows, gone_rows, lost_rows
 from durable.cli.pipeline.steps import Ended, Step
 from durable.cli.target import connection
 from durable.errors import InvalidSetting
@@ -92,13 +92,14 @@ def archive(
     for table in SOURCES:
         with progress(f"archiving {table}") as show:
             done.append(archive_into_lake(session, lake, table, origin, show=show))
-    tables = [asdict(each) | {"gone": by_day(each.gone)} for each in done]
+    tables = [asdict(each) | {"gone": by_day(each.gone), "lost": by_day(each.lost)} for each in done]
+    lost = lost_rows([(each.table, each.lost) for each in done])
     gone = gone_rows([(each.table, each.gone) for each in done])
     foreign = foreign_rows([(each.table, each.foreign) for each in done])
     undone = _undone_erasures(place.settings, lake, is_restored=any(each.was_restored for each in done))
     return Ended(
         {"service": origin.service, "lake": lake.url, "tables": tables, "erasures": erasure_rows(undone)},
-        [_archived(lake, done), *gone, *foreign, *undone_table(undone)],
+        [_archived(lake, done), *lost, *gone, *foreign, *undone_table(undone)],
         failed=bool(gone or foreign or undone),
     )
 

@@ -58,6 +58,13 @@ def gone_rows(tables: Sequence[tuple[str, Mapping[date, int]]]) -> list[Table]:
     return [Table(title, ["table", "day", "rows"], rows)] if rows else []
 
 
+def lost_rows(tables: Sequence[tuple[str, Mapping[date, int]]]) -> list[Table]:
+    """List the rows of a life that the database has lost: the lake alone has them."""
+    rows = [(table, day, count) for table, lost in tables for day, count in lost.items()]
+    title = "lost: the lake alone has these rows; to see what is undone, run: durable-agent pipeline audit"
+    return [Table(title, ["table", "day", "rows"], rows)] if rows else []
+
+
 def foreign_rows(tables: Sequence[tuple[str, Sequence[Gap]]]) -> list[Table]:
     """List the times of which a restored lake had rows that the database, restored as well, did not have."""
     rows = [(table, gap.begin, gap.end) for table, gaps in tables for gap in gaps]

@@ -131,4 +131,12 @@ ROWS = (
         after="    return _living(rows, lost.rows)\n",
         killed_by=(f"{_LATE}[2-now]",),
     ),
+    Mutant(
+        "lives",
+        "a successor tells which rows the lake alone has",
+        "durable/pipeline/archive.py",
+        before="lost=lost_lives.by_day(lake, table, whose) if wish.is_successor else {},",
+        after="lost={},",
+        killed_by=("tests/pipeline/test_lost_lives.py::test_command_lists_lost_rows_with_the_next_command",),
+    ),
 )
