@@ -153,6 +153,7 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def attempt(self) -> int:
+        """The number of this attempt at the message, or at the first of the list, from 1 on."""
         return self.contexts[0].attempt
 
     def replace(self, **changes: Any) -> Self:

@@ -121,6 +121,7 @@ class Retry:
 
     @property
     def max_attempts(self) -> int:
+        """The number of times that a message is tried before it becomes a dead letter."""
         return 1 + self.immediate + len(self.delays)
 
     def next(self, attempt: int, age: timedelta, rng: random.Random) -> Decision:

@@ -45,6 +45,7 @@ class Embedded:
 
     @property
     def is_running(self) -> bool:
+        """True while the server takes connections."""
         return self.server.is_running
 
     def uri(self, database: str | None = None) -> str:

@@ -100,6 +100,7 @@ class Broker:
         self._end(signal.SIGTERM)
 
     def restart(self) -> None:
+        """Stop it as an operator would, and start it again: what is durable is kept."""
         self.stop()
         self.start()
 
@@ -108,6 +109,7 @@ class Broker:
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
+        """Let it go on after pause()."""
         self._signal(signal.SIGCONT)
 
     def memory_alarm(self, on: bool) -> None:

@@ -124,6 +124,7 @@ class Outgoing(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def headers(self) -> Mapping[str, str]:
+        """The headers that it is sent with, besides those that durable adds."""
         return self.options.get("headers") or {}
 
     def replace(self, **changes: Any) -> Self:

@@ -36,12 +36,14 @@ class JsonCodec:
         self._decoders: dict[type[Any], Decode] = {}
 
     def encode(self, message: object, _: Envelope) -> bytes:
+        """Return the JSON of a message."""
         body = _model_body(message) if isinstance(message, BaseModel) else _encoder.encode(message)
         if any(mark in body for mark in _MARKS_OF_NOT_FINITE):
             _refuse_not_finite(message, type(message).__qualname__)
         return body
 
     def decode(self, body: bytes, cls: type[Any]) -> Any:
+        """Return the message of this class in a body."""
         message = (self._decoders.get(cls) or self.check(cls))(body)
         refuse_repeated_keys(body)
         return message

@@ -35,9 +35,11 @@ class MsgpackCodec:
         self._decoders: dict[type[Any], Decode] = {}
 
     def encode(self, message: object, _: Envelope) -> bytes:
+        """Return the MessagePack of a message."""
         return _model_body(message) if isinstance(message, BaseModel) else _encode(message)
 
     def decode(self, body: bytes, cls: type[Any]) -> Any:
+        """Return the message of this class in a body."""
         return (self._decoders.get(cls) or self.check(cls))(body)
 
     def check(self, cls: type[Any]) -> Decode:
