@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
 from durable.errors import DurableError, InvalidSetting
+from durable.pipeline import archive as archiving
 from durable.pipeline import purge as purge_module
 from durable.pipeline.beginning import Wish
 from durable.pipeline.copying import connection
@@ -150,6 +151,26 @@ def test_lake_is_whole_up_to_the_holder_of_the_horizon(
         assert archiver.ids() == [1]
     assert span.begin is not None
     assert span.until == before if kind != "running" else span.until is not None and span.until < written
+
+
+def test_idle_archive_moves_the_end_of_the_lake_when_a_minute_is_over(
+    archiver: Archiver, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Idle runs do not make a lake grow."""
+    with connection(archiver.origin.url) as of:
+        whose = Whose("shop", archives.database(of, "durable"))
+    add_history(conn, 1)
+
+    def ended(minutes: int) -> tuple[datetime | None, int]:
+        monkeypatch.setattr(archiving, "_QUIET", timedelta(minutes=1 - minutes))
+        archiver.run(local_rows=10)
+        return archiver.lake.span("history", whose).until, len(archiver.lake.opened("history").history())
+
+    first, commits = ended(0)
+    assert first is not None
+    assert [ended(0) for _ in range(3)] == [(first, commits)] * 3
+    later, more = ended(1)
+    assert (later is not None and later > first, more) == (True, commits + 1)
 
 
 @pytest.mark.parametrize("kind", ["running", "hidden", "prepared"])

@@ -691,4 +691,14 @@ ROWS = (
         after="            pass\n",
         killed_by=("tests/unit/cli/test_interrupts.py::test_ignored_interrupt_is_raised_once_more",),
     ),
+    Mutant(
+        "lakes",
+        "an idle archive commits once a minute at most",
+        "durable/pipeline/archive.py",
+        before="span.until - until > _QUIET)",
+        after="span.until > until)",
+        killed_by=(
+            "tests/pipeline/test_horizons.py::test_idle_archive_moves_the_end_of_the_lake_when_a_minute_is_over",
+        ),
+    ),
 )
