@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import partial, reduce
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from durable.arguments import refuse_empty_period
@@ -45,6 +44,7 @@ from durable.pipeline.matching import (
 )
 from durable.pipeline.rows import records
 from durable.pipeline.spans import Span, common, joint, settled
+from durable.pipeline.spellings import absolute
 from durable.storage.days import within_reach
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def audit(
         found = kept(findings(of_suspects, late, edges, question.late_after))
         counts = {row["finding"]: row["count"] for row in records(found.groupBy("finding").count())}
         if out is not None:
-            found.write.parquet(out if "://" in out else f"file://{Path(out).absolute()}")
+            found.write.parquet(out if "://" in out else f"file://{absolute(out)}")
         examples = _examples(found, counts, question.example_count)
     return _verdict([*senders, *receivers], edges, counted, counts, examples)
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Final
 
 from durable.errors import InvalidSetting
 from durable.pipeline.choosing import Choice
+from durable.pipeline.spellings import absolute
 
 Plan = dict[str, Any]
 
@@ -36,10 +36,11 @@ def plan_of(
 
     `place`: the lake, or the files, that the messages come from.
     """
+    parquet = place.get("parquet")
     moments = {"since": choice.since, "until": choice.until}
     return {
         "lake": place.get("lake"),
-        "parquet": _absolute(place.get("parquet")),
+        "parquet": None if parquet is None else absolute(parquet),
         "from": choice.table.replace("_", "-"),
         "service": choice.service,
         "side": choice.side,
@@ -98,7 +99,3 @@ def _shown(value: Any) -> str:
 
 def _time(text: str | None, moment: datetime | None) -> dict[str, str] | None:
     return None if text is None or moment is None else {"given": text.strip(), "at": moment.isoformat()}
-
-
-def _absolute(place: str | None) -> str | None:
-    return place if place is None or "://" in place else str(Path(place).absolute())

@@ -1,10 +1,12 @@
 """One spelling of each place, however it is named: a folder is a path, and a place of a store a URL.
 
     lake, ./lake/, file:///data/lake, FILE://localhost/data//lake      /data/lake
+    link/../lake                                                       lake beside the folder that the link leads to
     s3a://bucket/x/../lake/, S3://bucket//lake                         s3://bucket/lake
 
 Two spellings that the libraries read as one place would be two lakes for durable, and one that they read as another
-place is refused. The names that links and mounts give to a folder stay as they are.
+place is refused. The names that links and mounts give to a folder stay as they are, but for those before `..`: the
+system goes up from where a link leads to, and Spark from the link.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping
+from os.path import realpath
 from pathlib import Path
 from typing import Final
 from unicodedata import category
@@ -40,6 +43,18 @@ def spelled(named: str) -> str:
     return _path(named)
 
 
+def absolute(place: str) -> str:
+    """Return a place of files other than a lake: a path from the root, as of a folder of a lake; a URL as it is."""
+    return place if not place or "://" in place else _from_root(place)
+
+
+def _from_root(path: str) -> str:
+    """Return the path without `..`, which the system, Spark and deltalake read as one."""
+    begun = re.sub("^//+", "/", str(Path(path).absolute()))
+    before, up, below = f"{begun}/".rpartition("/../")
+    return str(Path(realpath(f"{before}/.."), below)) if up else begun
+
+
 def _path_of_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.netloc.lower() not in _THIS_MACHINE:
@@ -50,7 +65,7 @@ def _path_of_url(url: str) -> str:
 
 
 def _path(named: str) -> str:
-    path = re.sub("^//+", "/", str(Path(named).absolute()))
+    path = _from_root(named)
     if unquote(path) != path or "\\" in path:
         raise InvalidSetting(
             f"lake {path}: a path with per cent signs or backslashes is read as another one; choose another"

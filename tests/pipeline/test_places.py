@@ -123,6 +123,8 @@ def test_every_command_reads_and_writes_a_lake_by_each_of_its_names(
         shutil.rmtree(place / table / checksums.FOLDER, ignore_errors=True)
     assert ended(f"FILE://localhost{place}/", "vacuum") == (0, "")
     assert ended(str(place), "archive", *service) == (0, "")
+    (tmp_path / "link").symlink_to(place / "history")
+    assert ended(f"{tmp_path}/link/..", "archive", *service) == (0, "")
     assert ended(f"{url}//", "verify", *service) == (0, "")
     assert ended(url, "status") == (0, "")
     chosen = ("--reason", "request 4711", "--key", "anna", "--yes", "--vacuum")

@@ -17,6 +17,7 @@ from durable.cli.pipeline.options import SparkPlace, lake_of, row_count
 from durable.cli.pipeline.steps import Ended, Step
 from durable.errors import InvalidSetting
 from durable.pipeline.session import spark_errors
+from durable.pipeline.spellings import absolute
 from durable.pipeline.unwritable import writing
 from durable.settings import load_settings
 
@@ -92,7 +93,8 @@ def audit(
         late_after=None if late_after is None else parse_span(late_after, option="--late-after"),
         example_count=examples,
     )
-    if out is not None and "://" not in out and Path(out).exists():
+    place = None if out is None else absolute(out)
+    if place is not None and "://" not in place and Path(place).exists():
         raise InvalidSetting(f"--out: {out} is there already; name a new folder")
     lakes = [lake_of("--sender", each) for each in sender], [lake_of("--receiver", each) for each in receiver]
     spark.check()
@@ -100,18 +102,18 @@ def audit(
     yield
     for lake in (*lakes[0], *lakes[1]):
         lake.require("history")
-    if out is not None and "://" not in out:
-        with writing(out, "--out"):  # of Spark it would be an aborted job
-            Path(out).mkdir(parents=True)
-            Path(out).rmdir()
+    if place is not None and "://" not in place:
+        with writing(place, "--out"):  # of Spark it would be an aborted job
+            Path(place).mkdir(parents=True)
+            Path(place).rmdir()
     with spark_errors(), phases("audit") as phase:
         verdict = None
-        if out is None and row_count([*lakes[0], *lakes[1]]) <= local_rows:
+        if place is None and row_count([*lakes[0], *lakes[1]]) <= local_rows:
             phase("matching ids")
             verdict = audit_here(*lakes, question)
         if verdict is None:
             phase("starting Spark")
-            verdict = audit(spark.open_session([*lakes[0], *lakes[1]]), *lakes, question, out=out, phase=phase)
+            verdict = audit(spark.open_session([*lakes[0], *lakes[1]]), *lakes, question, out=place, phase=phase)
     return Ended({"failed": verdict.failed, **asdict(verdict)}, _blocks(verdict), failed=verdict.failed)
 
 

@@ -97,7 +97,7 @@ def replay(
         with phases("replay") as phase:
             phase("starting Spark")
             session = spark.open_session([place] if place else None)
-            rows, groups = _chosen(session, choice, place, parquet, phase)
+            rows, groups = _chosen(session, choice, place, plan["parquet"], phase)
             if same_ids and place is not None:
                 refuse_foreign(rows, _database(settings), destination)
         sealing = Sealing.of(ring_of(target))

@@ -69,7 +69,7 @@ ROWS = (
         "lakes",
         "findings of an audit go to a place that nobody tried",
         "durable/cli/pipeline/audit.py",
-        before="            Path(out).mkdir(parents=True)\n            Path(out).rmdir()\n",
+        before="            Path(place).mkdir(parents=True)\n            Path(place).rmdir()\n",
         after="            pass\n",
         killed_by=("tests/pipeline/test_report_commands.py::test_unwritable_place_of_results_is_told[audit]",),
     ),
@@ -638,6 +638,22 @@ ROWS = (
         killed_by=(
             "tests/pipeline/test_horizons.py::test_rows_are_whole_up_to_a_moment_when_its_transactions_have_ended[hidden]",
         ),
+    ),
+    Mutant(
+        "lakes",
+        "the folder above a link is the one that has the link",
+        "durable/pipeline/spellings.py",
+        before="""realpath(f"{before}/..")""",
+        after="""posixpath.normpath(f"{before}/..")""",
+        killed_by=(f"{_SPELLINGS}::test_path_above_a_link_follows_the_link[near/../lake]",),
+    ),
+    Mutant(
+        "lakes",
+        "the folder above a link stays in a place, for each library to read",
+        "durable/pipeline/spellings.py",
+        before=" if up else begun",
+        after=" if False else begun",
+        killed_by=(f"{_SPELLINGS}::test_path_above_a_link_follows_the_link[missing/../lake]",),
     ),
     Mutant(
         "lakes",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from durable.errors import InvalidSetting
 from durable.pipeline.lake import Lake
-from durable.pipeline.spellings import spelled
+from durable.pipeline.spellings import absolute, spelled
 
 FOLDER = [
     "/data/lake",
@@ -60,6 +60,51 @@ def test_relative_path_begins_at_the_current_folder(tmp_path: Path, monkeypatch:
     assert spelled("lake") == spelled(f"file://{quote(str(tmp_path))}/lake") == f"{tmp_path}/lake"
 
 
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    """A folder with a link `near` that leads to `far/deep`, and one `there` to `far`."""
+    (tmp_path / "far/deep").mkdir(parents=True)
+    (tmp_path / "near").symlink_to(tmp_path / "far/deep")
+    (tmp_path / "there").symlink_to(tmp_path / "far")
+    return tmp_path.resolve()
+
+
+UP = {
+    "near/../lake": "far/lake",
+    "near/.././/lake": "far/lake",
+    "near/../../lake": "lake",
+    "near/..": "far",
+    "near/../": "far",
+    "there/deep/../lake": "far/lake",
+    "there/../lake": "lake",
+    "near/../deep/../lake": "far/lake",
+    "missing/../lake": "lake",
+    "missing/../near/../lake": "far/lake",
+    "missing/../near": "near",
+    "near": "near",
+    "near/lake": "near/lake",
+    "near/..lake": "near/..lake",
+    "near/lake..": "near/lake..",
+}
+
+
+@pytest.mark.parametrize("named", UP)
+def test_path_above_a_link_follows_the_link(linked: Path, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(linked)
+    place = str(linked / UP[named])
+    assert [spelled(given) for given in (named, f"{linked}/{named}", f"file://{linked}/{named}")] == [place] * 3
+    assert absolute(named) == absolute(f"{linked}/{named}") == place
+
+
+def test_folder_above_the_root_is_the_root() -> None:
+    assert spelled("/../data") == spelled("//../../data/") == "/data"
+
+
+@pytest.mark.parametrize("place", ["", "s3://bucket/x/../files", "file:///data/../files"])
+def test_url_of_files_stays(place: str) -> None:
+    assert absolute(place) == place
+
+
 READ_AS_ANOTHER = {
     "/data/50%25": "is read as another one",
     "/data/a\\b": "is read as another one",
@@ -95,7 +140,10 @@ NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size
 )
 
 
-@given(st.sampled_from(["/", "file:///", "s3://bucket/", "S3A://bucket/"]), st.lists(NAMES, min_size=1, max_size=4))
+@given(
+    st.sampled_from(["/", "file:///", "s3://bucket/", "S3A://bucket/"]),
+    st.lists(NAMES | st.just(".."), min_size=1, max_size=4),
+)
 def test_spelling_of_a_spelling_is_itself(root: str, names: list[str]) -> None:
     try:
         found = spelled(root + "/".join(names))
