@@ -3,6 +3,7 @@
     app            all commands
     endings        the ending of each error: one line with advice, and an exit code
     command        groups of options, each read by one function
+    streams        standard output and error that are closed, full, or without a reader
     target         the bus or database of a command
     output         emit(): one JSON document, tables, or aligned text
     dead_letters/  groups, list, show, replay, edit, discard, debug
@@ -18,6 +19,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from durable.cli.streams import open_closed
+
 __all__ = ["main"]
 
 _INTERRUPTED = 130
@@ -26,6 +29,7 @@ _INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command of `durable-agent` and end the process with its exit code."""
     try:
+        open_closed()
         from durable.cli import app  # all commands, and their libraries: a second or more, in which Ctrl-C may come
 
         code = app.run(list(sys.argv[1:] if arguments is None else arguments))

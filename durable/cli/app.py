@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from importlib import import_module
@@ -15,6 +14,7 @@ from durable.cli.endings import BAD_USAGE, FAILED, INTERRUPTED, NAME, ending_of
 from durable.cli.help import readable
 from durable.cli.interrupts import interrupts_kept
 from durable.cli.output import one_line
+from durable.cli.streams import written
 from durable.redaction import has_password, redacted
 from durable.settings import secret_names
 from durable.version import __version__
@@ -93,6 +93,22 @@ def command_line(*names: str) -> Any:
 
 def run(arguments: list[str]) -> int:
     """Run one command of `durable-agent`, and return its exit code."""
+    with written() as (out, err):
+        try:
+            code = _run(arguments)
+            out.end()
+        except BrokenPipeError:
+            out.forget()
+            code = FAILED
+        if out.fault is not None:
+            rest = "done its work" if code == 0 else f"ended with {code} all the same"
+            print(f"error: output: cannot be written: {out.fault.strerror}; the command has {rest}", file=err)
+            code = code or FAILED
+        err.end()
+    return code
+
+
+def _run(arguments: list[str]) -> int:
     output.begin()
     _warn_of_secrets(arguments)
     try:
@@ -100,11 +116,9 @@ def run(arguments: list[str]) -> int:
         names = [named] if named in _COMMANDS else []
         with interrupts_kept():
             code = command_line(*names).main(args=arguments, prog_name=NAME, standalone_mode=False)
-        sys.stdout.flush()
         return int(code or 0)
     except BrokenPipeError:
-        _forget_output()
-        return FAILED
+        raise
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
@@ -129,8 +143,3 @@ def _warn_of_secrets(arguments: list[str]) -> None:
             "set it in the environment, as DURABLE_DATABASE_URL",
             file=sys.stderr,
         )
-
-
-def _forget_output() -> None:
-    """Discard output whose reader has ended, so that flushing the buffer does not fail again when Python ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -20,6 +20,7 @@ _COPIES = "tests/pipeline/test_copied_lakes.py"
 
 _OUTAGES = "tests/pipeline/test_commands_in_outages.py"
 
+_STREAMS = "tests/unit/cli/test_streams.py"
 _TIMES = "tests/pipeline/test_given_times.py"
 
 ROWS = (
@@ -716,5 +717,29 @@ ROWS = (
         killed_by=(
             "tests/pipeline/test_horizons.py::test_idle_archive_moves_the_end_of_the_lake_when_a_minute_is_over",
         ),
+    ),
+    Mutant(
+        "lakes",
+        "a command ends at the first line that a full disk refuses",
+        "durable/cli/streams.py",
+        before="            self.fault = error\n",
+        after="            raise\n",
+        killed_by=(f"{_STREAMS}::test_command_does_its_work_without_output[>/dev/full-1]",),
+    ),
+    Mutant(
+        "lakes",
+        "the socket of the database gets the number of a closed stream",
+        "durable/cli/__init__.py",
+        before="        open_closed()\n",
+        after="        pass\n",
+        killed_by=(f"{_STREAMS}::test_command_does_its_work_without_output[>&--1]",),
+    ),
+    Mutant(
+        "lakes",
+        "a full output is told by Python, with a code of its own",
+        "durable/cli/streams.py",
+        before="        if self.fault is not None:\n            self.forget()\n",
+        after="        pass\n",
+        killed_by=(f"{_STREAMS}::test_command_does_its_work_without_output[2>/dev/full-1]",),
     ),
 )

@@ -1,0 +1,72 @@
+"""The streams of a command. Its work goes on where nobody takes what it says.
+
+closed                 `>&-`: nothing is said; the command ends as it would
+full                   the command ends its work, and tells then that its output was not written
+without a reader       `| head`: the command ends where it says something on standard output
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any
+
+
+def open_closed() -> None:
+    """Let closed streams lead nowhere. The next file or socket that is opened would take their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(nowhere, True)  # also those of the processes that a command starts
+            setattr(sys, name, os.fdopen(nowhere, mode))
+
+
+class Written:
+    """A stream that drops what cannot be written, and keeps the fault; those of some kinds are raised."""
+
+    def __init__(self, stream: Any, *raised: type[OSError]) -> None:
+        self.fault: OSError | None = None
+        self._stream = stream
+        self._raised = raised
+
+    def write(self, text: str) -> int:
+        with self._keeping_fault():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._keeping_fault():
+            self._stream.flush()
+
+    def end(self) -> None:
+        """Write the rest, or forget it: Python would try again when it ends."""
+        self.flush()
+        if self.fault is not None:
+            self.forget()
+
+    def forget(self) -> None:
+        """Discard what is not written yet."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @contextmanager
+    def _keeping_fault(self) -> Iterator[None]:
+        try:
+            yield
+        except self._raised:
+            raise
+        except OSError as error:
+            self.fault = error
+
+
+@contextmanager
+def written() -> Iterator[tuple[Written, Written]]:
+    """Standard output and standard error in the block."""
+    out, err = Written(sys.stdout, BrokenPipeError), Written(sys.stderr)
+    told: Any = (out, err)
+    with redirect_stdout(told[0]), redirect_stderr(told[1]):
+        yield out, err

@@ -1,0 +1,100 @@
+"""A command whose output is closed, full, or without a reader: its work is done, and no traceback printed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# A command that says something, works, and says more: as much as no buffer holds where that is asked for.
+WORKING = """
+import sys
+from durable.cli import main, app
+from durable.cli.output import print_blocks
+from pathlib import Path
+
+def command_line(*names):
+    class Command:
+        def main(self, **_):
+            print("begins", flush=True)
+            print("a warning", file=sys.stderr)
+            Path("done").touch()
+            print_blocks(["done" * {size}])
+            if {code} == 2:
+                raise ValueError("odd")
+            return {code}
+    return Command()
+
+app.command_line = command_line
+main([])
+"""
+FULL = "output: cannot be written: No space left on device; the command has"
+SIZES = [1, 100_000]
+ENDS = {
+    ">&-": (0, ""),
+    "2>&-": (0, ""),
+    ">&- 2>&-": (0, ""),
+    "<&- >&- 2>&-": (0, ""),
+    "2>/dev/full": (0, ""),
+    ">/dev/full": (1, f"error: {FULL} done its work\n"),
+    ">/dev/full 2>&1": (1, ""),
+    ">/dev/full 2>&-": (1, ""),
+}
+
+
+def ended(tmp_path: Path, redirected: str, *, code: int = 0, size: int = 1) -> tuple[int, str]:
+    script = tmp_path / "command.py"
+    script.write_text(WORKING.format(code=code, size=size))
+    done = subprocess.run(
+        ["bash", "-c", f'"$0" command.py {redirected}', sys.executable],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stderr.replace("a warning\n", "")
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("redirected", ENDS)
+def test_command_does_its_work_without_output(tmp_path: Path, redirected: str, size: int) -> None:
+    assert ended(tmp_path, redirected, size=size) == ENDS[redirected]
+    assert (tmp_path / "done").exists()
+
+
+@pytest.mark.parametrize("redirected", [">&-", "2>&-", "2>/dev/full"])
+def test_command_ends_with_its_own_code_when_output_is_closed(tmp_path: Path, redirected: str) -> None:
+    assert ended(tmp_path, redirected, code=3) == (3, "")
+
+
+def test_full_output_is_told_after_the_fault_of_the_command(tmp_path: Path) -> None:
+    code, told = ended(tmp_path, ">/dev/full", code=2)
+    assert (code, told.splitlines()) == (
+        1,
+        ["error: ValueError: odd; --debug shows the traceback", f"error: {FULL} ended with 1 all the same"],
+    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_command_ends_quietly_when_its_reader_has_ended(tmp_path: Path, size: int) -> None:
+    code, told = ended(tmp_path, "| true; exit ${PIPESTATUS[0]}", size=size)
+    assert (code in (0, 1), told) == (True, "")
+
+
+def test_next_file_takes_no_number_of_a_closed_stream(tmp_path: Path) -> None:
+    """Or what a process that the command starts prints would be written into it."""
+    script = "import os, sys; from durable.cli.streams import open_closed; open_closed(); f = open('file', 'w')"
+    code = f"{script}; sys.exit(f.fileno() < 3 or not all(map(os.get_inheritable, range(3))))"
+    done = subprocess.run(
+        ["bash", "-c", '"$0" -c "$1" <&- >&- 2>&-', sys.executable, code],
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert done.returncode == 0
