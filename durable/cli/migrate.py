@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Final
 
 import typer
+from sqlalchemy.exc import DBAPIError
 
 from durable.cli.command import taking
 from durable.cli.output import emit
 from durable.cli.target import DatabaseUrl, OptionalBusName, SchemaName, connection, load_target
-from durable.errors import InvalidSetting, WiringError
+from durable.errors import DurableError, InvalidSetting, WiringError
 from durable.settings import Settings, load_settings
 from durable.storage import grants, migrator
 from durable.storage.database import sync_url
+from durable.storage.outages import Lack, described, lacking_right
+
+_HERE: Final = "SELECT quote_ident(current_user), quote_ident(current_database())"
 
 Sql = Annotated[bool, typer.Option("--sql", help="print the statements for an empty database, without running them")]
 Status = Annotated[bool, typer.Option("--status", help="compare the versions only; ends with 1 when they differ")]
@@ -46,14 +52,15 @@ def migrate(
 
 def _upgrade(settings: Settings, grant_to: str | None) -> None:
     schema, after = settings.db_schema, migrator.SCHEMA_VERSION
-    before = _version(settings)
-    if before is not None and before > after:
-        with connection(settings) as conn:
-            migrator.check_version(conn, schema)  # says that the code must be upgraded
-    migrator.upgrade(sync_url(settings).render_as_string(hide_password=False), schema)
-    if grant_to is not None:
-        with connection(settings) as conn:
-            grants.grant_runtime(conn, schema, grant_to)
+    with _lack_of_rights_told(settings):
+        before = _version(settings)
+        if before is not None and before > after:
+            with connection(settings) as conn:
+                migrator.check_version(conn, schema)  # says that the code must be upgraded
+        migrator.upgrade(sync_url(settings).render_as_string(hide_password=False), schema)
+        if grant_to is not None:
+            with connection(settings) as conn:
+                grants.grant_runtime(conn, schema, grant_to)
     emit(
         {"schema": schema, "from": before, "to": after, "changed": before != after, "granted_to": grant_to},
         f"schema {schema} is up to date at version {before}"
@@ -61,6 +68,26 @@ def _upgrade(settings: Settings, grant_to: str | None) -> None:
         else f"schema {schema} upgraded from {before or 'nothing'} to version {after}",
         *([] if grant_to is None else [f"granted to {grant_to} the rights that a node needs"]),
     )
+
+
+@contextmanager
+def _lack_of_rights_told(settings: Settings) -> Iterator[None]:
+    """Tell who has the right that this role lacks: --grant-to grants none to make tables."""
+    try:
+        yield
+    except (DBAPIError, Lack) as error:
+        refusal = lacking_right(error)
+        if refusal is None:
+            raise
+        with connection(settings) as conn:
+            owner = migrator.owner_of(conn, settings.db_schema)
+            role, database = conn.exec_driver_sql(_HERE).one()
+        advice = (
+            f"as owner of the database, run: GRANT CREATE ON DATABASE {database} TO {role}; or run migrate as the owner"
+            if owner is None
+            else f"run migrate as {owner}, who owns the schema {settings.db_schema}"
+        )
+        raise DurableError(f"migrate: {described(refusal)}; {advice}") from error
 
 
 def _print_status(settings: Settings) -> None:

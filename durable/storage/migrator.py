@@ -55,6 +55,12 @@ def current_version(conn: Connection, schema: str) -> str | None:
     return conn.execute(READ_VERSION.within(schema)).scalar_one_or_none()
 
 
+def owner_of(conn: Connection, schema: str) -> str | None:
+    """The role that owns this schema, and with it may upgrade it; None when there is no such schema."""
+    owner = text("SELECT quote_ident(pg_get_userbyid(nspowner)) FROM pg_namespace WHERE nspname = :schema")
+    return conn.execute(owner, {"schema": schema}).scalar_one_or_none()
+
+
 def check_version(conn: Connection, schema: str) -> None:
     """Raise SchemaMismatch, saying what to run, unless the database is at SCHEMA_VERSION."""
     version = current_version(conn, schema)
@@ -82,7 +88,8 @@ def migrate_online(context: Any, url: str, schema: str) -> None:
         refuse_encoding(conn.exec_driver_sql("SHOW server_encoding").scalar_one())
         conn.exec_driver_sql(f"SET LOCAL search_path = {OWN_PATH}")
         conn.execute(LOCK_JOB.within(schema), {"class_id": jobs_class(schema), "key": int(Job.MIGRATE)})
-        conn.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
+        if owner_of(conn, schema) is None:  # Postgres asks for the right to make one also where it is there
+            conn.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
         context.configure(connection=conn, version_table_schema=schema)
         with context.begin_transaction():
             context.run_migrations()

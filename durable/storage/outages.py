@@ -258,6 +258,11 @@ def advice_of(error: DBAPIError) -> str | None:
     return _ADVICE.get(sqlstate(error))
 
 
+def lacking_right(error: BaseException) -> BaseException | None:
+    """Return Postgres' refusal for a right that the role lacks, among an error and its causes."""
+    return next((each for each in causes_of(error) if _state(each) == _NO_RIGHT), None)
+
+
 def is_lack(error: BaseException) -> bool:
     """True where something of durable is missing; the causes of the error count too."""
     return any(isinstance(each, Lack) for each in causes_of(error))

@@ -21,6 +21,7 @@ _COPIES = "tests/pipeline/test_copied_lakes.py"
 _OUTAGES = "tests/pipeline/test_commands_in_outages.py"
 
 _STREAMS = "tests/unit/cli/test_streams.py"
+_RIGHTS = "tests/integration/cli/test_migrate_rights.py"
 _TIMES = "tests/pipeline/test_given_times.py"
 
 ROWS = (
@@ -740,6 +741,25 @@ ROWS = (
         "durable/cli/streams.py",
         before="        if self.fault is not None:\n            self.forget()\n",
         after="        pass\n",
-        killed_by=(f"{_STREAMS}::test_command_does_its_work_without_output[2>/dev/full-1]",),
+        killed_by=(f"{_STREAMS}::test_command_does_its_work_without_output[>/dev/full-1]",),
+    ),
+    Mutant(
+        "lakes",
+        "the owner of a schema needs the right to make another one",
+        "durable/storage/migrator.py",
+        before="        if owner_of(conn, schema) is None:",
+        after="        if True:",
+        killed_by=(f"{_RIGHTS}::test_owner_of_a_schema_needs_no_right_to_make_one",),
+    ),
+    Mutant(
+        "lakes",
+        "migrate recommends rights that make no table",
+        "durable/cli/migrate.py",
+        before="        if refusal is None:\n            raise\n",
+        after="        raise\n",
+        killed_by=(
+            f"{_RIGHTS}::test_migrate_names_the_right_to_make_a_schema",
+            f"{_RIGHTS}::test_migrate_names_the_owner_of_the_schema",
+        ),
     ),
 )
