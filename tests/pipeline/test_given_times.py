@@ -29,7 +29,8 @@ AUDIT: Final = ("audit", "--sender", "lake", "--receiver", "lake")
 REPLAY: Final = ("replay", "--name", "x", "--dry-run", "--from", "dead-letters")
 LOCAL: Mapping[str, Sequence[Sequence[str]]] = {
     "audit": [
-        *((*AUDIT, option, time) for option in ("--since", "--until", "--archived-until") for time in TIMES),
+        *((*AUDIT, option, time) for option in ("--until", "--archived-until") for time in TIMES),
+        (*AUDIT, "--since", TIMES[0]),
         *((*AUDIT, "--archived-until", time, "--settle", LONG) for time in TIMES),
         (*AUDIT, "--since", TIMES[0], "--until", TIMES[1], "--late-after", LONG),
         (*AUDIT, "--settle", LONG),
@@ -39,7 +40,7 @@ LOCAL: Mapping[str, Sequence[Sequence[str]]] = {
 }
 """Commands that few rows let run without Spark."""
 ON_SPARK: Mapping[str, Sequence[Sequence[str]]] = {
-    "audit": [(*call, "--master", "local[2]") for call in LOCAL["audit"][:6]],
+    "audit": [(*call, "--master", "local[2]") for call in LOCAL["audit"][:5]],
     "conversations": [(*call, "--master", "local[2]") for call in LOCAL["conversations"]],
     "replay": [(*REPLAY, option, time) for option in ("--since", "--until") for time in TIMES],
     "report": [
@@ -73,6 +74,19 @@ def test_command_reckons_with_the_first_and_the_last_times(
     for call in calls[name]:
         ended = agent("pipeline", *call)
         assert ended.code == 0 or "no history of these days" in ended.err, (call, ended)
+
+
+@pytest.mark.parametrize("since", [TIMES[1], "2999-12-31T00:00Z", "9999-12-31T23:59:59Z"])
+def test_audit_of_a_time_ahead_is_refused(agent: Agent, since: str) -> None:
+    ended = agent("pipeline", *AUDIT, "--since", since)
+    assert ended.code == 2
+    assert f"--since: {since} lies ahead" in ended.err
+
+
+def test_audit_of_a_quiet_time_says_so_and_passes(agent: Agent) -> None:
+    ended = agent("pipeline", *AUDIT, "--since", "1s ago")
+    assert (ended.code, ended.err) == (0, "")
+    assert "nothing was judged" in ended.out
 
 
 ELSEWHERE: Final = [

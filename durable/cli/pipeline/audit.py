@@ -85,6 +85,8 @@ def audit(
     from durable.pipeline.audit import Question, audit, audit_here
 
     now, (first, last) = datetime.now(UTC), parse_period(since, until)
+    if first is not None and first > now:
+        raise InvalidSetting(f"--since: {since} lies ahead, and nothing was sent since; give an earlier time")
     question = Question(
         since=first,
         until=last,
@@ -122,6 +124,7 @@ def _blocks(verdict: Verdict) -> list[Block]:
         f"judged: what was sent from {_since(verdict.since)} on, as far as the histories reach",
         Table.of("histories", verdict.spans, _SPANS),
         *_gaps(verdict),
+        *([] if verdict.totals else ["no lake has a row of this period: nothing was judged"]),
         Table.of("history", verdict.totals, _TOTALS),
         Table(
             "findings",

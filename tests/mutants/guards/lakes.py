@@ -737,14 +737,6 @@ ROWS = (
     ),
     Mutant(
         "lakes",
-        "a full output is told by Python, with a code of its own",
-        "durable/cli/streams.py",
-        before="        if self.fault is not None:\n            self.forget()\n",
-        after="        pass\n",
-        killed_by=(f"{_STREAMS}::test_command_does_its_work_without_output[>/dev/full-1]",),
-    ),
-    Mutant(
-        "lakes",
         "the owner of a schema needs the right to make another one",
         "durable/storage/migrator.py",
         before="        if owner_of(conn, schema) is None:",
@@ -761,5 +753,21 @@ ROWS = (
             f"{_RIGHTS}::test_migrate_names_the_right_to_make_a_schema",
             f"{_RIGHTS}::test_migrate_names_the_owner_of_the_schema",
         ),
+    ),
+    Mutant(
+        "lakes",
+        "an audit of a time ahead passes",
+        "durable/cli/pipeline/audit.py",
+        before="    if first is not None and first > now:\n",
+        after="    if False:\n",
+        killed_by=(f"{_TIMES}::test_audit_of_a_time_ahead_is_refused[2999-12-31T00:00Z]",),
+    ),
+    Mutant(
+        "lakes",
+        "a full output is told by Python, with a code of its own",
+        "durable/cli/streams.py",
+        before="        if self.fault is not None:\n            self.forget()\n",
+        after="        pass\n",
+        killed_by=(f"{_STREAMS}::test_command_does_its_work_without_output[>/dev/full-1]",),
     ),
 )

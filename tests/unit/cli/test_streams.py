@@ -31,6 +31,9 @@ def command_line(*names):
 app.command_line = command_line
 main([])
 """
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | {
+    "PYTHONPATH": os.pathsep.join(filter(None, sys.path))
+}
 FULL = "output: cannot be written: No space left on device; the command has"
 SIZES = [1, 100_000]
 ENDS = {
@@ -51,7 +54,7 @@ def ended(tmp_path: Path, redirected: str, *, code: int = 0, size: int = 1) -> t
     done = subprocess.run(
         ["bash", "-c", f'"$0" command.py {redirected}', sys.executable],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=60,
@@ -95,6 +98,6 @@ def test_next_file_takes_no_number_of_a_closed_stream(tmp_path: Path) -> None:
         cwd=tmp_path,
         timeout=60,
         check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=ENVIRONMENT,
     )
     assert done.returncode == 0
