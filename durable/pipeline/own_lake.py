@@ -43,19 +43,32 @@ def refuse_copy(archive: Archive, table: LakeTable, named: Lake) -> None:
 
 
 def refuse_earlier(archive: Archive, table: LakeTable, named: Lake, offset: int) -> None:
-    """Raise InvalidSetting for a lake that ends at `offset`, before what was archived, where nobody can look into the
-    known place: it may be an old copy, and the own lake may be back tomorrow. With all that was archived in it, it may
-    go on in any case.
+    """Raise InvalidSetting for what may be an old copy."""
+    fault, cause = _earlier(archive, table, named, offset)
+    if fault is not None:
+        raise InvalidSetting(f"lake {named.table_url(table)}: {fault}") from cause
+
+
+def fault_of(archive: Archive, table: LakeTable, named: Lake, offset: int) -> str | None:
+    """Return why the archive does not go on in this lake: it is a copy, or may be an old one; None where it does."""
+    return copy_of(archive, table) if is_copy(archive, table, named) else _earlier(archive, table, named, offset)[0]
+
+
+def _earlier(archive: Archive, table: LakeTable, named: Lake, offset: int) -> tuple[str | None, DurableError | None]:
+    """The fault of a lake that ends at `offset`, before what was archived, where nobody can look into the known place:
+    it may be an old copy, and the own lake may be back tomorrow. With all that was archived in it, it may go on in any
+    case.
     """
     if named.table_id(table) != archive.lake_id or offset >= archive.archived_below:
-        return
+        return None, None
     try:
         own_lake(archive, table, named)
     except DurableError as error:
-        raise InvalidSetting(
-            f"lake {named.table_url(table)}: lacks what was archived last into {archive.lake}, which cannot be looked "
-            "into; name that when it is there again, or put this one into its place if it is lost"
-        ) from error
+        return (
+            f"lacks what was archived last into {archive.lake}, which cannot be looked into; name that when it is "
+            "there again, or put this one into its place if it is lost"
+        ), error
+    return None, None
 
 
 def is_copy(archive: Archive, table: LakeTable, named: Lake) -> bool:

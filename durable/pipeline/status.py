@@ -12,7 +12,7 @@ from durable.pipeline.beginning import PUT_BACK
 from durable.pipeline.copying import connection
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import SOURCES, LakeTable
-from durable.pipeline.own_lake import copy_of, is_copy
+from durable.pipeline.own_lake import fault_of
 from durable.pipeline.recovering import is_put_back_by_restore, known_gaps
 from durable.storage import archives, horizons, migrator, purging
 from durable.storage.archives import Archive
@@ -90,14 +90,14 @@ def _table(conn: Connection, schema: str, lake: Lake | None, table: LakeTable) -
             table=table, lake=None, offset=None, confirmed=None, archived_at=None, lag_rows=lag.rows, lag_age=lag.age
         )
     confirmed = archive.archived_below
-    copied: str | None = None
+    other: str | None = None
     if lake is not None:
         lake.require_any()
-        if is_copy(archive, table, lake):
-            copied, lake = f"{lake.url}: {copy_of(archive, table)}", None
+        if fault := fault_of(archive, table, lake, lake.offset(archive.app_id, table)):
+            other, lake = f"{lake.url}: {fault}", None
     offset = confirmed if lake is None else lake.offset(archive.app_id, table)
     commit_id = None if lake is None else lake.commit_id(archive.app_id, table)
-    problem = copied or problem_of(conn, schema, archive, offset, commit_id, source)
+    problem = other or problem_of(conn, schema, archive, offset, commit_id, source)
     if lake is not None and problem is None and is_put_back_by_restore(conn, lake, table, archive, schema):
         problem = PUT_BACK
     is_other = archive.identity != archives.identity(conn, schema)  # then no number says what was archived

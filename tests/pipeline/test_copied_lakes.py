@@ -231,6 +231,9 @@ def test_archive_does_not_go_on_in_an_earlier_state_when_the_known_place_cannot_
     filled.lake = Lake(str(copy))
     with pytest.raises(InvalidSetting, match=rf"copy/history: lacks what was archived last into {own}/history, which"):
         filled.run(wish=wish, local_rows=1_000)
+    found = read_status(filled.origin.url, filled.origin.schema, filled.lake).tables[0]
+    assert "lacks what was archived last" in (found.problem or "")
+    assert (found.offset, found.lag_rows, dict(found.gone)) == (found.confirmed, 0, {})
     own.unlink()
     away.rename(own)
     filled.lake = Lake(str(own))

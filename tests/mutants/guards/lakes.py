@@ -514,8 +514,8 @@ ROWS = (
         "lakes",
         "the status of a copy is that of the lake",
         "durable/pipeline/status.py",
-        before="        if is_copy(archive, table, lake):\n",
-        after="        if False:\n",
+        before="        if fault := fault_of(archive, table, lake, lake.offset(archive.app_id, table)):\n",
+        after="        if fault := None:\n",
         killed_by=(f"{_COPIES}::test_status_tells_a_copy_from_the_own_lake[copied]",),
     ),
     Mutant(
@@ -769,5 +769,15 @@ ROWS = (
         before="        if self.fault is not None:\n            self.forget()\n",
         after="        pass\n",
         killed_by=(f"{_STREAMS}::test_command_does_its_work_without_output[>/dev/full-1]",),
+    ),
+    Mutant(
+        "lakes",
+        "the status recommends an archive that is refused",
+        "durable/pipeline/own_lake.py",
+        before=" else _earlier(archive, table, named, offset)[0]\n",
+        after=" else None\n",
+        killed_by=(
+            f"{_COPIES}::test_archive_does_not_go_on_in_an_earlier_state_when_the_known_place_cannot_be_opened[wish0]",
+        ),
     ),
 )
