@@ -18,6 +18,7 @@ from durable.observability.health import in_short
 from durable.settings import Settings
 from durable.storage import migrator
 from durable.storage import status as storage
+from durable.storage.outages import PRIMARY
 from durable.version import __version__
 
 Watch = Annotated[bool, typer.Option("--watch", help="show the status again every two seconds, on a terminal")]
@@ -64,6 +65,7 @@ def _report(settings: Settings) -> dict[str, Any]:
         server = storage.server(conn, settings.db_schema)
         version = migrator.current_version(conn, settings.db_schema)
         mismatch = _mismatch(conn, settings.db_schema)
+        is_read_only = storage.is_read_only(conn, settings.db_schema)
     report: dict[str, Any] = {
         "versions": {
             "durable": __version__,
@@ -78,6 +80,8 @@ def _report(settings: Settings) -> dict[str, Any]:
         return report | {"healthy": False, "problems": [mismatch]}
     snapshot, dormant = health.read_twice(lambda: _read(settings), settings)
     found = health.problems(snapshot, dormant, settings)
+    if is_read_only:
+        found = [f"transactions are read-only, and no node can work: {PRIMARY}", *found]
     needs = health.needs(snapshot, found, settings)
     judged = {
         "healthy": not found,

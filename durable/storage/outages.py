@@ -38,7 +38,7 @@ _LISTENERS: Final = (
     "pg_stat_activity ORDER BY xact_start"
 )
 _READ_ONLY: Final = "25006"
-_PRIMARY: Final = (
+PRIMARY: Final = (
     "the server is a standby, or default_transaction_read_only is on; name the primary in the setting database_url "
     "(DURABLE_DATABASE_URL)"
 )
@@ -179,7 +179,7 @@ def tells_remedy(error: BaseException) -> bool:
 def _remedy_of(error: BaseException) -> str | None:
     if _is_full_of_notifications(error):
         return _LISTENERS
-    return _PRIMARY if _state(error) == _READ_ONLY else None
+    return PRIMARY if _state(error) == _READ_ONLY else None
 
 
 def unusable(reason: str) -> str:

@@ -76,6 +76,12 @@ def server(conn: Connection, schema: str) -> Server:
     return Server(*conn.execute(housekeeping.READ_SERVER.within(schema)).one())
 
 
+def is_read_only(conn: Connection, schema: str) -> bool:
+    """Tell whether no node can work here: on a standby, or where transactions are read-only unless they say more."""
+    named = {"name": "transaction_read_only"}
+    return bool(conn.execute(housekeeping.READ_SERVER_SETTING.within(schema), named).scalar_one() == "on")
+
+
 def is_encrypted(conn: Connection, schema: str) -> bool:
     """Tell whether this connection is, as far as the server sees it."""
     return bool(conn.execute(housekeeping.READ_ENCRYPTION.within(schema)).scalar_one())

@@ -17,6 +17,7 @@ from durable.storage import maintenance, migrator, nodes, status
 from durable.storage.connection_names import OF_COMMANDS
 from durable.storage.database import configured_url, lock_engine_url
 from durable.storage.engines import Limits, is_pooled, make_engine
+from durable.storage.outages import PRIMARY
 
 OLDEST_POSTGRES: Final = 14
 NEWEST_POSTGRES: Final = 18
@@ -44,6 +45,8 @@ def database_checks(settings: Settings, *, has_sync_handlers: bool = False) -> l
 def _connected(conn: Connection, settings: Settings, has_sync_handlers: bool) -> Iterator[Check]:
     schema = settings.db_schema
     yield server_version(conn, schema)
+    if status.is_read_only(conn, schema):
+        yield fail("transactions", "read-only: no node can work", PRIMARY)
     yield clock_skew(conn, schema)
     yield encryption(settings, status.is_encrypted(conn, schema))
     yield pooler(conn, settings)

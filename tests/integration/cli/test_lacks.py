@@ -80,3 +80,17 @@ def test_doctor_makes_its_other_checks_without_a_table(
     assert ended.code == 1
     assert "ok    partitions" in ended.out
     assert 'fail  services: relation "durable.nodes" does not exist\n      -> run: durable-agent migrate' in ended.out
+
+
+@pytest.mark.parametrize("command", ["doctor", "status"])
+@pytest.mark.parametrize("is_on", [True, False])
+def test_command_tells_of_a_read_only_database(
+    agent: Agent, tables: Tables, monkeypatch: pytest.MonkeyPatch, command: str, is_on: bool
+) -> None:
+    with runtime_role(tables.url) as url:
+        monkeypatch.setenv("DURABLE_DATABASE_URL", url)
+        setting = "on" if is_on else "off"
+        tables.execute(f"ALTER ROLE {make_url(url).username} SET default_transaction_read_only = {setting}")
+        ended = agent(command)
+    assert ("name the primary" in ended.out) == is_on
+    assert ended.code == 1 or not is_on

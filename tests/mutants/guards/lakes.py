@@ -780,4 +780,15 @@ ROWS = (
             f"{_COPIES}::test_archive_does_not_go_on_in_an_earlier_state_when_the_known_place_cannot_be_opened[wish0]",
         ),
     ),
+    Mutant(
+        "lakes",
+        "a database that is read-only is healthy",
+        "durable/storage/status.py",
+        before=""".scalar_one() == "on")""",
+        after=""".scalar_one() == "")""",
+        killed_by=(
+            "tests/integration/cli/test_lacks.py::test_command_tells_of_a_read_only_database[True-doctor]",
+            "tests/integration/cli/test_lacks.py::test_command_tells_of_a_read_only_database[True-status]",
+        ),
+    ),
 )
