@@ -97,6 +97,11 @@ def give_back_what_comes(session: Session) -> None:
     session.info[_IS_OVER] = True
 
 
+def reuse(session: Session) -> None:
+    """Let it have connections again: it is given once more, for another unit of work."""
+    session.info.pop(_IS_OVER, None)
+
+
 def forget(session: Session) -> None:
     """Forget the outboxes of a session that is closed for good. They know it, and it them: only a search for garbage
     would find them otherwise.
@@ -150,11 +155,12 @@ def _transaction_created(session: Session, transaction: SessionTransaction) -> N
 
 @event.listens_for(Session, "after_begin")
 def _connected(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
+    is_its_own = not isinstance(session.bind, Connection)  # that one is closed by whoever has opened it
     if session.info.get(_IS_OVER):
-        connection.close()
+        if is_its_own:
+            connection.close()
         raise NoUnitOfWork(_OVER)
     outboxes = _outboxes(session)
-    is_its_own = not isinstance(session.bind, Connection)  # that one is closed by whoever has opened it
     if outboxes and is_its_own and refuses_while_busy(connection.engine):
         opened_by(session).append(connection)
     for outbox in outboxes:

@@ -1114,6 +1114,7 @@ ROWS = (
         after="    session.close()\n",
         killed_by=(
             "tests/integration/agents/test_tasks_left_behind.py::test_sync_handler_keeps_its_error_when_postgres_has_ended_its_connection[False]",
+        ),
     ),
     Mutant(
         "handling",
