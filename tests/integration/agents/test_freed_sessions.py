@@ -47,6 +47,19 @@ async def shop(tables: Tables, request: pytest.FixtureRequest) -> AsyncIterator[
     await shop.close()
 
 
+async def freed(seen: set[ref[Session]]) -> None:
+    await eventually(lambda: not any(each() for each in seen), what="no session")
+    assert seen
+
+
+async def handled_and_freed(shop: Shop, seen: set[ref[Session]]) -> None:
+    async with shop.open():
+        await shop.receive(*range(5))
+        await shop.settled()
+        await freed(seen)
+    assert sorted(shop.effects()) == [*range(5)]
+
+
 @pytest.mark.usefixtures("without_searches")
 @pytest.mark.parametrize("max_batch", ["auto", 1, 10])
 async def test_session_of_an_async_handler_is_freed(shop: Shop, max_batch: Any) -> None:
@@ -57,12 +70,7 @@ async def test_session_of_an_async_handler_is_freed(shop: Shop, max_batch: Any) 
         seen.add(ref(session.sync_session))
 
     shop.handles(handle, max_batch=max_batch)
-    async with shop.open():
-        await shop.receive(*range(5))
-        await shop.settled()
-        await eventually(lambda: not any(each() for each in seen), what="no session")
-    assert sorted(shop.effects()) == [*range(5)]
-    assert seen
+    await handled_and_freed(shop, seen)
 
 
 @pytest.mark.usefixtures("without_searches")
@@ -74,12 +82,7 @@ async def test_session_of_a_sync_handler_is_freed(shop: Shop) -> None:
         seen.add(ref(session))
 
     shop.handles(handle)
-    async with shop.open():
-        await shop.receive(*range(5))
-        await shop.settled()
-        await eventually(lambda: not any(each() for each in seen), what="no session")
-    assert sorted(shop.effects()) == [*range(5)]
-    assert seen
+    await handled_and_freed(shop, seen)
 
 
 @pytest.mark.usefixtures("without_searches")
@@ -99,7 +102,6 @@ async def test_session_of_a_unit_of_work_is_freed(tables: Tables, driver: str, c
                 await uow.session.rollback()
 
     await work()
-    await eventually(lambda: not any(each() for each in seen), what="no session")
+    await freed(seen)
     await bus.runtime.stop()
     assert tables.count("outgoing_envelopes") == int(commits)
-    assert seen
