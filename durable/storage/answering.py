@@ -112,7 +112,7 @@ class AsyncpgConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg ha
 
     @property
     def is_amid_transaction(self) -> bool:
-        return bool(self.is_in_transaction())
+        return self.is_closed() or bool(self.is_in_transaction())  # of one that was ended asyncpg cannot tell it
 
     def keep_alive(self, tcp_user_timeout: float) -> None:
         """asyncpg has no options for this, and its socket may belong to another loop than asyncio's."""

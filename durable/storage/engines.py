@@ -346,7 +346,7 @@ def end_in_use(given: Connection | ConnectionPoolEntry) -> None:
 
 def _end_returned_in_use(connection: Any, entry: ConnectionPoolEntry) -> None:
     """SQLAlchemy gives it back as it is, whoever has ended the transaction, when the driver has refused that."""
-    if connection is None:
+    if connection is None or connection.driver_connection.is_closed():
         return
     is_executing = connection._execute_mutex.locked()  # also a BEGIN
     if is_executing or connection.driver_connection.is_in_transaction():

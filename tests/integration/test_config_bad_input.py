@@ -101,7 +101,7 @@ def test_a_bad_setting_is_refused_in_code(agent: Agent, name: str, value: str, n
 
 def test_bad_schema_is_refused_by_every_command(agent: Agent, database: str) -> None:
     for command in ("migrate", "status", "nodes", "circuits", "doctor"):
-        refuses(agent(command, "--schema", 'a";drop'), "db_schema")
+        refuses(agent(command, "--schema", 'a";drop'), "--schema")
 
 
 def test_an_unknown_setting_is_refused_with_a_suggestion(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
