@@ -21,13 +21,9 @@ def refuse(*_: object) -> Any:
     raise RuntimeError("not to be asked")
 
 
-class _Named(type):
-    __name__ = property(refuse)
-    __mro__ = property(refuse)
-
-
 def odd_metaclass() -> Exception:
-    error: Exception = _Named("Odd", (Exception,), {})("odd")
+    meta: Any = type("Meta", (type,), {"__name__": property(refuse), "__mro__": property(refuse)})
+    error: Exception = meta("Odd", (Exception,), {})("odd")
     return error
 
 
@@ -49,7 +45,8 @@ def altered_verdict() -> Exception:
 def deep_group() -> Exception:
     error: Exception = ValueError("leaf")
     for _ in range(3_000):
-        error = ExceptionGroup("outer", [error])
+        inner: list[Any] = [error]
+        error = ExceptionGroup("outer", inner)
     return error
 
 
