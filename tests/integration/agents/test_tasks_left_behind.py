@@ -318,3 +318,23 @@ async def has_failed(bus: Bus, tables: Tables) -> None:
         await eventually(lambda: tables.count("dead_letters") == 1)
         await is_whole(bus, tables)
     assert tables.one("SELECT exception_type FROM durable.dead_letters").endswith(".Gone")
+
+
+async def test_connection_that_has_ended_comes_back_in_peace(tables: Tables, caplog: pytest.LogCaptureFixture) -> None:
+    """asyncpg cannot tell of one that was terminated whether it is in a transaction."""
+    bus = Bus("shop", tables.url)
+
+    async def lose() -> None:
+        async with bus.unit_of_work() as uow:
+            connection = await uow.session.connection()
+            driver: Any = (await connection.get_raw_connection()).driver_connection
+            driver.terminate()
+            raise Gone
+
+    for _ in range(2):
+        with pytest.raises(Gone):
+            await lose()
+    assert "left behind" not in caplog.text
+    async with bus.unit_of_work() as uow:
+        assert await uow.session.scalar(text("SELECT 1")) == 1
+    await bus.runtime.stop()

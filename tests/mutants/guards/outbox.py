@@ -766,4 +766,14 @@ ROWS = (
             "tests/integration/agents/test_tasks_left_behind.py::test_async_handler_keeps_its_error_when_postgres_has_ended_its_connection[psycopg]",
         ),
     ),
+    Mutant(
+        "outbox",
+        "a connection that has ended is asked for its transaction",
+        "durable/storage/engines.py",
+        before="    if connection is None or connection.driver_connection.is_closed():\n",
+        after="    if connection is None:\n",
+        killed_by=(
+            "tests/integration/agents/test_tasks_left_behind.py::test_connection_that_has_ended_comes_back_in_peace",
+        ),
+    ),
 )
