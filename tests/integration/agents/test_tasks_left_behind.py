@@ -320,7 +320,7 @@ async def has_failed(bus: Bus, tables: Tables) -> None:
     assert tables.one("SELECT exception_type FROM durable.dead_letters").endswith(".Gone")
 
 
-async def test_connection_that_has_ended_comes_back_in_peace(tables: Tables, caplog: pytest.LogCaptureFixture) -> None:
+async def test_ended_connection_comes_back_in_peace(tables: Tables, caplog: pytest.LogCaptureFixture) -> None:
     """asyncpg cannot tell of one that was terminated whether it is in a transaction."""
     bus = Bus("shop", tables.url)
 

@@ -772,8 +772,6 @@ ROWS = (
         "durable/storage/engines.py",
         before="    if connection is None or connection.driver_connection.is_closed():\n",
         after="    if connection is None:\n",
-        killed_by=(
-            "tests/integration/agents/test_tasks_left_behind.py::test_connection_that_has_ended_comes_back_in_peace",
-        ),
+        killed_by=("tests/integration/agents/test_tasks_left_behind.py::test_ended_connection_comes_back_in_peace",),
     ),
 )
