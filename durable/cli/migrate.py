@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 from sqlalchemy.exc import DBAPIError
@@ -17,8 +17,6 @@ from durable.settings import Settings, load_settings
 from durable.storage import grants, migrator
 from durable.storage.database import sync_url
 from durable.storage.outages import Lack, described, lacking_right
-
-_HERE: Final = "SELECT quote_ident(current_user), quote_ident(current_database())"
 
 Sql = Annotated[bool, typer.Option("--sql", help="print the statements for an empty database, without running them")]
 Status = Annotated[bool, typer.Option("--status", help="compare the versions only; ends with 1 when they differ")]
@@ -81,7 +79,7 @@ def _lack_of_rights_told(settings: Settings) -> Iterator[None]:
             raise
         with connection(settings) as conn:
             owner = migrator.owner_of(conn, settings.db_schema)
-            role, database = conn.exec_driver_sql(_HERE).one()
+            role, database = migrator.asked_by(conn)
         advice = (
             f"as owner of the database, run: GRANT CREATE ON DATABASE {database} TO {role}; or run migrate as the owner"
             if owner is None

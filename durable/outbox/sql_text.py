@@ -81,7 +81,7 @@ def control_of(sql: str) -> Control:
 
 
 def _control_of(sql: str) -> Control:
-    # Its first words tell what one statement does, and a long one is not read to its end.
+    # First words tell what one statement does; what lasts is searched for in the whole text.
     statements = list(_statements(sql)) if ";" in sql else [list(islice(_tokens(sql), _MOST_TOKENS))]
     savepoints = tuple(found for each in statements if (found := _savepoint(each)) is not None)
     lasts = any(map(_lasts, statements)) or _has_lasting(sql.lower(), may_make_a_table=not _inserts(statements))

@@ -37,7 +37,7 @@ _OWN_SAVEPOINTS: Final = (SavepointClause, RollbackToSavepointClause, ReleaseSav
 _KEY = "_durable_outboxes"  # in the info of a session, and among the attributes of a connection
 _OPENED: Final = "_durable_connections"  # in the info of a session
 _IS_OVER: Final = "_durable_is_over"  # in the info of a session
-_OVER: Final = "this session has ended: a task that was left behind executes nothing in it"
+_OVER: Final = "this session has ended, and executes nothing for a task left behind; await the task within its block"
 
 
 class Ending:

@@ -55,6 +55,12 @@ def current_version(conn: Connection, schema: str) -> str | None:
     return conn.execute(READ_VERSION.within(schema)).scalar_one_or_none()
 
 
+def asked_by(conn: Connection) -> tuple[str, str]:
+    """The role that asks, and the database that it asks, as SQL names them."""
+    role, database = conn.execute(text("SELECT quote_ident(current_user), quote_ident(current_database())")).one()
+    return role, database
+
+
 def owner_of(conn: Connection, schema: str) -> str | None:
     """The role that owns this schema, and with it may upgrade it; None when there is no such schema."""
     owner = text("SELECT quote_ident(pg_get_userbyid(nspowner)) FROM pg_namespace WHERE nspname = :schema")
