@@ -44,9 +44,9 @@ class _Psycopg:
     """Was it opened as one through a pooler?"""
 
     @property
-    def is_amid_transaction(self) -> bool:
-        status = psycopg.pq.TransactionStatus
-        return self.pgconn.transaction_status in (status.ACTIVE, status.INTRANS, status.INERROR)
+    def is_at_rest(self) -> bool:
+        """True of an open connection, as far as its client knows, in no transaction."""
+        return bool(self.pgconn.transaction_status == psycopg.pq.TransactionStatus.IDLE)
 
 
 class PsycopgConnection(_Psycopg, psycopg.Connection[Any]):
@@ -111,8 +111,8 @@ class AsyncpgConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg ha
         self._config = self._config._replace(command_timeout=seconds)
 
     @property
-    def is_amid_transaction(self) -> bool:
-        return self.is_closed() or bool(self.is_in_transaction())  # of one that was ended asyncpg cannot tell it
+    def is_at_rest(self) -> bool:
+        return not self.is_closed() and not self.is_in_transaction()  # of a closed one asyncpg cannot tell the second
 
     def keep_alive(self, tcp_user_timeout: float) -> None:
         """asyncpg has no options for this, and its socket may belong to another loop than asyncio's."""

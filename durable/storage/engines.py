@@ -231,8 +231,8 @@ class _Guard:
         """
         if self._engine.dialect.is_async:
             loops.check(self._engine, entry, _driver(connection))
-        if _driver(connection).is_amid_transaction:
-            raise DisconnectionError("a pooled connection is amid a transaction that nobody has ended")
+        if not _driver(connection).is_at_rest:
+            raise DisconnectionError("a pooled connection has ended, or is amid a transaction that nobody has ended")
         if time.monotonic() - entry.info[_RETURNED] < _CHECKED_AFTER:
             return
         driver = _driver(connection)

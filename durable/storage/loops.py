@@ -157,8 +157,8 @@ class _Given:
         """A fresh connection may be amid the transaction of a listener that has set it up."""
         driver = _driver(connection)
         check(self._engine, entry, driver)
-        if _WAS_IN_USE in entry.info and _is_amid_transaction(driver):
-            raise DisconnectionError("a pooled connection is amid a transaction that nobody has ended")
+        if _WAS_IN_USE in entry.info and not _is_at_rest(driver):
+            raise DisconnectionError("a pooled connection has ended, or is amid a transaction that nobody has ended")
 
     def _checked_in(self, _: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
         entry.info[_WAS_IN_USE] = True
@@ -239,11 +239,13 @@ def _break_off(driver: Any) -> None:
                 copy.shutdown(socket.SHUT_RDWR)
 
 
-def _is_amid_transaction(driver: Any) -> bool:
-    """Tell whether a transaction is open, or the connection is broken."""
+def _is_at_rest(driver: Any) -> bool:
+    """Tell whether the connection is open, and in no transaction: yes of a driver that cannot be asked."""
     if hasattr(driver, "pgconn"):
-        return bool(driver.pgconn.transaction_status)
-    return bool(driver.is_in_transaction()) if hasattr(driver, "is_in_transaction") else False
+        return not driver.pgconn.transaction_status
+    if hasattr(driver, "is_in_transaction"):
+        return not driver.is_closed() and not driver.is_in_transaction()
+    return True
 
 
 def _driver(connection: Any) -> Any:

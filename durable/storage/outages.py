@@ -85,7 +85,8 @@ def outage_in(error: BaseException | None) -> BaseException | None:
 def _is_of_infrastructure(error: BaseException) -> bool:
     if isinstance(error, DBAPIError):
         state = sqlstate(error)
-        return _is_full_of_notifications(error) or (state.startswith(_OUTAGE) if state else _is_broken(error))
+        is_met = state.startswith(_OUTAGE) if state else _is_broken(error)
+        return is_met or _is_full_of_notifications(error) or _is_met_while_connecting(error)
     return isinstance(error, StorageUnavailable | PoolTimeout) or _is_bare(error)
 
 
@@ -298,6 +299,8 @@ def _unavailable(error: BaseException) -> StorageUnavailable:
 
 
 def _is_refused_data(error: DBAPIError) -> bool:
+    if _is_met_while_connecting(error):
+        return False
     if state := sqlstate(error):
         return state.startswith(_BAD_DATA)
     return isinstance(error, DataError) or isinstance(_raised(error), ValueError)
@@ -329,6 +332,11 @@ def _is_bare(error: BaseException) -> bool:
 def _is_from_the_dialect(error: BaseException) -> bool:
     """Tell an error of the driver from one of some other code of the handler."""
     return any(name.startswith("sqlalchemy.dialects.") for name in _modules(error))
+
+
+def _is_met_while_connecting(error: BaseException) -> bool:
+    """Tell an error of a connection that is being opened, whatever its state: no work has begun there."""
+    return "sqlalchemy.pool.base" in _modules(error)
 
 
 def _is_from_a_driver(error: BaseException) -> bool:

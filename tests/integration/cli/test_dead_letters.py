@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from durable.embedded import Embedded
 from durable.envelope import Envelope
@@ -494,21 +496,32 @@ def test_bad_usage_prints_one_line_and_ends_with_2(
     assert reason in ended.err
 
 
-def test_replay_reports_its_progress_when_the_database_goes_away(agent: Agent, tables: Tables) -> None:
-    with leftovers.transaction(tables.url) as conn:
-        letters.many(conn, range(300), message_type="letters.placed", kind="ValueError", reason="no")
-    with agent.process("dead-letters", "replay", "--all", "--rate", "200") as process:
-        asyncio.run(eventually(lambda: tables.count("incoming_envelopes") >= 50, within=60))
+@contextmanager
+def ending_connections(tables: Tables) -> Iterator[None]:
+    """End those of others, and let nobody connect again meanwhile."""
+    database = tables.one("SELECT current_database()")
+    with psycopg.connect(make_conninfo(tables.url, dbname="postgres"), autocommit=True) as conn:
+        conn.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS false")
         tables.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
-        out, err = process.communicate(timeout=30)
+        yield
+        conn.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS true")
+
+
+def test_replay_reports_its_progress_when_the_database_goes_away(agent: Agent, tables: Tables) -> None:
+    with leftovers.transaction(tables.url) as conn:
+        letters.many(conn, range(3_000), message_type="letters.placed", kind="ValueError", reason="no")
+    with agent.process("dead-letters", "replay", "--all", "--rate", "200") as process:
+        asyncio.run(eventually(lambda: tables.count("incoming_envelopes") >= 50, within=60))
+        with ending_connections(tables):
+            out, err = process.communicate(timeout=30)
     done = tables.count("incoming_envelopes")
 
     assert (process.returncode, out, err.count(b"\n")) == (1, b"", 1)
     assert f"{done} letters were replayed: run the command again for the rest" in err.decode()
-    assert document(agent, "dead-letters", "replay", "--all")["done"] == 300 - done
+    assert document(agent, "dead-letters", "replay", "--all")["done"] == 3_000 - done
 
 
 def test_commands_refuse_an_older_schema(agent: Agent, tables: Tables) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
+import psycopg
 import pytest
 from asyncpg.exceptions import InternalClientError
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, make_url, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
@@ -120,6 +122,35 @@ async def test_unreachable_server_is_an_outage(driver: str) -> None:
     error = await error_of(engine, "SELECT 1")
     assert is_outage(error)
     assert "refused" in described(error) or "onnect" in described(error)
+
+
+REFUSALS = {
+    "closed": ("ALTER DATABASE {0} ALLOW_CONNECTIONS false", "", "not currently accepting connections"),
+    "without a right": ("REVOKE CONNECT ON DATABASE {0} FROM PUBLIC", "", "permission denied for database"),
+    "an unknown setting": ("SELECT 1", "no_such_setting=1", "no_such_setting"),
+    "a wrong value": ("SELECT 1", "work_mem=much", "work_mem"),
+    "a limit of connections": ("ALTER DATABASE {0} CONNECTION LIMIT 0", "", "too many connections for database"),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_refused_connection_is_an_outage(make_database: Callable[[str], str], driver: str, refusal: str) -> None:
+    """Whatever its reason: no work has begun."""
+    statement, setting, said = REFUSALS[refusal]
+    url, role = make_url(of(driver, make_database("refusing"))), f"guest_{uuid4().hex[:12]}"
+    settings: dict[str, Any] = {"server_settings": dict([setting.split("=")])} if setting else {}
+    if driver == "psycopg" and setting:
+        settings = {"options": f"-c {setting}"}
+    engine = create_async_engine(url.set(username=role), connect_args=settings)
+    with psycopg.connect(make_database("other"), autocommit=True) as conn:
+        conn.execute(f"CREATE ROLE {role} LOGIN".encode())
+        conn.execute(statement.format(url.database).encode())
+        error = await error_of(engine, "SELECT 1")
+        conn.execute(f"DROP ROLE {role}".encode())
+    assert is_outage(error)
+    with pytest.raises(StorageUnavailable, match=said), translated():
+        raise error
 
 
 async def test_a_handlers_own_network_error_is_no_outage() -> None:

@@ -325,7 +325,7 @@ ROWS = (
         "storage",
         "a connection amid a transaction is handed out",
         "durable/storage/engines.py",
-        before="        if _driver(connection).is_amid_transaction:\n",
+        before="        if not _driver(connection).is_at_rest:\n",
         after="        if False:\n",
         killed_by=(
             "tests/integration/outbox/unit_of_work/test_loops.py::test_connection_given_back_amid_a_transaction_is_closed[asyncpg]",
@@ -618,6 +618,25 @@ ROWS = (
         killed_by=(
             f"{_LACKS}::test_fault_of_a_trigger_of_the_application_is_none_of_durable[a table-at once-silent-asyncpg]",
         ),
+    ),
+    Mutant(
+        "storage",
+        "a connection that is refused is a fault of the work that asked for it",
+        "durable/storage/outages.py",
+        before='    return "sqlalchemy.pool.base" in _modules(error)\n',
+        after="    return False\n",
+        killed_by=tuple(
+            f"tests/integration/storage/test_outages.py::test_refused_connection_is_an_outage[asyncpg-{each}]"
+            for each in ("closed", "without a right", "an unknown setting", "a wrong value")
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a connection that has ended in the pool is handed out",
+        "durable/storage/answering.py",
+        before="return not self.is_closed() and not self.is_in_transaction()",
+        after="return not self.is_in_transaction()",
+        killed_by=("tests/integration/agents/test_tasks_left_behind.py::test_ended_connection_comes_back_in_peace",),
     ),
     Mutant(
         "storage",
