@@ -11,7 +11,10 @@ from tests.soak.gauges import Gauge, Reading
 from tests.soak.page import page
 from tests.soak.run import Outcome
 
-NOISE = random.Random(7)
+
+def noise(at: int, up_to: float) -> float:
+    """The same noise of a reading in every order of the tests."""
+    return random.Random(at).uniform(-up_to, up_to)
 
 
 def gauge(value: Callable[[int], float], count: int = 90, *, life: Callable[[int], int] = lambda _: 1) -> Gauge:
@@ -20,7 +23,7 @@ def gauge(value: Callable[[int], float], count: int = 90, *, life: Callable[[int
 
 FLAT: dict[str, Callable[[int], float]] = {
     "level": lambda _: 100,
-    "noise": lambda _: 100 + NOISE.uniform(-20, 20),
+    "noise": lambda at: 100 + noise(at, 20),
     "warm-up": lambda at: min(100, 10 * at),
     "sawtooth": lambda at: 100 + at % 10,
     "spikes": lambda at: 1_000 if at % 13 == 0 else 100,
@@ -30,7 +33,7 @@ GROWING: dict[str, Callable[[int], float]] = {
     "line": lambda at: 20 + at,
     "late": lambda at: 50 if at < 55 else 50 + 3 * (at - 55),
     "leak of a process": lambda at: 110 + 0.8 * at,
-    "noisy line": lambda at: 20 + at + NOISE.uniform(-10, 10),
+    "noisy line": lambda at: 20 + at + noise(at, 10),
 }
 
 
