@@ -85,8 +85,9 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class LeasedEnvelope(msgspec.Struct, frozen=True, gc=False):
     """An envelope whose row this node owns, with the epoch that fences every change to that row.
 
-    `attempts` counts failed attempts before this one; `interruptions` counts the nodes that died while they owned it.
-    Rows of one `ordering_key` come one after another. `seq` is the place in the queue of a row that was claimed.
+    `attempts` counts failed attempts before this one; `interruptions` the nodes that died, or met an error of durable
+    itself, while they owned it. Rows of one `ordering_key` come one after another. `seq` is the place in the queue of a
+    row that was claimed.
     """
 
     envelope: Envelope

@@ -198,7 +198,9 @@ class Delivery:
                 return None
             attempt = counted
             if attempt > self._policy.max_attempts:
-                reason = f"its node died {lease.interruptions} times while it was being handled"
+                reason = (
+                    f"its node died, or met an error of its own, {lease.interruptions} times while it was being handled"
+                )
                 letter = Letter.because(reason, "killed its node", lease.envelope.message_type)
                 await self._dead_letter(lease, letter, UNCOUNTED, held)
                 return None

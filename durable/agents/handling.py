@@ -318,7 +318,7 @@ class HandlingAgent:
         failpoint("C14")
         self._working.update(lease.key for lease in taken)
         held = BlockedKeys(lease.ordering_key for lease in taken)
-        own = {lease.key: lease for lease in taken}
+        own, interrupted = {lease.key: lease for lease in taken}, list[LeasedEnvelope]()
 
         def put_back(left: Sequence[LeasedEnvelope]) -> None:
             for lease in left:
@@ -333,10 +333,16 @@ class HandlingAgent:
                 if isinstance(error, KeyboardInterrupt):
                     raise
                 # Not the handler's failure, which the delivery settles, but ours, or a cancellation that the handler
-                # has left behind. The rows stay owned, and are released as forgotten, so another attempt follows.
+                # has left behind: another attempt follows. Where it happens again and again, the message is a suspect.
                 ids = [str(lease.envelope.id) for lease in own.values()]
                 log.exception("internal error while handling %s; will retry", ids)
-            await self._hand_back(self.buffer.withdraw(held))
+                interrupted = list(own.values())
+            behind = self.buffer.withdraw(held)
+            try:
+                if interrupted:
+                    await self._delivery.settling.hand_back(interrupted, is_interrupted=True)
+            finally:
+                await self._hand_back(behind)
         finally:
             self._working.difference_update(own)
             self.buffer.done(list(own.values()))

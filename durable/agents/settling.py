@@ -17,7 +17,7 @@ from durable.agents.context import AgentContext
 from durable.application.handlers import Handler
 from durable.application.retry import DeadLetter, HandBack, Pause, RunLater, ToTheEnd
 from durable.envelope import TENANT, LeasedEnvelope, NodeId
-from durable.errors import said
+from durable.errors import MissingKey, said
 from durable.failpoints import failpoint
 from durable.messages import validation as screening
 from durable.messages.routing import LOCAL
@@ -95,16 +95,20 @@ class Settling:
         fair_key = self._share_of(envelope) if self._share_of else None
         body = envelope.body
         if is_sealed(body) and envelope.headers.get(TENANT) != lease.envelope.headers.get(TENANT):
-            body = self._ring.resealed(lease.envelope, envelope)  # it is sealed for its tenant
+            try:
+                body = self._ring.resealed(lease.envelope, envelope)  # it is sealed for its tenant
+            except MissingKey as error:
+                await self.park([lease], error.key_id)
+                return
         is_own = await self._database.transaction_with_retry(
             inbox.put_back, self._node, lease, tried, headers=headers, fair_key=fair_key, body=body
         )
         self._counters.add(Event.RETRIED if is_own else Event.LEASE_LOST)
 
-    async def hand_back(self, owned: Sequence[LeasedEnvelope]) -> None:
-        """Release messages to any node, unchanged."""
+    async def hand_back(self, owned: Sequence[LeasedEnvelope], *, is_interrupted: bool = False) -> None:
+        """Release messages to any node, unchanged, or marked like those of a node that died."""
         await self._database.transaction_with_retry(
-            leases.release, INCOMING, self._node, [lease.key for lease in owned]
+            leases.release, INCOMING, self._node, [lease.key for lease in owned], is_interrupted=is_interrupted
         )
 
     async def park(self, leases: Sequence[LeasedEnvelope], key_id: str) -> None:

@@ -77,11 +77,23 @@ def owned_by(conn: Connection, schema: str, table: Recovery, node: NodeId) -> se
     return {(row.id, row.address, row.epoch) for row in rows}
 
 
-def release(conn: Connection, schema: str, table: Recovery, node: NodeId, leases: Collection[LeaseKey]) -> int:
-    """Hand these back: any node may claim them. Returns how many were still this node's."""
+def release(
+    conn: Connection,
+    schema: str,
+    table: Recovery,
+    node: NodeId,
+    leases: Collection[LeaseKey],
+    *,
+    is_interrupted: bool = False,
+) -> int:
+    """Hand these back: any node may claim them. Returns how many were still this node's.
+
+    `is_interrupted`: marks them as those of a node that died.
+    """
 
     def release_these(these: Sequence[LeaseKey]) -> int:
-        return conn.execute(table.release.within(schema), fence(node, these)).rowcount
+        params = fence(node, these) | {"is_interrupted": is_interrupted}
+        return conn.execute(table.release.within(schema), params).rowcount
 
     return sum(isolated(conn, list(leases), release_these, quarantining(conn, schema, table, node, "release")))
 

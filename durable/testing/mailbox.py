@@ -207,7 +207,12 @@ class Mailbox:
             if row.is_parked and self.ring.missing(row.envelope.body) is None:
                 row.is_parked = False
 
-    def release(self, table: Recovery, node: NodeId, leases: Collection[LeaseKey]) -> int:
+    def release(
+        self, table: Recovery, node: NodeId, leases: Collection[LeaseKey], *, is_interrupted: bool = False
+    ) -> int:
+        """Let these wait again; after an error of durable itself they stay, and MemoryHandling.settle tells of it."""
+        if is_interrupted:
+            return 0
         rows = [self.incoming[envelope_id, endpoint] for envelope_id, endpoint, _ in leases]
         for row in rows:
             row.epoch += 1

@@ -351,11 +351,11 @@ class BothStores(RuleBasedStateMachine):
             case _:
                 self.both(inbox.take_back_attempt, node, lease)
 
-    @rule(data=st.data(), side=st.sampled_from(["outgoing", "incoming"]))
-    def releases(self, data: st.DataObject, side: str) -> None:
+    @rule(data=st.data(), side=st.sampled_from(["outgoing", "incoming"]), is_interrupted=st.booleans())
+    def releases(self, data: st.DataObject, side: str, is_interrupted: bool) -> None:
         node, owned = self.chosen(data, side)
         table = OUTGOING if side == "outgoing" else INCOMING
-        self.both(leases.release, table, node, [lease.key for lease in owned])
+        self.both(leases.release, table, node, [lease.key for lease in owned], is_interrupted=is_interrupted)
 
     # ------------------------------------------------------------------ recovery
 

@@ -34,7 +34,8 @@ class Recovery:
         # A node that stops: its rows were not being worked on.
         self.release_all = _update(table, owned, free)
         self.owned_by = Statement(f"SELECT id, {address} AS address, epoch FROM {rows} WHERE owner_id = :node")
-        self.release = Statement(f"UPDATE {rows} AS row SET owner_id = 0, epoch = row.epoch + 1 FROM {table.mine}")
+        interrupted = "interruptions = row.interruptions + CAST(CAST(:is_interrupted AS boolean) AS integer)"
+        self.release = Statement(f"UPDATE {rows} AS row SET {free}, {interrupted} FROM {table.mine}")
         self.promote_due = _update(
             table,
             "execution_time <= now() AND owner_id = 0{only} ORDER BY execution_time LIMIT :batch_size",

@@ -489,7 +489,10 @@ class TestSuspects:
             await shop.receive(1, attempts=3, interruptions=4)
             await shop.settled()
         (letter,) = shop.tables.dead_letters()
-        assert letter[1:3] == ("killed its node", "its node died 4 times while it was being handled")
+        assert letter[1:3] == (
+            "killed its node",
+            "its node died, or met an error of its own, 4 times while it was being handled",
+        )
 
     async def test_attempt_of_a_suspect_is_not_counted_again_by_its_failure(self, shop: Shop) -> None:
         attempts: list[int] = []

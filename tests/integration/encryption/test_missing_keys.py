@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from durable import Bus, Keys, Retry, message
+from durable import Bus, Context, Keys, PutBack, Retry, message
 from durable.recovery import agent
 from durable.recovery.agent import RecoveryAgent
 from durable.storage import parked as storage
@@ -35,6 +35,11 @@ class Paid(msgspec.Struct):
 
 @message("missing.noted")
 class Noted(msgspec.Struct):
+    number: int
+
+
+@message("missing.moved", encrypted=True)
+class Moved(msgspec.Struct):
     number: int
 
 
@@ -94,6 +99,28 @@ async def test_message_is_parked_and_handled_when_its_key_appears(
     lines = [record.getMessage() for record in caplog.records if "is missing" in record.getMessage()]
     assert len(lines) == 1  # and not one for each message
     assert lines[0].startswith("encryption key b is missing: ")
+
+
+async def test_message_put_back_for_another_tenant_waits_for_its_key(tables: Tables) -> None:
+    """Its key has gone while it was handled."""
+    shop, tenants = Shop(tables.url, Keys({"a": A})), list[str | None]()
+
+    @shop.bus.handles(Moved, retry=Retry(immediate=0, delays=[]))
+    async def handle(moved: Moved, context: Context) -> None:
+        tenants.append(context.headers.get("tenant"))
+        if tenants == ["red"]:
+            shop.keys = Keys({"b": B})
+            shop.bus.application.ring.refresh()
+            raise PutBack(headers={"tenant": "blue"})
+
+    await shop.send(Moved(1), tenant="red")
+    async with shop.bus:
+        await eventually(lambda: parked(tables) == 1)
+        shop.keys = Keys({"a": A, "b": B})
+        shop.bus.application.ring.refresh()
+        await eventually(lambda: len(tenants) == 2, within=40)
+        await eventually(lambda: tables.count("incoming_envelopes") == 0)
+    assert (tenants, tables.count("dead_letters")) == (["red", "red"], 0)
 
 
 async def test_release_of_many_parked_messages_is_done_in_bounded_steps(

@@ -11,6 +11,29 @@ _GROUPS = "tests/integration/agents/test_handling_groups.py"
 ROWS = (
     Mutant(
         "handling",
+        "a message that meets an error of durable each time is handled again without an end",
+        "durable/agents/handling.py",
+        before="hand_back(interrupted, is_interrupted=True)",
+        after="hand_back(interrupted)",
+        killed_by=tuple(
+            "tests/integration/agents/test_internal_errors.py::"
+            f"test_message_meeting_internal_errors_becomes_a_dead_letter[{each}-its failures]"
+            for each in (1, 5, "auto")
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a message whose key has gone is not put back for another tenant, and is tried without an end",
+        "durable/agents/settling.py",
+        before="                await self.park([lease], error.key_id)\n                return\n",
+        after="                raise error\n",
+        killed_by=(
+            "tests/integration/encryption/test_missing_keys.py::"
+            "test_message_put_back_for_another_tenant_waits_for_its_key",
+        ),
+    ),
+    Mutant(
+        "handling",
         "a completion that met too few rows commits",
         "durable/agents/attempts.py",
         before="""\

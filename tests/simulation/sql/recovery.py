@@ -52,7 +52,8 @@ def _recovery(table: Recovery, side: Side) -> None:
     def release(tx: Transaction, p: Params) -> int:
         rows = mine(tx, side, p)
         for row in rows:
-            change(tx, side, row, owner_id=0, epoch=row.epoch + 1)
+            interruptions = row.interruptions + int(p["is_interrupted"])
+            change(tx, side, row, owner_id=0, epoch=row.epoch + 1, interruptions=interruptions)
         return len(rows)
 
     def promote_due(tx: Transaction, p: Params) -> Rows:
