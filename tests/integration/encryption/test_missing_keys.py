@@ -101,7 +101,9 @@ async def test_message_is_parked_and_handled_when_its_key_appears(
     assert lines[0].startswith("encryption key b is missing: ")
 
 
-async def test_message_put_back_for_another_tenant_waits_for_its_key(tables: Tables) -> None:
+async def test_message_put_back_for_another_tenant_waits_for_its_key(
+    tables: Tables, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its key has gone while it was handled."""
     shop, tenants = Shop(tables.url, Keys({"a": A})), list[str | None]()
 
@@ -121,6 +123,7 @@ async def test_message_put_back_for_another_tenant_waits_for_its_key(tables: Tab
         await eventually(lambda: len(tenants) == 2, within=40)
         await eventually(lambda: tables.count("incoming_envelopes") == 0)
     assert (tenants, tables.count("dead_letters")) == (["red", "red"], 0)
+    assert "internal error" not in caplog.text
 
 
 async def test_release_of_many_parked_messages_is_done_in_bounded_steps(
