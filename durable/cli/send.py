@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from datetime import UTC, datetime
 from typing import Annotated
 from uuid import UUID
 
 import typer
 
 from durable.bus import Bus
-from durable.cli.arguments import parse_duration
+from durable.cli.arguments import parse_coming_time, parse_duration
 from durable.cli.output import emit
 from durable.cli.target import on_bus
-from durable.errors import InvalidMessage, InvalidSetting
+from durable.errors import InvalidMessage, InvalidSetting, text_of
 from durable.messages import codec
 from durable.messages.registry import class_of
 from durable.outbox.envelope_factory import SendOptions
@@ -24,20 +25,40 @@ Body = Annotated[str, typer.Argument(metavar="JSON", help="message body; - reads
 To = Annotated[str | None, typer.Option("--to", metavar="URI", help="destination to use instead of its route")]
 Key = Annotated[str | None, typer.Option("--key", help="partition key, such as order-17")]
 Delay = Annotated[str | None, typer.Option("--delay", metavar="TIME", help="delay before sending: 60, 10m, 1h30m")]
+At = Annotated[str | None, typer.Option("--at", metavar="TIME", help="time to send it at: 2h, 2030-12-31T23:59Z")]
+DeliverBy = Annotated[
+    str | None,
+    typer.Option("--deliver-by", metavar="TIME", help="time when it expires unless handled: 2h, 2030-12-31T23:59Z"),
+]
+Tenant = Annotated[str | None, typer.Option("--tenant", help="tenant of the message, for fair handlers and its key")]
+IdFrom = Annotated[
+    str | None, typer.Option("--id-from", metavar="KEY", help="business key, such as invoice-17: sent once")
+]
 Header = Annotated[
     list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="header of the message; can be repeated")
 ]
 
 
-def message_options(key: Key = None, delay: Delay = None, header: Header = None) -> SendOptions:
+def message_options(
+    key: Key = None,
+    delay: Delay = None,
+    at: At = None,
+    deliver_by: DeliverBy = None,
+    tenant: Tenant = None,
+    id_from: IdFrom = None,
+    header: Header = None,
+) -> SendOptions:
     """Read the options of one message. Raises InvalidSetting."""
-    options = SendOptions()
-    if key is not None:
-        options["key"] = key
+    now = datetime.now(UTC)
+    options = SendOptions(key=key, tenant=tenant, id_from=id_from, headers=dict(_header(text) for text in header or ()))
+    if delay is not None and at is not None:
+        raise InvalidSetting("--delay, --at: both name a time; leave one of them out")
     if delay is not None:
         options["delay"] = parse_duration(delay, option="--delay")
-    if header:
-        options["headers"] = dict(_header(text) for text in header)
+    if at is not None:
+        options["at"] = parse_coming_time(at, now, option="--at")
+    if deliver_by is not None:
+        options["deliver_by"] = parse_coming_time(deliver_by, now, option="--deliver-by")
     return options
 
 
@@ -52,9 +73,12 @@ def send(bus: Bus, options: SendOptions, message_type: MessageType, body: Body, 
         bus.runtime.transports.of(to)
     try:
         message = codec.decode(read_body(body, bus.settings.max_message_bytes), cls)
-        envelope_id = asyncio.run(_send(bus, message_type, message, to, options))
     except InvalidMessage as error:
         raise InvalidSetting(f"JSON: {error}") from error
+    try:
+        envelope_id = asyncio.run(_send(bus, message_type, message, to, options))
+    except InvalidMessage as error:
+        raise InvalidSetting(text_of(error)) from error
     emit({"id": envelope_id, "message_type": message_type}, str(envelope_id))
 
 

@@ -253,6 +253,10 @@ def test_unreachable_database_is_reported_in_one_line(
 # ---------------------------------------------------------------- arguments
 
 
+SEND = ["send", "MODULE:bus", "MODULE.order-placed", '{"order_id": 1}']
+SEND_TO = [*SEND, "--to", "tcp://127.0.0.1:1"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -275,15 +279,18 @@ def test_unreachable_database_is_reported_in_one_line(
         (["send", "MODULE:bus", "MODULE.order-placed", "[" * 100_000], ["JSON"]),
         (["send", "MODULE:bus", "MODULE.order-placed", '{"order_id": "x"}'], ["JSON", "order_id"]),
         (["send", "MODULE:bus", "MODULE.order-placed", '{"order_id": 1}'], ["no destination"]),
-        (["send", "MODULE:bus", "MODULE.order-placed", '{"order_id": 1}', "--to", "tpc://x:1"], ["tpc://x:1", "'tcp'"]),
-        (["send", "MODULE:bus", "MODULE.order-placed", '{"order_id": 1}', "--delay", "nan"], ["--delay"]),
-        (["send", "MODULE:bus", "MODULE.order-placed", '{"order_id": 1}', "--delay", "-1"], ["--delay"]),
-        (["send", "MODULE:bus", "MODULE.order-placed", '{"order_id": 1}', "--delay", "1e300"], ["--delay"]),
-        (["send", "MODULE:bus", "MODULE.order-placed", '{"order_id": 1}', "--header", "x"], ["--header", "'x'"]),
-        (["send", "MODULE:bus", "MODULE.order-placed", '{"order_id": 1}', "--to", "tcp://127.0.0.1:1", "--header",
-          "x=a\r\nb"], ["header", "control character"]),
-        (["send", "MODULE:bus", "MODULE.order-placed", '{"order_id": 1}', "--to", "tcp://127.0.0.1:1", "--key",
-          "x" * 2_000], ["partition_key"]),
+        ([*SEND, "--to", "tpc://x:1"], ["tpc://x:1", "'tcp'"]),
+        ([*SEND, "--delay", "nan"], ["--delay"]),
+        ([*SEND, "--delay", "-1"], ["--delay"]),
+        ([*SEND, "--delay", "1e300"], ["--delay"]),
+        ([*SEND, "--at", "noon"], ["--at", "'noon'"]),
+        ([*SEND, "--at", "2h", "--delay", "2h"], ["--at", "--delay"]),
+        ([*SEND, "--deliver-by", "2030-01-01"], ["--deliver-by"]),
+        ([*SEND_TO, "--id-from", ""], ["id_from"]),
+        ([*SEND_TO, "--tenant", "\n"], ["tenant"]),
+        ([*SEND, "--header", "x"], ["--header", "'x'"]),
+        ([*SEND_TO, "--header", "x=a\r\nb"], ["header", "control character"]),
+        ([*SEND_TO, "--key", "x" * 2_000], ["partition_key"]),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_refused(agent: Agent, database: str, arguments: list[str], named: list[str]) -> None:

@@ -9,7 +9,7 @@ import pty
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +188,20 @@ def test_send_accepts_a_destination_and_a_delay(agent: Agent, database: str, con
     ).fetchall()
     assert rows == [(elsewhere["id"], "tcp://127.0.0.1:2", True), (here["id"], "local", False)]
     assert here["message_type"] == f"{module}.order-placed"
+
+
+def test_send_accepts_times_a_tenant_and_a_business_key(
+    agent: Agent, database: str, conn: psycopg.Connection[Any]
+) -> None:
+    module = agent.application(HANDLER)
+    options = ("--at", "2h", "--deliver-by", "2999-12-31T23:59Z", "--tenant", "blue", "--id-from", "invoice-17")
+    arguments = (f"{module}:bus", f"{module}.order-placed", '{"order_id": 7}', *options)
+    assert document(agent, "send", *arguments)["id"] == document(agent, "send", *arguments)["id"]
+
+    rows = conn.execute(
+        "SELECT execution_time - now() > '119 min', deliver_by, headers ->> 'tenant' FROM durable.incoming_envelopes"
+    ).fetchall()
+    assert rows == [(True, datetime(2999, 12, 31, 23, 59, tzinfo=UTC), "blue")]
 
 
 def test_send_publishes_an_event_to_every_subscriber(
