@@ -15,4 +15,4 @@ mapfile -t tools < <(pinned 'asyncapi3|attrs|fastapi|hypothesis|numpy|openapi-sp
     -W "ignore:The anyio.abc.BlockingPortal alias is deprecated:DeprecationWarning" \
     --ignore tests/unit/docs --ignore tests/unit/pipeline \
     --ignore tests/unit/benchmarks/test_plots.py --ignore tests/unit/console/test_plots.py \
-    --ignore tests/unit/transports/test_addresses.py # these need Spark's libraries, as the pipeline does
+    --ignore tests/unit/transports/test_addresses.py --ignore tests/unit/transports/test_spellings.py # these need Spark's libraries, as the pipeline does
