@@ -10,9 +10,10 @@ pinned() { grep -E "^($1)==" requirements/dev.txt; }
 mapfile -t tools < <(pinned 'asyncapi3|attrs|fastapi|hypothesis|numpy|openapi-spec-validator|opentelemetry-sdk|pandas|psutil|pytest.*|testcontainers|trustme')
 .venv/bin/uv pip install --quiet --python "$python" --resolution lowest-direct \
     --editable '.[binary,console,embedded,http,rabbitmq,metrics,tracing]' "${tools[@]}"
+# What is ignored needs Spark's libraries, as the pipeline does.
 # The test client of Starlette 1.0 names something that AnyIO calls otherwise by now.
 "$python" -m pytest --quiet -n auto -p no:cacheprovider tests/unit tests/contract/bus \
     -W "ignore:The anyio.abc.BlockingPortal alias is deprecated:DeprecationWarning" \
     --ignore tests/unit/docs --ignore tests/unit/pipeline \
     --ignore tests/unit/benchmarks/test_plots.py --ignore tests/unit/console/test_plots.py \
-    --ignore tests/unit/transports/test_addresses.py --ignore tests/unit/transports/test_spellings.py # these need Spark's libraries, as the pipeline does
+    --ignore tests/unit/transports/test_addresses.py --ignore tests/unit/transports/test_spellings.py

@@ -171,7 +171,7 @@ def _state(path: Path) -> tuple[int, int, int] | None:
 
 def _first_digest(chain: Path) -> bytes:
     """Return the binding of the first certificate in a PEM file."""
-    _, begin, rest = chain.read_text().partition("-----BEGIN CERTIFICATE-----")
+    _, begin, rest = chain.read_text(encoding="utf-8", errors="replace").partition("-----BEGIN CERTIFICATE-----")
     body, end, _ = rest.partition("-----END CERTIFICATE-----")
     return digest_of(ssl.PEM_cert_to_DER_cert(begin + body + end))
 

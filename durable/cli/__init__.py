@@ -28,11 +28,14 @@ _INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command of `durable-agent` and end the process with its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         open_closed()
         from durable.cli import app  # all commands, and their libraries: a second or more, in which Ctrl-C may come
 
-        code = app.run(list(sys.argv[1:] if arguments is None else arguments))
+        code = app.run(given)
     except KeyboardInterrupt:
         code = _INTERRUPTED
+        if "--json" in given:
+            print(f'{{"error": "interrupted", "exit_code": {code}}}')
     sys.exit(code)

@@ -119,7 +119,9 @@ def _run(arguments: list[str]) -> int:
         return int(code or 0)
     except BrokenPipeError:
         raise
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        if "--json" in arguments:
+            output.print_error(ending_of(error).message, INTERRUPTED)
         return INTERRUPTED
     except Exception as error:
         if "--debug" in arguments:

@@ -62,7 +62,7 @@ def _bus(given: str) -> Bus:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text().strip()
+        return file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSetting(f"--token-file {file}: cannot be read: {error}") from error
 

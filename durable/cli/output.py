@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -108,9 +109,19 @@ def print_error(message: str, exit_code: int) -> None:
 
 def print_json(document: object) -> None:
     """Print one document: datetimes as ISO 8601 in UTC, durations as given."""
-    _has_printed.set(True)
     found = _in_utc(msgspec.to_builtins(document, builtin_types=(datetime,), enc_hook=plain))
-    print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    text = _writable(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    _has_printed.set(True)
+    print(text)
+
+
+def _writable(document: str) -> str:
+    """The same document, in characters of standard output alone."""
+    try:
+        document.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(json.loads(document), indent=2)
+    return document
 
 
 def _in_utc(document: Any) -> Any:

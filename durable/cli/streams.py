@@ -3,6 +3,7 @@
 closed                 `>&-`: nothing is said; the command ends as it would
 full                   the command ends its work, and tells then that its output was not written
 without a reader       `| head`: the command ends where it says something on standard output
+of few characters      a locale without UTF-8: a character that is not among them is written as an escape
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import TextIOWrapper
 from typing import Any
 
 
@@ -66,6 +68,9 @@ class Written:
 @contextmanager
 def written() -> Iterator[tuple[Written, Written]]:
     """Standard output and standard error in the block."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     out, err = Written(sys.stdout, BrokenPipeError), Written(sys.stderr)
     told: Any = (out, err)
     with redirect_stdout(told[0]), redirect_stderr(told[1]):

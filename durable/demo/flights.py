@@ -38,7 +38,7 @@ def data_folder() -> Path:
 
 def carrier_names() -> dict[str, str]:
     """The names of the carriers by their codes."""
-    with open(data_folder() / "airlines.csv", newline="") as file:
+    with open(data_folder() / "airlines.csv", newline="", encoding="utf-8") as file:
         return {row["carrier"]: row["name"] for row in csv.DictReader(file)}
 
 

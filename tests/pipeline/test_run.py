@@ -223,7 +223,8 @@ REFUSED = {
     '[[step]]\nrun = "report"\nlake = "a[b]"': "reports cannot be kept under a path with brackets",
     '[[step]]\nrun = "vacuum"\nkeep = 0.01': "step 2, vacuum: keep: 0:14:24 is below an hour",
     '[[step]]\nrun = "archive"\ndatabase = 7\nschema = ""': "step 2, archive: ",
-    "[[step]\n": "--file steps.toml: ",
+    '[[step]]\nrun = "audit"\nexamples = "many"': "see durable-agent pipeline audit --help",
+    "[[step]\n": "--file steps.toml: is no TOML: ",
     "[audit]\nsince = '7d'": "a run has no option 'audit'",
 }
 
@@ -237,6 +238,12 @@ def test_fault_of_any_step_is_told_before_the_first_step_begins(agent: Agent, te
     assert not (agent.folder / "lake").exists()
 
 
+def test_file_in_another_encoding_is_refused(agent: Agent) -> None:
+    (agent.folder / "steps.toml").write_bytes('[[step]]\nrun = "caf\u00e9"\n'.encode("latin-1"))
+    ended = agent("pipeline", "run", "--file", "steps.toml")
+    assert (ended.code, "--file steps.toml: is no text in UTF-8; write it in UTF-8" in ended.err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -247,7 +254,9 @@ def test_fault_of_any_step_is_told_before_the_first_step_begins(agent: Agent, te
         (["--steps", "archive,,verify"], "lacks the name of a step"),
         (["--steps", "archive,audit", "--from", "3"], "--from: 3 is the number of no step; there are 2"),
         (["--steps", "archive,audit", "--from", "0"], "--from: 0 is the number of no step; there are 2"),
-        (["--file", "nowhere.toml"], "--file nowhere.toml: "),
+        (["--file", "nowhere.toml"], "--file nowhere.toml: No such file or directory; name a TOML file of steps"),
+        (["--file", "."], "--file .: Is a directory; name a TOML file of steps"),
+        (["--steps", "archive", "--service", ""], "--service: the name is empty"),
         (["--steps", "archive,audit", "--master", "local", "--remote", "sc://x"], "give one of them"),
     ],
 )

@@ -85,8 +85,8 @@ def audit(
     from durable.pipeline.audit import Question, audit, audit_here
 
     now, (first, last) = datetime.now(UTC), parse_period(since, until)
-    if first is not None and first > now:
-        raise InvalidSetting(f"--since: {since} lies ahead, and nothing was sent since; give an earlier time")
+    if first is not None and first >= now:
+        raise InvalidSetting(f"--since: {since} is not in the past, and nothing was sent since; give an earlier time")
     question = Question(
         since=first,
         until=last,

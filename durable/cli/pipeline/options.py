@@ -71,6 +71,8 @@ class Place:
 def load_place(target: Target, lake: LakeUrl = None, service: Service = None) -> Place:
     """Load the settings; the lake and the service are those named here, or else those of the settings and the bus."""
     bus, settings = target
+    if service == "":
+        raise InvalidSetting("--service: the name is empty; give that of the service, or leave the option out")
     return Place(settings, named_lake(lake, settings), service or (bus.service if bus is not None else None))
 
 

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import typer
 
-from durable.cli.endings import usage
+from durable.cli.endings import NAME, usage
 from durable.cli.pipeline import archive as pipeline_archive
 from durable.cli.pipeline import audit as pipeline_audit
 from durable.cli.pipeline import compact as pipeline_compact
@@ -120,9 +120,13 @@ def named(names: str) -> Plan:
 def read(path: Path) -> Plan:
     """The steps of a TOML file. Raises InvalidSetting, which names the file and the step."""
     try:
-        document = tomllib.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InvalidSetting(f"--file {path}: {error}") from error
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidSetting(f"--file {path}: {error.strerror}; name a TOML file of steps") from error
+    except UnicodeDecodeError as error:
+        raise InvalidSetting(f"--file {path}: is no text in UTF-8; write it in UTF-8") from error
+    except ValueError as error:
+        raise InvalidSetting(f"--file {path}: is no TOML: {error}") from error
     listed = document.pop("step", None)
     if not isinstance(listed, list) or not listed or not all(isinstance(each, dict) for each in listed):
         raise InvalidSetting(f'--file {path}: has no steps; write [[step]], and run = "archive" below it')
@@ -147,7 +151,7 @@ def checked(plan: Plan, begin: int) -> list[Checked]:
 def prepared(name: str, arguments: Sequence[str]) -> Step:
     """A step whose options, as a shell would write them, were found to be sound. Raises what its command raises."""
     command = _commands()[name]
-    with command.make_context(name, list(arguments)) as context:
+    with command.make_context(f"{NAME} pipeline {name}", list(arguments)) as context:
         work: Step = command.invoke(context)
     return work
 

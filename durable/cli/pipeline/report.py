@@ -74,7 +74,7 @@ def report(
         found = report(session, lake, since=days[0], until=days[1], dimensions=by or (), marks=marks, phase=phase)
         phase("writing the page")
         with writing(str(out), "--out"):
-            out.write_text(render(found, title))
+            out.write_text(render(found, title), encoding="utf-8")
     said = f"{out}: {found.totals['total']:,} rows of history, {found.days_computed} days computed anew"
     return Ended({"page": str(out), **asdict(found)}, [said])
 

@@ -27,6 +27,36 @@ _TIMES = "tests/pipeline/test_given_times.py"
 ROWS = (
     Mutant(
         "lakes",
+        "a character that the output cannot encode ends a command after its work",
+        "durable/cli/streams.py",
+        before='            stream.reconfigure(errors="backslashreplace")\n',
+        after="            pass\n",
+        killed_by=tuple(
+            f"tests/unit/cli/test_streams.py::test_characters_without_an_encoding_are_escaped[{each}-odd]"
+            for each in ("ascii", "latin-1")
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a document in few characters is no JSON",
+        "durable/cli/output.py",
+        before="        return json.dumps(json.loads(document), indent=2)\n",
+        after="        pass\n",
+        killed_by=("tests/unit/cli/test_streams.py::test_characters_without_an_encoding_are_escaped[ascii-odd]",),
+    ),
+    Mutant(
+        "lakes",
+        "an interrupted command prints no document",
+        "durable/cli/app.py",
+        before="            output.print_error(ending_of(error).message, INTERRUPTED)\n",
+        after="            pass\n",
+        killed_by=(
+            "tests/unit/cli/test_interrupted_imports.py::test_interrupted_command_prints_its_document"
+            "[durable.cli.inspect]",
+        ),
+    ),
+    Mutant(
+        "lakes",
         "an earlier look tells no end of the lake",
         "durable/storage/archives.py",
         before="            moments.append(self.looked_at)\n",
@@ -698,7 +728,7 @@ ROWS = (
         before="if since is not None and until is not None and not since < until:",
         after="if False:",
         killed_by=(
-            "tests/unit/cli/test_periods.py::test_period_without_any_time_is_refused[pipeline audit-exchanged]",
+            "tests/unit/pipeline/test_periods.py::test_period_without_any_time_is_refused[pipeline audit-exchanged]",
         ),
     ),
     Mutant(
@@ -758,7 +788,7 @@ ROWS = (
         "lakes",
         "an audit of a time ahead passes",
         "durable/cli/pipeline/audit.py",
-        before="    if first is not None and first > now:\n",
+        before="    if first is not None and first >= now:\n",
         after="    if False:\n",
         killed_by=(f"{_TIMES}::test_audit_of_a_time_ahead_is_refused[2999-12-31T00:00Z]",),
     ),

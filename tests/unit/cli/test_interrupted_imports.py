@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -32,3 +33,10 @@ def test_interrupt_during_an_import_ends_the_command(module: str, arguments: lis
     code = INTERRUPTED.format(module=module, arguments=arguments)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("module", ["durable.cli.app", "typer", "durable.cli.inspect"])
+def test_interrupted_command_prints_its_document(module: str) -> None:
+    code = INTERRUPTED.format(module=module, arguments=["status", "--json"])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, json.loads(done.stdout)) == (130, {"error": "interrupted", "exit_code": 130})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -87,6 +88,50 @@ def test_full_output_is_told_after_the_fault_of_the_command(tmp_path: Path) -> N
 def test_command_ends_quietly_when_its_reader_has_ended(tmp_path: Path, size: int) -> None:
     code, told = ended(tmp_path, "| true; exit ${PIPESTATUS[0]}", size=size)
     assert (code in (0, 1), told) == (True, "")
+
+
+SAYING = """
+import sys
+from durable.cli import main, app
+from durable.cli.output import emit, print_as_json
+
+def command_line(*names):
+    class Command:
+        def main(self, **_):
+            print_as_json({as_json})
+            emit({{"place": {text!r}}}, {text!r})
+    return Command()
+
+app.command_line = command_line
+main([])
+"""
+FEW_CHARACTERS = {
+    "ascii": {"PYTHONIOENCODING": "ascii"},
+    "latin-1": {"PYTHONIOENCODING": "latin-1"},
+    "strict": {"PYTHONIOENCODING": "utf-8:strict"},
+    "a plain locale": {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
+}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["plain", "caf\N{LATIN SMALL LETTER E WITH ACUTE} \N{CHECK MARK} \N{GRINNING FACE}"],
+    ids=["plain", "odd"],
+)
+@pytest.mark.parametrize("locale", FEW_CHARACTERS)
+def test_characters_without_an_encoding_are_escaped(tmp_path: Path, locale: str, text: str) -> None:
+    def said(as_json: bool) -> bytes:
+        (tmp_path / "command.py").write_text(SAYING.format(as_json=as_json, text=text), encoding="utf-8")
+        environment = ENVIRONMENT | FEW_CHARACTERS[locale]
+        done = subprocess.run(
+            [sys.executable, "command.py"], cwd=tmp_path, env=environment, capture_output=True, timeout=60, check=True
+        )
+        assert done.stderr == b""
+        return done.stdout
+
+    encoding = "latin-1" if locale == "latin-1" else "utf-8" if locale == "strict" else "ascii"
+    assert said(as_json=False).decode(encoding) == f"{text.encode(encoding, 'backslashreplace').decode(encoding)}\n"
+    assert json.loads(said(as_json=True).decode(encoding)) == {"place": text}
 
 
 def test_next_file_takes_no_number_of_a_closed_stream(tmp_path: Path) -> None:
