@@ -15,6 +15,7 @@ from durable.envelope import JSON, is_media_type
 from durable.errors import InvalidSetting, UnknownMessageType
 from durable.grammar import suggestion
 from durable.messages import codec
+from durable.messages.versions import versioned
 from durable.plain import plain_text
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ def message(
         raise InvalidSetting(
             f"@message({name!r}): {content_type!r} is no content type; write it like 'application/msgpack'"
         )
-    full_name = plain_text(name) if version == 1 else f"{name}.v{version}"
+    full_name = plain_text(versioned(name, version))
 
     def register(cls: type[T]) -> type[T]:
         if not isinstance(cls, type):

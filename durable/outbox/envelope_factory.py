@@ -28,6 +28,7 @@ from durable.messages.ordering import QueueKeys
 from durable.messages.registry import class_name, content_type_of, name_of, registered
 from durable.messages.reply_to import Answers
 from durable.messages.routing import LOCAL, Routes
+from durable.messages.versions import unversioned
 from durable.plain import plain_text, plain_time
 from durable.settings import Settings
 from durable.telemetry import log
@@ -74,7 +75,8 @@ class SendOptions(TypedDict, total=False):
     reply_to: str | None
     """The address to which `ctx.reply()` sends the answer."""
     id_from: str | None
-    """A business key, such as "invoice-17": messages of this service and type under one key are one message."""
+    """A business key, such as "invoice-17": messages of this service and type, of any version, under one key are
+    one message."""
 
 
 class Cause:
@@ -105,7 +107,7 @@ class Cause:
         """The id of the next message of this attempt: the same in each attempt of this handler."""
         self._sent += 1
         others = "".join(f"/{each}" for each in self._ids[1:])
-        return derived_id(self._ids[0], f"{service}/{self._handler}/{self._sent}/{message_type}{others}")
+        return derived_id(self._ids[0], f"{service}/{self._handler}/{self._sent}/{unversioned(message_type)}{others}")
 
 
 class Outgoing(msgspec.Struct, frozen=True, eq=False):
@@ -341,7 +343,7 @@ class EnvelopeFactory:
         if key is not None:
             if not key or not key.isprintable():
                 raise InvalidMessage(f"id_from={key!r}: a business key is printable text, such as 'invoice-17'")
-            return uuid5(_BUSINESS_KEYS, f"{self.service}/{message_type}/{key}")
+            return uuid5(_BUSINESS_KEYS, f"{self.service}/{unversioned(message_type)}/{key}")
         return cause.next_id(self.service, message_type) if cause else new_id()
 
     def _refuse_distant(self, envelope: Envelope) -> None:

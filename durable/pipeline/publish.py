@@ -6,8 +6,8 @@
     )
     messages.write.format("durable").mode("append").option("url", url).save()
 
-The id of a message follows from its source, type and key, in Spark's own SQL: a repeat makes the same ids, and adds
-nothing. It is a UUIDv8 (RFC 9562) of the first bits of a SHA-256.
+The id of a message follows from its source, its type without the version, and its key, in Spark's own SQL: a repeat
+makes the same ids, and adds nothing. It is a UUIDv8 (RFC 9562) of the first bits of a SHA-256.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from uuid import UUID
 from durable.encryption.ring import KeyRing
 from durable.envelope import JSON, new_id
 from durable.errors import InvalidSetting
+from durable.messages.versions import unversioned
 from durable.pipeline.copying import connection
 from durable.pipeline.sealing import Sealing, sealed
 from durable.pipeline.session import needs_spark, spark_errors
@@ -175,7 +176,7 @@ def message_id(key: str | Column, *, message_type: str, source: str) -> Column:
     from pyspark.sql import functions as F
 
     check_texts(key=key, message_type=message_type, source=source)
-    return uuid8(F.concat(F.lit(f"{source}/{message_type}/"), _column(key).cast("string")))
+    return uuid8(F.concat(F.lit(f"{source}/{unversioned(message_type)}/"), _column(key).cast("string")))
 
 
 def uuid8(text: Column) -> Column:
@@ -190,7 +191,7 @@ def uuid8(text: Column) -> Column:
 
 def message_id_of(key: str, *, message_type: str, source: str) -> UUID:
     """The same id, computed here: to look for the message of one key."""
-    return uuid8_of(f"{source}/{message_type}/{key}")
+    return uuid8_of(f"{source}/{unversioned(message_type)}/{key}")
 
 
 def uuid8_of(text: str) -> UUID:

@@ -136,6 +136,36 @@ def test_row_becomes_an_unowned_envelope_with_an_id_derived_from_its_key(spark: 
     )
 
 
+def test_id_computed_by_spark_is_the_one_computed_here(spark: SparkSession) -> None:
+    """Of every version: rows that are published again as another version are the same messages."""
+    ids = {
+        bytes(row.id)
+        for message_type in (MESSAGE_TYPE, f"{MESSAGE_TYPE}.v2")
+        for row in spark.range(17, 18)
+        .select(publish.message_id("id", message_type=message_type, source=SOURCE).alias("id"))
+        .collect()
+    }
+    assert ids == {message_id_of("17", message_type=f"{MESSAGE_TYPE}.v3", source=SOURCE).bytes}
+
+
+@MODES
+def test_rows_published_as_another_version_are_refused_while_the_first_waits(
+    spark: SparkSession, outbox: Outbox, mode: str
+) -> None:
+    def publish_as(message_type: str) -> None:
+        rows = publish.envelopes(
+            orders(spark, 2), key="order_id", message_type=message_type, source=SOURCE, destination=PEER
+        )
+        write(rows, outbox.url, mode=mode)
+
+    publish_as(MESSAGE_TYPE)
+    with pytest.raises(PySparkException, match="message_type"):
+        publish_as(f"{MESSAGE_TYPE}.v2")
+    assert outbox.rows("SELECT DISTINCT message_type, count(*) FROM durable.outgoing_envelopes GROUP BY 1") == [
+        (MESSAGE_TYPE, 2)
+    ]
+
+
 def test_a_local_message_goes_into_the_inbox_and_is_remembered_as_received(spark: SparkSession, outbox: Outbox) -> None:
     write(messages(orders(spark, 3), "local"), outbox.url)
     assert (outbox.inbox, outbox.orders) == ([0, 1, 2], [])

@@ -26,6 +26,7 @@ import msgspec
 from durable.envelope import Moment
 from durable.errors import InvalidMessage
 from durable.grammar import suggestion
+from durable.messages.versions import unversioned
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -133,7 +134,7 @@ def id_of(key: str, endpoint: str, message_type: str) -> UUID:
     """Return the id of the envelope: a key that is a UUID itself, or a UUID made from any other key."""
     if _UUID.fullmatch(key):
         return UUID(key)
-    return uuid5(uuid5(uuid5(NAMESPACE_URL, f"durable:{endpoint}"), message_type), key)
+    return uuid5(uuid5(uuid5(NAMESPACE_URL, f"durable:{endpoint}"), unversioned(message_type)), key)
 
 
 def _ours(headers: Headers) -> dict[str, str]:

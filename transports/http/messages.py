@@ -99,8 +99,8 @@ async def store(
         case Duplicate():
             raise HTTPException(
                 status_of_conflict,
-                f"this {key} was used with another body, other headers or other times: that message was stored; this "
-                "one was not",
+                f"this {key} was used with another body or version, other headers or other times: that message was "
+                "stored; this one was not",
             )
         case Rejected(reason):
             raise HTTPException(422, reason)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from itertools import chain
 from typing import Any
@@ -92,6 +93,27 @@ async def test_an_old_sender_and_a_new_one_reach_the_same_handler(
         await eventually(lambda: new.numbers() == [1, 2])
     assert sorted(placed.cents for placed in new.handled) == [100, 200]
     assert sorted(new.types) == [OLD, NEW], "a message keeps the type under which it was sent"
+
+
+@pytest.mark.parametrize("is_remote", [False, True], ids=["local", "remote"])
+@pytest.mark.parametrize("sent", [(0, 1), (1, 0), (0, 1, 1, 0)], ids=str)
+async def test_versions_under_one_business_key_have_one_effect(
+    make_database: Callable[[str], str], tables: Tables, is_remote: bool, sent: Sequence[int]
+) -> None:
+    new, address = New(tables), f"tcp://127.0.0.1:{free_port()}"
+    new.bus.listen(address)
+    sender = Bus("orders", make_database("orders"), **QUICK) if is_remote else new.bus
+    versions = PlacedV1(17, "100"), Placed(number=17, cents=100)
+    async with new.bus, sender if is_remote else nullcontext():
+        for which in sent:
+            async with sender.unit_of_work() as uow:
+                uow.send(versions[which], to=address if is_remote else None, id_from="order-17")
+            await eventually(lambda: new.numbers() == [17])
+        await send(sender, PlacedV1(18, "100"), to=address if is_remote else None)
+        await eventually(lambda: new.numbers() == [17, 18])
+    assert new.types[0] == (OLD, NEW)[sent[0]], "the first one counts"
+    reasons = set(tables.rows("SELECT reason FROM durable.dead_letters"))
+    assert reasons <= ({"another message was received under the same id before"} if is_remote else set())
 
 
 async def test_old_and_new_nodes_of_one_service_share_the_work_and_nothing_becomes_a_dead_letter(

@@ -7,6 +7,16 @@ from tests.mutants.mutant import Mutant
 ROWS = (
     Mutant(
         "doors",
+        "an Idempotency-Key is another one under another version",
+        "transports/http/headers.py",
+        before="unversioned(message_type)), key)",
+        after="message_type), key)",
+        killed_by=(
+            "tests/unit/messages/test_versions.py::test_versions_of_a_type_share_an_id[one0-other0-of_an_idempotency_key]",
+        ),
+    ),
+    Mutant(
+        "doors",
         "a listener that does not know the secret is believed",
         "transports/tcp/proofs.py",
         before="        if not hmac.compare_digest(expected, challenge.proof):",

@@ -57,6 +57,14 @@ ROWS = (
     ),
     Mutant(
         "lakes",
+        "the key of a row is another one under another version",
+        "durable/pipeline/publish.py",
+        before='F.lit(f"{source}/{unversioned(message_type)}/")',
+        after='F.lit(f"{source}/{message_type}/")',
+        killed_by=("tests/pipeline/test_publish.py::test_id_computed_by_spark_is_the_one_computed_here",),
+    ),
+    Mutant(
+        "lakes",
         "an earlier look tells no end of the lake",
         "durable/storage/archives.py",
         before="            moments.append(self.looked_at)\n",

@@ -18,6 +18,26 @@ _THREADS = (
 ROWS = (
     Mutant(
         "outbox",
+        "a business key is another one under another version",
+        "durable/outbox/envelope_factory.py",
+        before="{self.service}/{unversioned(message_type)}/{key}",
+        after="{self.service}/{message_type}/{key}",
+        killed_by=(
+            "tests/unit/messages/test_versions.py::test_versions_of_a_type_share_an_id[one0-other0-of_a_business_key]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a message that a handler sends has another id as another version",
+        "durable/outbox/envelope_factory.py",
+        before="/{self._sent}/{unversioned(message_type)}{others}",
+        after="/{self._sent}/{message_type}{others}",
+        killed_by=(
+            "tests/unit/messages/test_versions.py::test_versions_of_a_type_share_an_id[one0-other0-of_a_cause]",
+        ),
+    ),
+    Mutant(
+        "outbox",
         "an empty batch that comes again is compared by columns that it has not",
         "durable/storage/staging.py",
         before='    if given["rows"] == "0":\n        return []\n',
