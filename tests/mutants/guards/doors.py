@@ -12,7 +12,7 @@ ROWS = (
         before="unversioned(message_type)), key)",
         after="message_type), key)",
         killed_by=(
-            "tests/unit/messages/test_versions.py::test_versions_of_a_type_share_an_id[one0-other0-of_an_idempotency_key]",
+            "tests/unit/messages/test_versions.py::test_versions_of_a_type_share_an_id[First-Second-of_an_idempotency_key]",
         ),
     ),
     Mutant(

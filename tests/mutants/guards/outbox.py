@@ -23,7 +23,7 @@ ROWS = (
         before="{self.service}/{unversioned(message_type)}/{key}",
         after="{self.service}/{message_type}/{key}",
         killed_by=(
-            "tests/unit/messages/test_versions.py::test_versions_of_a_type_share_an_id[one0-other0-of_a_business_key]",
+            "tests/unit/messages/test_versions.py::test_versions_of_a_type_share_an_id[First-Second-of_a_business_key]",
         ),
     ),
     Mutant(
@@ -33,7 +33,7 @@ ROWS = (
         before="/{self._sent}/{unversioned(message_type)}{others}",
         after="/{self._sent}/{message_type}{others}",
         killed_by=(
-            "tests/unit/messages/test_versions.py::test_versions_of_a_type_share_an_id[one0-other0-of_a_cause]",
+            "tests/unit/messages/test_versions.py::test_versions_of_a_type_share_an_id[First-Second-of_a_cause]",
         ),
     ),
     Mutant(
