@@ -23,6 +23,7 @@ from durable.cli.send import read_body
 from durable.cli.target import on_bus
 from durable.errors import CallFailed, InvalidMessage, InvalidSetting, TransportError
 from durable.grammar import suggestion
+from durable.messages.unknown_fields import refuse_unknown_fields
 from durable.transports.base import Caller
 from durable.transports.frames import Call, Offers, Result
 
@@ -94,9 +95,14 @@ def call(bus: Bus, method: Called, arguments: Arguments = "{}", at: At = None, t
         raise InvalidSetting(f"--at: {contract.name} has no address here; give one, such as --at tcp://127.0.0.1:2304")
     seconds = bus.settings.call_timeout if timeout is None else parse_duration(timeout, option="--timeout")
     try:
-        given = called.read_json(read_body(arguments, bus.settings.max_frame_bytes))
+        body = read_body(arguments, bus.settings.max_frame_bytes)
+        given = called.read_json(body)
     except InvalidMessage as error:
         raise InvalidSetting(f"JSON: the arguments of {called.full_name} {error}") from error
+    try:
+        refuse_unknown_fields(body, given, called.full_name)
+    except InvalidMessage as error:
+        raise InvalidSetting(f"JSON: {error}") from error
     options = {} if timeout is None else {name: {"timeout": seconds}}
     result = asyncio.run(_call(bus, contract, called, given, place, options))
     document = called.result.plain(result)

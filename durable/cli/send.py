@@ -72,7 +72,9 @@ def send(bus: Bus, options: SendOptions, message_type: MessageType, body: Body, 
     if to is not None:
         bus.runtime.transports.of(to)
     try:
-        message = codec.decode(read_body(body, bus.settings.max_message_bytes), cls)
+        given = read_body(body, bus.settings.max_message_bytes)
+        message = codec.decode(given, cls)
+        codec.refuse_unknown_fields(given, cls)
     except InvalidMessage as error:
         raise InvalidSetting(f"JSON: {error}") from error
     try:

@@ -18,7 +18,7 @@ import msgspec
 from durable.application.application import Application
 from durable.encryption.ring import KeyRing
 from durable.envelope import JSON, Envelope, media_type
-from durable.errors import InvalidMessage, InvalidSetting, UnknownMessageType
+from durable.errors import DurableError, InvalidMessage, InvalidSetting, UnknownMessageType
 from durable.messages import codec, upcasting
 from durable.messages.codecs.json import JsonCodec
 from durable.messages.codecs.msgpack import MSGPACK
@@ -82,7 +82,9 @@ def _about(letter: DeadLetter) -> Envelope | None:
 
 
 def edited(letter: DeadLetter, body: bytes, application: Application | None) -> bytes:
-    """Encode an edited body. Raises InvalidMessage for a body that its handler could not decode, WiringError."""
+    """Encode an edited body. Raises WiringError, and InvalidMessage for a body that its handler could not decode, or
+    that has a field which its class does not know; those of the body before may stay.
+    """
     content_type = letter.content_type or JSON
     if application is None:
         _refuse_untyped(body, content_type)
@@ -92,9 +94,11 @@ def edited(letter: DeadLetter, body: bytes, application: Application | None) -> 
     if message_type is None or lease is None:
         return body
     if not _is_text(content_type):
-        message = codec.decode(body, class_of(message_type))
-        body = codec.encode(message, msgspec.structs.replace(lease.envelope, body=b""))
-    _refuse_undecodable(msgspec.structs.replace(lease.envelope, body=body), application)
+        cls = class_of(message_type)
+        shown = _text(_readable(lease.envelope, application.ring), content_type, message_type) or ""
+        codec.refuse_unknown_fields(body, cls, before=shown.encode())
+        body = codec.encode(codec.decode(body, cls), msgspec.structs.replace(lease.envelope, body=b""))
+    _refuse_unfit(lease.envelope, body, application)
     return body
 
 
@@ -105,9 +109,20 @@ def _refuse_untyped(body: bytes, content_type: str) -> None:
         msgspec.json.decode(body)
 
 
-def _refuse_undecodable(envelope: Envelope, application: Application) -> None:
-    handler = application.by_type().get(envelope.message_type)
-    upcasting.decode(envelope, handler.cls if handler is not None else class_of(envelope.message_type))
+def _refuse_unfit(before: Envelope, body: bytes, application: Application) -> None:
+    handler = application.by_type().get(before.message_type)
+    cls = handler.cls if handler is not None else class_of(before.message_type)
+    upcasting.decode(msgspec.structs.replace(before, body=body), cls)
+    sent_as = upcasting.sent_class(before.message_type, cls)
+    codec.refuse_unknown_fields(body, sent_as, before.content_type, before=_readable(before, application.ring))
+
+
+def _readable(envelope: Envelope, ring: KeyRing) -> bytes:
+    """The body of an envelope; nothing where it cannot be opened."""
+    try:
+        return ring.opened(envelope).body
+    except DurableError:
+        return b""
 
 
 def _text(body: bytes, content_type: str, message_type: str | None) -> str | None:

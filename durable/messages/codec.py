@@ -15,11 +15,13 @@ InvalidMessage: an error at send(), and a dead letter where it arrives.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from durable.arguments import checked
 from durable.envelope import JSON, Envelope, is_media_type, media_type
 from durable.errors import InvalidMessage, InvalidSetting, text_of
+from durable.messages import unknown_fields
 from durable.messages.codecs.cloudevents import CloudEventsCodec
 from durable.messages.codecs.json import JsonCodec
 from durable.messages.codecs.msgpack import MsgpackCodec
@@ -135,6 +137,22 @@ def refuse_unfaithful(message: object, body: bytes, content_type: str) -> None:
         ) from error
     if changed is not None:
         raise InvalidMessage(f"{type(message).__qualname__} cannot be sent: {changed}")
+
+
+def refuse_unknown_fields(body: bytes, cls: type[Any], content_type: str = JSON, *, before: bytes = b"") -> None:
+    """Raise InvalidMessage for a body in JSON that has a field which its class does not know, or is none of its class.
+
+    Unknown fields of the body that it had `before` may stay as they are. What a codec of the application's own makes of
+    a body is only decoded.
+    """
+    message = decode(body, cls, content_type)
+    kind = _codec_of(content_type)
+    if isinstance(kind, JsonCodec):
+        unknown_fields.refuse_unknown_fields(body, message, cls.__qualname__, before=before)
+    elif isinstance(kind, CloudEventsCodec):
+        with suppress(InvalidMessage):
+            before = kind.data_of(before)
+        unknown_fields.refuse_unknown_fields(kind.data_of(body), message, cls.__qualname__, before=before)
 
 
 def decode(body: bytes, cls: type[Any], content_type: str = JSON) -> Any:

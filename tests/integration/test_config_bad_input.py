@@ -301,6 +301,13 @@ def test_bad_arguments_are_refused(agent: Agent, database: str, arguments: list[
     refuses(ended, *(word.replace("MODULE", module) for word in named))
 
 
+def test_unknown_field_of_a_sent_message_is_refused(agent: Agent, database: str) -> None:
+    module = agent.application()
+    ended = agent("send", f"{module}:bus", f"{module}.order-placed", '{"order_id": 1, "orderid": 5}')
+
+    refuses(ended, "JSON: OrderPlaced: unknown field 'orderid'; did you mean 'order_id'?")
+
+
 def test_too_large_message_from_standard_input_is_refused(agent: Agent, database: str) -> None:
     module = agent.application()
     arguments = ("send", f"{module}:bus", f"{module}.order-placed", "-")

@@ -22,10 +22,14 @@ class CloudEventsCodec:
         return cloudevents.to_structured(envelope, _json.encode(message, envelope))
 
     def decode(self, body: bytes, cls: type[Any]) -> Any:
+        return _json.decode(self.data_of(body), cls)
+
+    def data_of(self, body: bytes) -> bytes:
+        """Return the JSON of the message in an event. Raises InvalidMessage."""
         event = cloudevents.from_structured(body)
         if event.content_type != JSON:
             raise InvalidMessage(f"the data of the event is {event.content_type!r}; only {JSON} is understood")
-        return _json.decode(event.body, cls)
+        return event.body
 
     def check(self, cls: type[Any]) -> object:
         return _json.check(cls)

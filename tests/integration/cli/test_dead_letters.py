@@ -365,6 +365,26 @@ def test_edit_refuses_a_body_when_its_handler_cannot_decode_the_message(agent: A
     assert dead_letters(agent, *edit, "{}").code == 1, "it was resolved"
 
 
+def test_edit_refuses_a_field_unless_the_class_or_the_letter_has_it(agent: Agent, tables: Tables) -> None:
+    module = agent.application(APPLICATION)
+    newer = msgspec.structs.replace(order(module, 1), body=b'{"order_id": -1, "newer": {"a": [1]}}')
+    (one,) = dead(tables, newer)
+    edit = ("edit", f"{module}:bus", one)
+    for body, told in (
+        ('{"order_id": 1, "urgent": true}', "--body: OrderPlaced: unknown field 'urgent'; leave it out"),
+        ('{"order_id": 1, "orderid": 5}', "--body: OrderPlaced: unknown field 'orderid'; did you mean 'order_id'?"),
+        ('{"order_id": 1, "newer": {"a": [2]}}', "--body: OrderPlaced: unknown field 'newer'"),
+    ):
+        for more in ([], ["--rehearse"]):
+            ended = dead_letters(agent, *edit, "--body", body, *more)
+            assert (ended.code, told in ended.err, ended.err.count("\n")) == (2, True, 1), ended.err
+    assert unresolved(tables) == [one]
+
+    kept = '{"order_id": 2, "newer": {"a": [1]}}'
+    assert dead_letters(agent, *edit, "--body", kept).code == 0
+    assert tables.rows("SELECT body FROM durable.incoming_envelopes") == [kept.encode()]
+
+
 PACKED = """
 from decimal import Decimal
 from uuid import UUID
@@ -405,6 +425,9 @@ def test_msgpack_body_is_shown_and_edited_as_json(agent: Agent, tables: Tables) 
     assert (refused.code, "name the bus" in refused.err) == (2, True)
     refused = dead_letters(agent, "edit", f"{module}:bus", letter, "--body", '{"order_id": 7}')
     assert (refused.code, "the body is no Packed" in refused.err) == (2, True)
+    misspelt = json.dumps({**json.loads(changed), "pictur": "/wE="})
+    refused = dead_letters(agent, "edit", f"{module}:bus", letter, "--body", misspelt)
+    assert (refused.code, "unknown field 'pictur'; did you mean 'picture'?" in refused.err) == (2, True)
     assert dead_letters(agent, "edit", f"{module}:bus", letter, "--body", changed).code == 0
 
     [(kind, body)] = tables.rows("SELECT content_type, body FROM durable.incoming_envelopes")

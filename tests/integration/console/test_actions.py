@@ -234,6 +234,15 @@ class TestEditing:
             response = await submit(client, page, f"{page}/rehearse", body='{"number": "seventeen"}')
             assert (response.status_code, "seventeen" in response.text or "int" in response.text) == (409, True)
 
+    async def test_unknown_field_is_refused_by_its_name(
+        self, rehearsing: Starlette, tables: Tables, tmp_path: Path
+    ) -> None:
+        (letter,) = add_letters(tables, 1)
+        async with logged_in(rehearsing, ADMIN) as client:
+            page = f"/dead-letters/{letter}"
+            response = await submit(client, page, f"{page}/rehearse", body='{"number": 1, "numbr": 2}')
+            assert (response.status_code, "unknown field" in response.text) == (409, True)
+
 
 class TestRehearsing:
     async def rehearse(self, client: httpx.AsyncClient, letter: int, **form: str) -> httpx.Response:

@@ -7,6 +7,48 @@ from tests.mutants.mutant import Mutant
 ROWS = (
     Mutant(
         "console",
+        "an edited letter loses a misspelt field",
+        "durable/dead_letters/bodies.py",
+        before="    codec.refuse_unknown_fields(body, sent_as, before.content_type, before=_readable(before, application.ring))\n",
+        after="",
+        killed_by=(
+            "tests/integration/cli/test_dead_letters.py::test_edit_refuses_a_field_unless_the_class_or_the_letter_has_it",
+        ),
+    ),
+    Mutant(
+        "console",
+        "an edited letter in a binary codec loses a misspelt field",
+        "durable/dead_letters/bodies.py",
+        before="        codec.refuse_unknown_fields(body, cls, before=shown.encode())\n",
+        after="",
+        killed_by=("tests/integration/cli/test_dead_letters.py::test_msgpack_body_is_shown_and_edited_as_json",),
+    ),
+    Mutant(
+        "console",
+        "a sent message loses a misspelt field",
+        "durable/cli/send.py",
+        before="        codec.refuse_unknown_fields(given, cls)\n",
+        after="",
+        killed_by=("tests/integration/test_config_bad_input.py::test_unknown_field_of_a_sent_message_is_refused",),
+    ),
+    Mutant(
+        "console",
+        "an edited letter may not keep a field of a newer sender",
+        "durable/messages/unknown_fields.py",
+        before="if unknown.value not in kept[_whichever((*unknown.place, unknown.name))]:",
+        after="if True:",
+        killed_by=("tests/unit/messages/test_unknown_fields.py::test_field_moves_with_its_item",),
+    ),
+    Mutant(
+        "console",
+        "a misspelt field within a part of a message is lost",
+        "durable/messages/unknown_fields.py",
+        before="                yield from _unknown(value, getattr(part, attribute, None), (*place, name))\n",
+        after="                yield from ()\n",
+        killed_by=("tests/unit/messages/test_unknown_fields.py::test_misspelt_field_gets_the_nearest_name",),
+    ),
+    Mutant(
+        "console",
         "a form of another site acts",
         "durable/console/security.py",
         before="    if not known or not hmac.compare_digest(",
