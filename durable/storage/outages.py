@@ -323,10 +323,11 @@ def _condition(error: DBAPIError) -> str:
 
 def _is_bare(error: BaseException) -> bool:
     """True for an error that SQLAlchemy passes on as it is while it opens a connection: one of the system, or one of
-    asyncpg, when the connection breaks off before its types are set up."""
-    from asyncpg import InterfaceError, PostgresError
+    asyncpg, before its types are set up."""
+    from asyncpg import InterfaceError, InternalClientError, PostgresError
 
-    return isinstance(error, OSError | TimeoutError | InterfaceError | PostgresError) and _is_from_the_dialect(error)
+    of_drivers = OSError | TimeoutError | InterfaceError | InternalClientError | PostgresError
+    return isinstance(error, of_drivers) and _is_from_the_dialect(error)
 
 
 def _is_from_the_dialect(error: BaseException) -> bool:

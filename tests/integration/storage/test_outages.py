@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
-from uuid import uuid4
 
 import asyncpg
-import psycopg
 import pytest
 from asyncpg.exceptions import InternalClientError
-from sqlalchemy import Connection, make_url, text
+from sqlalchemy import Connection, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from durable.cli.endings import ending_of
+from durable.database_url import for_asyncpg
 from durable.errors import InvalidMessage, StorageUnavailable
 from durable.settings import load_settings
 from durable.storage import engines
-from durable.storage.database import Database, answer
-from durable.storage.outages import described, is_outage, is_shortage, translated
+from durable.storage.database import Database, answer, sync_url
+from durable.storage.outages import described, is_outage, is_outage_itself, is_shortage, translated
+from tests.support.refusals import LASTING, REFUSALS, refusing, with_parameters
+from tests.support.roles import runtime_role
 
 SECRET = "4711-top-secret"
 DRIVERS = ["asyncpg", "psycopg"]
@@ -124,33 +125,87 @@ async def test_unreachable_server_is_an_outage(driver: str) -> None:
     assert "refused" in described(error) or "onnect" in described(error)
 
 
-REFUSALS = {
-    "closed": ("ALTER DATABASE {0} ALLOW_CONNECTIONS false", "", "not currently accepting connections"),
-    "without a right": ("REVOKE CONNECT ON DATABASE {0} FROM PUBLIC", "", "permission denied for database"),
-    "an unknown setting": ("SELECT 1", "no_such_setting=1", "no_such_setting"),
-    "a wrong value": ("SELECT 1", "work_mem=much", "work_mem"),
-    "a limit of connections": ("ALTER DATABASE {0} CONNECTION LIMIT 0", "", "too many connections for database"),
-}
+async def error_of_durables(url: str) -> Exception:
+    """Return what the agents meet."""
+    database = Database(load_settings(database_url=url))
+    try:
+        async with database.engine.connect() as conn:
+            await conn.execute(text("SELECT 1"))
+    except Exception as error:
+        return error
+    finally:
+        await database.close()
+    raise AssertionError("there was no error")
 
 
-@pytest.mark.parametrize("refusal", REFUSALS)
+async def error_of_commands(url: str) -> Exception:
+    """Return what commands and sync handlers meet."""
+    settings = load_settings(database_url=url)
+    engine = engines.make_engine(sync_url(settings), settings, engines.Limits.of(settings.statement_timeout))
+    try:
+        await asyncio.to_thread(engine.connect)
+    except Exception as error:
+        return error
+    raise AssertionError("there was no error")
+
+
+async def error_of_the_applications(url: str) -> Exception:
+    """Return what an async engine of the application meets."""
+    place = make_url(url)
+    given: dict[str, Any] = {name: str(value) for name, value in place.query.items()}
+    arguments = for_asyncpg(given) if place.drivername.endswith("asyncpg") else given
+    engine = create_async_engine(place.set(query={}), connect_args=arguments)
+    return await error_of(engine, "SELECT 1")
+
+
+async def error_of_a_sync_one(url: str) -> Exception:
+    """Return what a sync engine of the application meets."""
+    engine = create_engine(url.replace("+asyncpg", "+psycopg", 1))
+    try:
+        await asyncio.to_thread(engine.connect)
+    except Exception as error:
+        return error
+    raise AssertionError("there was no error")
+
+
+ENGINES = [error_of_durables, error_of_commands, error_of_the_applications, error_of_a_sync_one]
+
+
+@pytest.mark.parametrize("meet", ENGINES)
+@pytest.mark.parametrize("refusal", [*REFUSALS, *LASTING])
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_refused_connection_is_an_outage(make_database: Callable[[str], str], driver: str, refusal: str) -> None:
+async def test_refused_connection_is_an_outage(
+    database_url: str, driver: str, refusal: str, meet: Callable[[str], Awaitable[Exception]]
+) -> None:
     """Whatever its reason: no work has begun."""
-    statement, setting, said = REFUSALS[refusal]
-    url, role = make_url(of(driver, make_database("refusing"))), f"guest_{uuid4().hex[:12]}"
-    settings: dict[str, Any] = {"server_settings": dict([setting.split("=")])} if setting else {}
-    if driver == "psycopg" and setting:
-        settings = {"options": f"-c {setting}"}
-    engine = create_async_engine(url.set(username=role), connect_args=settings)
-    with psycopg.connect(make_database("other"), autocommit=True) as conn:
-        conn.execute(f"CREATE ROLE {role} LOGIN".encode())
-        conn.execute(statement.format(url.database).encode())
-        error = await error_of(engine, "SELECT 1")
-        conn.execute(f"DROP ROLE {role}".encode())
+    kind = (REFUSALS | LASTING)[refusal]
+    with runtime_role(database_url) as url, refusing(url, refusal):
+        error = await meet(of(driver, with_parameters(url, kind.parameters)))
     assert is_outage(error)
-    with pytest.raises(StorageUnavailable, match=said), translated():
+    assert is_outage_itself(error)
+    with pytest.raises(StorageUnavailable, match=kind.said), translated():
         raise error
+
+
+BARE = [asyncpg.TargetServerAttributeNotMatched("no host fits"), asyncpg.RaiseError("closed"), OSError("gone")]
+
+
+@pytest.mark.parametrize("error", BARE, ids=repr)
+async def test_error_passed_on_while_connecting_is_an_outage(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """SQLAlchemy passes those of asyncpg on as they are while it sets types up."""
+
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(asyncpg.Connection, "set_type_codec", refuse)
+    for meet in (error_of_durables, error_of_the_applications):
+        met = await meet(of("asyncpg", database_url))
+        assert met is error
+        assert is_outage(met)
+        with pytest.raises(StorageUnavailable, match=str(error)), translated():
+            raise met
 
 
 async def test_a_handlers_own_network_error_is_no_outage() -> None:

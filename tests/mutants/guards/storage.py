@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _LACKS = "tests/integration/storage/test_lacks.py"
+_OUTAGES = "tests/integration/storage/test_outages.py"
 _GIVEN = "tests/integration/outbox/unit_of_work/test_given_engines.py"
 
 ROWS = (
@@ -626,8 +627,19 @@ ROWS = (
         before='    return "sqlalchemy.pool.base" in _modules(error)\n',
         after="    return False\n",
         killed_by=tuple(
-            f"tests/integration/storage/test_outages.py::test_refused_connection_is_an_outage[asyncpg-{each}]"
-            for each in ("closed", "without a right", "an unknown setting", "a wrong value")
+            f"{_OUTAGES}::test_refused_connection_is_an_outage[asyncpg-{each}-error_of_the_applications]"
+            for each in ("closed", "without a right", "a trigger on login", "no primary", "an unknown setting")
+        ),
+    ),
+    Mutant(
+        "storage",
+        "an error of asyncpg's own that SQLAlchemy passes on is a fault of the work that asked for a connection",
+        "durable/storage/outages.py",
+        before="InterfaceError | InternalClientError | PostgresError",
+        after="InterfaceError | PostgresError",
+        killed_by=(
+            f"{_OUTAGES}::test_error_passed_on_while_connecting_is_an_outage"
+            "[TargetServerAttributeNotMatched('no host fits')]",
         ),
     ),
     Mutant(
