@@ -16,6 +16,9 @@ CREATE FUNCTION public.close() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGI
     IF session_user = '{role}' THEN RAISE EXCEPTION 'closed until 06:00'; END IF; END $$;
 CREATE EVENT TRIGGER closed ON login EXECUTE FUNCTION public.close();
 """
+_END = """
+SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = %s AND application_name NOT LIKE %s
+"""
 READ_WRITE = {"target_session_attrs": "read-write"}
 
 
@@ -71,8 +74,11 @@ LASTING = {
 
 
 @contextmanager
-def refusing(url: str, name: str) -> Iterator[None]:
-    """Refuse new connections to the database of this URL, of the role there, and end those that are open."""
+def refusing(url: str, name: str, *, spared: str = "") -> Iterator[None]:
+    """Refuse new connections to the database of this URL, of the role there, and end those that are open.
+
+    `spared`: a pattern of names of connections that stay open.
+    """
     refusal, place = (REFUSALS | LASTING)[name], make_url(url)
     database = place.database if refusal.is_within else "postgres"
     with psycopg.connect(_of_the_server(url, database), autocommit=True) as conn:
@@ -82,7 +88,7 @@ def refusing(url: str, name: str) -> Iterator[None]:
 
         run(refusal.close)
         try:
-            conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", [place.username])
+            conn.execute(_END, [place.username, spared])
             yield
         finally:
             run(refusal.open)

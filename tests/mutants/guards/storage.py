@@ -626,9 +626,13 @@ ROWS = (
         "durable/storage/outages.py",
         before='    return "sqlalchemy.pool.base" in _modules(error)\n',
         after="    return False\n",
-        killed_by=tuple(
-            f"{_OUTAGES}::test_refused_connection_is_an_outage[asyncpg-{each}-error_of_the_applications]"
-            for each in ("closed", "without a right", "a trigger on login", "no primary", "an unknown setting")
+        killed_by=(
+            *(
+                f"{_OUTAGES}::test_refused_connection_is_an_outage[asyncpg-{each}-error_of_the_applications]"
+                for each in ("closed", "without a right", "a trigger on login", "no primary", "an unknown setting")
+            ),
+            "tests/failure/test_refusals.py::test_console_tells_of_a_refusal_and_looks_again[asyncpg-closed]",
+            "tests/failure/test_refusals.py::test_receiver_answers_a_refusal_as_an_outage[asyncpg-closed]",
         ),
     ),
     Mutant(
