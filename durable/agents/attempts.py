@@ -46,7 +46,7 @@ from durable.outbox.outbox import Outbox
 from durable.outbox.sessions import Sessions
 from durable.storage import answers, inbox
 from durable.storage.answers import Arrived
-from durable.storage.outages import lack_of, translated
+from durable.storage.outages import lack_of
 from durable.storage.outbox import store
 from durable.tasks.cancelling import current_task
 from durable.telemetry import log
@@ -258,7 +258,8 @@ class Attempts:
         self._longest = handler.timeout or settings.handler_timeout
         self._timeout = self._longest.total_seconds()
         self._clock = context.clock
-        self._prepare: Callable[[Session], object] = Session.connection if handler.takes_session else nothing
+        self._connect: Callable[[Session], object] = Session.connection
+        self._prepare = self._connect if handler.takes_session else nothing
         self._threads = (
             None
             if handler.is_async
@@ -365,6 +366,7 @@ class Attempts:
             self._handle,
             partial(self._complete_unless_cancelled, group),
             prepare=self._prepare,
+            connect=self._connect,
             entered=entry.enter,
             watch=group.watch if group.is_watched else None,
             met_conflict=group.meet_conflict,
@@ -420,8 +422,6 @@ class Attempts:
 
     def _complete(self, tasks: Sequence[Task], session: Session, outbox: Outbox) -> None:
         """The fence: the rows are finished in this transaction, or it does not commit."""
-        with translated():
-            session.connection()
         session.flush()
         owned = [task.lease for task in tasks]
         try:

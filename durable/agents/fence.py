@@ -17,18 +17,18 @@ from collections.abc import Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet, ref
 
-from sqlalchemy import Connection, Engine, NestedTransaction, Transaction, event
+from sqlalchemy import Connection, Engine, Transaction, event
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from durable.agents.traces import Traces
-from durable.errors import TransactionEnded, WiringError
+from durable.errors import TransactionEnded, Verdict, WiringError, told_by
 from durable.outbox.savepoints import Savepoints
 from durable.outbox.sql_text import About, control_of
 from durable.outbox.transactions import is_of_sqlalchemy, sql_of
 from durable.storage.engines import is_in_autocommit
-from durable.storage.outages import described, is_conflict, is_shortage_of_all
+from durable.storage.outages import causes_of, described, is_conflict, is_shortage_of_all
 
 _KEY: Final = "durable.agents.fence"
 _REFUSED: Final = (
@@ -80,11 +80,10 @@ class Fence:
         self._message = 0
         self.loss: str | None = None
         """Why a connection of the session is lost: the database has ended it, or the way to it is gone."""
-        self.shortage: DBAPIError | None = None
-        """The error of a statement of the session for which the database lacked room, memory or connections."""
-        self.conflict: DBAPIError | None = None
-        """The error of a statement of the session that was rolled back so that another transaction goes on."""
-        self._conflict_within: NestedTransaction | None = None
+        self._fault: DBAPIError | None = None
+        """The last conflict or shortage that a statement of the session has met."""
+        self._refusing: Connection | None = None
+        """The connection that has met it, until the database takes a statement there again."""
         self.is_complete = False
         """True if the next COMMIT is that of the runner."""
         session.info[_KEY] = self
@@ -95,13 +94,36 @@ class Fence:
         return self.loss is not None
 
     @property
-    def has_survived_conflict(self) -> bool:
-        """Tell whether the last conflict was within a savepoint that was rolled back: the rest of the transaction goes
-        on."""
-        return self._conflict_within is not None and not self._conflict_within.is_active
+    def is_connected(self) -> bool:
+        return bool(self._begun)
 
-    def meet_conflict(self, error: DBAPIError, connection: Connection) -> None:
-        self.conflict, self._conflict_within = error, connection.get_nested_transaction()
+    def conflict_behind(self, error: BaseException) -> DBAPIError | None:
+        """Return the error of a statement that was rolled back so that another transaction goes on, if it is why the
+        attempt ended with this error, whatever that says."""
+        fault = self._fault_behind(error)
+        return fault if fault is not None and is_conflict(fault) else None
+
+    def shortage_behind(self, error: BaseException) -> DBAPIError | None:
+        """Return the same for a statement for which the database lacked room, memory or connections."""
+        fault = self._fault_behind(error)
+        return fault if fault is not None and is_shortage_of_all(fault) else None
+
+    def _fault_behind(self, error: BaseException) -> DBAPIError | None:
+        """A transaction that goes on, as a savepoint was rolled back, has ended by the handler's own decision, unless
+        the fault itself was raised on."""
+        if self._refusing is not None:
+            return self._fault
+        is_decided = isinstance(told_by(error), Verdict) or all(each is not self._fault for each in causes_of(error))
+        return None if is_decided else self._fault
+
+    def meet(self, error: DBAPIError, connection: Connection) -> None:
+        if is_conflict(error) or is_shortage_of_all(error):
+            self._fault, self._refusing = error, connection
+
+    def go_on(self, connection: Connection) -> None:
+        """Note that the database takes statements there: after a fault, only when a savepoint was rolled back."""
+        if connection is self._refusing:
+            self._refusing = None
 
     @property
     def is_disturbed(self) -> bool:
@@ -207,6 +229,7 @@ def _after_statement(
     fence = _fence_of(connection)
     if fence is None or fence.is_complete:
         return
+    fence.go_on(connection)
     fence.traces.end_statement()
     if about := control_of(sql_of(connection, statement)).savepoints:
         fence.meet_savepoints(connection, about * (len(parameters) if many else 1))
@@ -230,9 +253,7 @@ def _after_error(context: ExceptionContext) -> None:
         fence.loss = fence.loss or described(context.original_exception)
     error = context.sqlalchemy_exception
     if isinstance(error, DBAPIError):
-        fence.shortage = error if is_shortage_of_all(error) else fence.shortage
-        if is_conflict(error):
-            fence.meet_conflict(error, context.connection)
+        fence.meet(error, context.connection)
     control = control_of(sql_of(context.connection, context.statement))
     if not control.is_alone:
         fence.doubt_savepoints(context.connection, control.savepoints)

@@ -28,7 +28,7 @@ from durable.agents.fence import Fence, forget_fence
 from durable.agents.threads import closing_in_thread, run_in_thread
 from durable.agents.traces import Traces
 from durable.application.incoming import Incoming
-from durable.errors import NoUnitOfWork, SchemaMismatch, StorageUnavailable, TransactionEnded, Verdict, text_of, told_by
+from durable.errors import NoUnitOfWork, SchemaMismatch, StorageUnavailable, TransactionEnded, text_of, told_by
 from durable.outbox.outbox import Outbox
 from durable.outbox.sessions import Sessions
 from durable.outbox.transactions import forget
@@ -167,6 +167,8 @@ class Run:
     """Flushes the session and finishes the messages, in the transaction. StorageUnavailable from it is an Outage."""
     end: Callable[[Place], Awaitable[None]] = commit
     prepare: Callable[[Session], object] = nothing
+    connect: Callable[[Session], object] = nothing
+    """Opens the connection that the handler has not needed, before the flush and the completion."""
     entered: Callable[[], None] = lambda: None
     """Called just before the first call."""
     watch: Callable[[Traces], None] | None = None
@@ -192,11 +194,11 @@ class Run:
                 except BaseException as error:
                     if _is_asked_for(error):
                         raise
-                    if fence.has_lost_connection or fence.shortage is not None:  # whatever is raised in its place
+                    if fence.has_lost_connection or fence.shortage_behind(error):  # whatever is raised in its place
                         raise _outage(error, fence) from error
+                    if conflict := fence.conflict_behind(error):
+                        self.met_conflict(conflict)
                     told = told_by(error)
-                    if fence.conflict is not None and not (fence.has_survived_conflict and isinstance(told, Verdict)):
-                        self.met_conflict(fence.conflict)
                     if isinstance(told, NoUnitOfWork) and fence.has_failed:  # no mistake: the next one has a session
                         raise TransactionEnded from error
                     raise
@@ -207,6 +209,16 @@ class Run:
             with translated():
                 await place.do(self.prepare)
         except StorageUnavailable as error:
+            raise NoRoom(text_of(error)) from error
+
+    def _connect(self, session: Session, fence: Fence) -> None:
+        if fence.is_connected:
+            return
+        try:
+            self.connect(session)
+        except PoolTimeout as error:
+            if fence.is_connected:  # a listener has waited, for another pool
+                raise
             raise NoRoom(text_of(error)) from error
 
     async def _call(self, place: Place, outbox: Outbox, fence: Fence) -> None:
@@ -225,17 +237,20 @@ class Run:
 
     async def _end_message(self, place: Place, fence: Fence) -> None:
         """Flush and release what a message has left: the next one must not undo it."""
+
+        def flush(session: Session) -> None:
+            self._connect(session, fence)
+            Session.flush(session)  # a stand-in of a test has no changes
+
         if _has_changes(place.sync_session) and not fence.has_failed:
-            try:
-                await place.do(Session.flush)
-            except PoolTimeout as error:
-                raise NoRoom(text_of(error)) from error
+            await place.do(flush)
         if fence.is_disturbed:
             await place.do(lambda _: fence.check())
 
     async def _finish(self, place: Place, outbox: Outbox, fence: Fence) -> None:
         def complete(session: Session) -> None:
             fence.check()
+            self._connect(session, fence)
             self.complete(session, outbox)
             fence.check()  # listeners of the flush are the application's, too
             fence.is_complete = True
@@ -247,11 +262,13 @@ class Run:
         except BaseException as error:
             if _is_asked_for(error):
                 raise
-            if fence.conflict is not None:
-                self.met_conflict(fence.conflict)
-            if isinstance(error.__cause__, PoolTimeout) or isinstance(error, PoolTimeout):
-                raise NoRoom(text_of(error)) from error
-            is_lost = fence.has_lost_connection and (_is_consequence(error) or is_outage(error))
+            if isinstance(error, NoRoom):
+                raise
+            if conflict := fence.conflict_behind(error):
+                self.met_conflict(conflict)
+            is_lost = fence.shortage_behind(error) is not None or (
+                fence.has_lost_connection and (_is_consequence(error) or is_outage(error))
+            )
             if is_lost or isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage_itself(error):
                 raise _outage(error, fence) from error
             raise
@@ -268,11 +285,12 @@ def _outage(error: BaseException, fence: Fence) -> Outage:
     """Make the error of an attempt that the database is the cause of. The handler may have told it in words of its own,
     which may hold data, or have swallowed it.
     """
-    kind = Shortage if fence.shortage is not None or is_shortage(error) else Outage
+    shortage = fence.shortage_behind(error)
+    kind = Shortage if shortage is not None or is_shortage(error) else Outage
     cause = error if isinstance(error, SchemaMismatch) else outage_in(error)  # tables that are missing for a while
     if isinstance(cause, StorageUnavailable | SchemaMismatch):
         return kind(text_of(cause))
-    cause = cause or fence.shortage
+    cause = cause or shortage
     reason = described(cause) if cause is not None else fence.loss
     return kind(unusable(reason or type(error).__name__))
 

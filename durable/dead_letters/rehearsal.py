@@ -186,6 +186,7 @@ async def attempt(
         complete,
         end,
         _allow_idling if unhurried else nothing,
+        Session.connection,
     )
     await run.at(InLoop(sessions.open()) if handler.is_async else Here(sessions.open_sync()))
     await _pause(bus, handler, asked)

@@ -72,9 +72,10 @@ def is_outage(error: BaseException | None) -> bool:
 
 def is_outage_itself(error: BaseException) -> bool:
     """The same without the causes of the error, for one that the application may have raised before: an object that it
-    raises again and again keeps its first causes.
+    raises again and again keeps its first causes. Once the session has its connection, a pool without one is that of
+    another engine.
     """
-    return any(map(_is_of_infrastructure, leaves_of(error)))
+    return any(_is_of_infrastructure(each) and not isinstance(each, PoolTimeout) for each in leaves_of(error))
 
 
 def outage_in(error: BaseException | None) -> BaseException | None:
@@ -92,12 +93,18 @@ def _is_of_infrastructure(error: BaseException) -> bool:
 
 def is_shortage(error: BaseException) -> bool:
     """True where the database has no room, memory or connections left, by the error or a cause of it."""
-    return any(str(_state(each)).startswith(_SHORTAGE) or _is_full_of_notifications(each) for each in causes_of(error))
+    return any(map(_is_short, causes_of(error)))
 
 
 def is_shortage_of_all(error: DBAPIError) -> bool:
-    """True for a shortage that any work would meet; a limit of the configuration (53400) may be that of this one."""
-    return is_shortage(error) and sqlstate(error) != _LIMIT
+    """True for a shortage that any work would meet; a limit of the configuration (53400) may be that of this one. The
+    causes of the error do not count: it may have been met after another one.
+    """
+    return _is_short(error) and sqlstate(error) != _LIMIT
+
+
+def _is_short(error: BaseException) -> bool:
+    return str(_state(error)).startswith(_SHORTAGE) or _is_full_of_notifications(error)
 
 
 def is_conflict(error: BaseException) -> bool:

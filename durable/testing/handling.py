@@ -38,7 +38,7 @@ class MemoryAttempts(Attempts):
         faults: Faults,
     ) -> None:
         super().__init__(handler, context, sessions, onion=onion)
-        self._prepare = nothing  # a bus in memory may have no database
+        self._prepare = self._connect = nothing  # a bus in memory may have no database
         self._mailbox = mailbox
         self._faults = faults
         self._fault: Fault | None = None

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import create_engine, event, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from durable import Reject, Release, Retry, RetryLater
 from durable.clock import SystemClock
 from durable.embedded import Embedded
 from durable.errors import StorageUnavailable
 from durable.telemetry import Event
+from durable.testing import eventually
 from tests.support.one_handler import Placed, Shop, shop_tables
 from tests.support.tables import Tables
 
@@ -29,6 +32,15 @@ FAULTS = {
 
 class Panic(BaseException):
     pass
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Once(Base):
+    __tablename__ = "once"
+    number: Mapped[int] = mapped_column(primary_key=True)
 
 
 RAISED: dict[str, Callable[[], BaseException]] = {
@@ -99,33 +111,217 @@ DECISIONS: dict[str, Callable[[], Exception]] = {
     "reject": lambda: Reject("sold out"),
     "later": lambda: RetryLater("1h"),
     "release": lambda: Release(),
+    "error": lambda: ValueError("sold out"),
 }
 
 
+def within_a_savepoint_of_the_session(session: Session, fault: str) -> None:
+    with session.begin_nested():
+        session.execute(text(FAULTS[fault]))
+
+
+def within_a_savepoint_of_the_connection(session: Session, fault: str) -> None:
+    with session.connection().begin_nested():
+        session.execute(text(FAULTS[fault]))
+
+
+def within_a_savepoint_as_text(session: Session, fault: str) -> None:
+    session.execute(text("SAVEPOINT mine"))
+    try:
+        session.execute(text(FAULTS[fault]))
+    except DBAPIError:
+        session.execute(text("ROLLBACK TO mine"))
+        raise
+
+
+def within_the_outer_of_two_savepoints(session: Session, fault: str) -> None:
+    with session.begin_nested():
+        session.execute(text("SAVEPOINT mine"))
+        session.execute(text(FAULTS[fault]))
+
+
+SURVIVED = ["deadlock", "full disk"]
+SAVEPOINTS = [
+    within_a_savepoint_of_the_session,
+    within_a_savepoint_of_the_connection,
+    within_a_savepoint_as_text,
+    within_the_outer_of_two_savepoints,
+]
+
+
 @pytest.mark.parametrize("decision", DECISIONS)
-async def test_decision_of_a_handler_counts_when_a_savepoint_has_survived_the_conflict(
-    shop: Shop, decision: str
+@pytest.mark.parametrize("savepoint", SAVEPOINTS, ids=lambda savepoint: savepoint.__name__)
+@pytest.mark.parametrize("fault", SURVIVED)
+async def test_decision_of_a_handler_counts_when_a_savepoint_has_survived_the_fault(
+    shop: Shop, fault: str, savepoint: Callable[[Session, str], None], decision: str
 ) -> None:
     runs = 0
 
     async def handle(order: Placed, session: AsyncSession) -> None:
         nonlocal runs
         runs += 1
-        if runs > 1:
-            return
+        if runs == 1:
+            with pytest.raises(DBAPIError):
+                await session.run_sync(savepoint, fault)
+            raise DECISIONS[decision]()
+
+    shop.handles(handle, retry=Retry.never())
+    async with shop.open():
+        await shop.receive(1)
+        await shop.settled()
+    assert (runs, shop.counters[Event.ATTEMPT_FAILED]) == (1, 1)
+    assert shop.tables.count("dead_letters") == (decision in ("reject", "error"))
+
+
+@pytest.mark.parametrize("fault", SURVIVED)
+async def test_decision_counts_when_raised_from_a_survived_fault(shop: Shop, fault: str) -> None:
+    runs = 0
+
+    async def handle(order: Placed, session: AsyncSession) -> None:
+        nonlocal runs
+        runs += 1
         try:
-            async with session.begin_nested():
-                await session.execute(text(FAULTS["deadlock"]))
-        except DBAPIError:
-            await session.execute(text("SELECT 1"))
-            raise DECISIONS[decision]() from None
+            await session.run_sync(within_a_savepoint_of_the_session, fault)
+        except DBAPIError as error:
+            raise Reject("sold out") from error
 
     shop.handles(handle)
     async with shop.open():
         await shop.receive(1)
         await shop.settled()
-    assert runs == 1
-    assert shop.tables.count("dead_letters") == (decision == "reject")
+    assert (runs, shop.tables.count("dead_letters")) == (1, 1)
+
+
+@pytest.mark.parametrize("savepoint", SAVEPOINTS, ids=lambda savepoint: savepoint.__name__)
+@pytest.mark.parametrize("fault", SURVIVED)
+@pytest.mark.parametrize("raised", ["as it is", "as the cause", "in a group"])
+async def test_survived_fault_counts_no_attempt_when_raised_on(
+    shop: Shop, raised: str, fault: str, savepoint: Callable[[Session, str], None]
+) -> None:
+    runs = 0
+
+    async def handle(order: Placed, session: AsyncSession) -> None:
+        nonlocal runs
+        runs += 1
+        await shop.write(session, order.number)
+        if runs > 1:
+            return
+        try:
+            await session.run_sync(savepoint, fault)
+        except DBAPIError as error:
+            match raised:
+                case "as it is":
+                    raise
+                case "as the cause":
+                    raise LookupError("the account is busy") from error
+                case _:
+                    raise ExceptionGroup("both", [error, ValueError("no")]) from None
+
+    shop.handles(handle, retry=Retry.never())
+    async with shop.open():
+        await shop.receive(7)
+        await shop.settled()
+    assert (runs, shop.effects()) == (2, [7])
+    assert (shop.counters[Event.ATTEMPT_FAILED], shop.tables.count("dead_letters")) == (0, 0)
+
+
+@pytest.mark.parametrize("fault", SURVIVED)
+async def test_swallowed_fault_counts_no_attempt_without_a_savepoint(shop: Shop, fault: str) -> None:
+    runs = 0
+
+    async def handle(order: Placed, session: AsyncSession) -> None:
+        nonlocal runs
+        runs += 1
+        await shop.write(session, order.number)
+        if runs == 1:
+            with pytest.raises(DBAPIError):
+                await session.execute(text(FAULTS[fault]))
+
+    shop.handles(handle, retry=Retry.never())
+    async with shop.open():
+        await shop.receive(7)
+        await shop.settled()
+    assert (runs, shop.effects()) == (2, [7])
+    assert (shop.counters[Event.ATTEMPT_FAILED], shop.tables.count("dead_letters")) == (0, 0)
+
+
+@pytest.mark.parametrize("fault", SURVIVED)
+async def test_error_after_a_survived_fault_counts(shop: Shop, fault: str) -> None:
+    """A statement of the application's own that fails while the fault is being handled: Python chains the two."""
+    runs = 0
+
+    def handle(order: Placed, session: Session) -> None:
+        nonlocal runs
+        runs += 1
+        try:
+            within_a_savepoint_of_the_session(session, fault)
+        except DBAPIError:
+            try:
+                session.execute(text("SELECT 1 / 0"))
+            except DBAPIError:
+                raise ValueError("no") from None
+
+    shop.handles(handle, retry=Retry.never())
+    async with shop.open():
+        await shop.receive(1)
+        await eventually(lambda: shop.tables.count("dead_letters"), what="a dead letter")
+    assert (runs, shop.tables.rows("SELECT reason FROM durable.dead_letters")) == (1, ["no"])
+
+
+@pytest.mark.parametrize("told", ["as it is", "in other words"])
+@pytest.mark.parametrize(
+    ("kind", "listened"),
+    [
+        *((kind, listened) for kind in ("async", "sync", "group") for listened in ("before_flush", "before_commit")),
+        *(("no session", listened) for listened in ("after_begin", "before_commit")),
+    ],
+)
+async def test_exhausted_pool_counts_as_an_attempt_when_a_listener_waits_for_it(
+    shop: Shop, kind: str, listened: str, told: str
+) -> None:
+    """An audit trail on an engine of its own, one of whose connections has leaked."""
+    runs = 0
+    audit = create_engine(
+        shop.tables.url.replace("postgresql:", "postgresql+psycopg:"), pool_size=1, max_overflow=0, pool_timeout=0.05
+    )
+
+    def keep_a_trail(*_: object) -> None:
+        nonlocal runs
+        runs += 1
+        try:
+            audit.connect().close()
+        except PoolTimeout as error:
+            if told == "in other words":
+                raise LookupError("no audit trail") from error
+            raise
+
+    async def handle(order: Placed, session: AsyncSession) -> None:
+        session.sync_session.add(Once(number=order.number))
+
+    def handle_in_a_thread(order: Placed, session: Session) -> None:
+        session.add(Once(number=order.number))
+
+    async def handle_without_a_session(order: Placed) -> None:
+        pass
+
+    handlers: dict[str, Callable[..., object]] = {"sync": handle_in_a_thread, "no session": handle_without_a_session}
+    shop.handles(handlers.get(kind, handle), retry=Retry(immediate=1, delays=[]), max_batch=2 if kind == "group" else 1)
+    with audit.connect(), listening(listened, keep_a_trail):
+        async with shop.open():
+            await shop.receive(1, 2, partition_key="k")
+            await shop.settled()
+    audit.dispose()
+    assert (shop.inbox(), shop.tables.count("dead_letters")) == ([], 2)
+    assert runs == 4 + (kind == "group")
+
+
+@contextmanager
+def listening(name: str, listener: Callable[..., None]) -> Iterator[None]:
+    event.listen(Session, name, listener)
+    try:
+        yield
+    finally:
+        event.remove(Session, name, listener)
 
 
 async def test_error_object_is_not_taken_for_an_old_outage(shop: Shop) -> None:
