@@ -30,7 +30,7 @@ from durable.outbox.transactions import is_of_sqlalchemy, sql_of
 from durable.storage.engines import is_in_autocommit
 from durable.storage.outages import causes_of, described, is_conflict, is_shortage_of_all
 
-_KEY: Final = "durable.agents.fence"
+_KEY: Final = "_durable_fence"  # among the attributes of a session
 _REFUSED: Final = (
     "a handler must not end its transaction ({told}): durable commits it, with the message's completion; "
     "put what may fail into session.begin_nested()"
@@ -86,7 +86,7 @@ class Fence:
         """The connection that has met it, until the database takes a statement there again."""
         self.is_complete = False
         """True if the next COMMIT is that of the runner."""
-        session.info[_KEY] = self
+        vars(session)[_KEY] = self
         self.traces = Traces()
 
     @property
@@ -193,17 +193,26 @@ class Fence:
             event.listen(connection.engine, "handle_error", _after_error)
         self.traces.join(connection)
 
+    def leave(self) -> None:
+        """Watch over nothing any more."""
+        for connection in self._begun:
+            if _fence_of(connection) is self:
+                del _fences[connection]
+        self.traces.unmark()
+
 
 def forget_fence(session: Session) -> None:
-    """Forget the fence of a session that is closed for good: it knows the session, and its marks know both."""
-    fence = session.info.pop(_KEY, None)
+    """Forget the fence of a session whose attempt is over: it knows the session, and its marks know both. Connections
+    that the session was given are the application's again.
+    """
+    fence: Fence | None = vars(session).pop(_KEY, None)
     if fence is not None:
-        fence.traces.unmark()
+        fence.leave()
 
 
 @event.listens_for(Session, "after_begin")
 def _after_begin(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
-    fence = session.info.get(_KEY)
+    fence: Fence | None = vars(session).get(_KEY)
     if fence is not None:
         fence.begun(transaction, connection)
 

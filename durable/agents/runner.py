@@ -130,8 +130,17 @@ class InSteps:
         self.session = self.sync_session = session
         self._threads = threads
 
-    def closing(self) -> AbstractAsyncContextManager[object]:
-        return closing_in_thread(self._threads, self.session)
+    @asynccontextmanager
+    async def closing(self) -> AsyncIterator[Session]:
+        try:
+            async with closing_in_thread(self._threads, self.session):
+                yield self.session
+        except asyncio.CancelledError:
+            raise  # a thread may still be in it
+        except BaseException:
+            _forget(self.session)
+            raise
+        _forget(self.session)
 
     async def do(self, work: Callable[[Session], T]) -> T:
         return await run_in_thread(self._threads, self.session, work, self.session)
@@ -141,7 +150,7 @@ class InSteps:
 
 
 def _forget(session: Session) -> None:
-    """Free a session that nobody uses any more. Of one that a thread may still be in, its fence and outbox stay."""
+    """Let go of a session whose attempt is over. Of one that a thread may still be in, its fence and outbox stay."""
     forget(session)
     forget_fence(session)
 

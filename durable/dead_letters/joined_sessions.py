@@ -15,6 +15,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from datetime import timedelta
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from uuid import UUID
+from weakref import WeakSet
 
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
@@ -38,7 +39,6 @@ from durable.storage.outbox import Key, Sent
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_OURS = "durable.rehearsal"
 _OPTIONS: dict[str, Any] = {
     "join_transaction_mode": "create_savepoint",
     "expire_on_commit": False,
@@ -83,6 +83,7 @@ class JoinedSessions(Sessions):
         self._real = runtime.sessions
         self._schema = runtime.settings.db_schema
         self._connection: AsyncConnection | Connection | None = None
+        self._opened = WeakSet[Session]()
         self._in_turn = asyncio.Lock()
 
     @asynccontextmanager
@@ -118,19 +119,19 @@ class JoinedSessions(Sessions):
         if not isinstance(self._connection, AsyncConnection):
             raise WiringError("rehearsal: a sync handler cannot open an AsyncSession, which could not be undone")
         session = AsyncSession(self._connection, **_OPTIONS)
-        session.sync_session.info[_OURS] = True
+        self._opened.add(session.sync_session)
         return session
 
     def open_sync(self, longest: timedelta | None = None) -> Session:
         if not isinstance(self._connection, Connection):
             raise WiringError("rehearsal: an async handler cannot open a Session, which could not be undone")
         session = Session(self._connection, **_OPTIONS)
-        session.info[_OURS] = True
+        self._opened.add(session)
         return session
 
     def outbox(self, session: Session | AsyncSession) -> Outbox:
         sync_session = session.sync_session if isinstance(session, AsyncSession) else session
-        if _OURS not in sync_session.info:
+        if sync_session not in self._opened:
             raise WiringError("rehearsal: cannot undo commits of a session that the bus has not opened")
         outbox = enlist(session, self._schema, self._envelope_factory, self._dispatcher, _ObservedOutbox)
         assert isinstance(outbox, _ObservedOutbox)

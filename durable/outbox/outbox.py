@@ -26,7 +26,7 @@ from contextvars import Context, ContextVar, copy_context
 from typing import Final, Protocol, Unpack
 from uuid import UUID
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import InvalidRequestError, UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction
 
@@ -40,7 +40,7 @@ from durable.messages.routing import LOCAL
 from durable.outbox.envelope_factory import Cause, EnvelopeFactory, Kind, Sending, SendOptions, check_options
 from durable.outbox.pending import Entry, Pending
 from durable.outbox.sql_text import About
-from durable.outbox.transactions import Ending, follow, open_savepoints
+from durable.outbox.transactions import Ending, enlistment_of, follow, has_opened, open_savepoints
 from durable.storage import outbox as storage
 from durable.storage.outbox import Sent
 from durable.storage.sharing import refuse_shared
@@ -61,6 +61,13 @@ _LOST: Final = (
 _SEVERAL_CONNECTIONS: Final = (
     "the session has begun transactions of several connections, whose commits are not one: messages would be sent "
     "although other rows were rolled back; give it one engine for all that it reads and writes, or twophase=True"
+)
+_BEGINS_NONE: Final = (
+    "the session is in no transaction, and begins none by itself (autobegin=False): send within `with session.begin()`"
+)
+_NO_ENGINE: Final = (
+    "the session has no engine for messages, only those of its classes, and has begun no transaction of one: give it "
+    "bind= beside binds=, or let it read or write before it commits"
 )
 _HANDLERS_COMMIT: Final = "a handler must not commit its session: durable commits it, with the message's completion"
 
@@ -97,15 +104,13 @@ class Outbox:
         self.session = session
         self.cause: Cause | None = None
         """The cause of what is sent outside of the context of any message, as in a flush behind it."""
-        self.commit_allowed = True
-        """False while a handler has the session: then every COMMIT of its connection is refused."""
+        self._enlistment = enlistment_of(session)
         self._schema = schema
         self._envelope_factory = envelope_factory
         self._dispatcher = dispatcher
         self._pending = Pending()
         self._connection: Connection | None = None
-        self._is_closed = False
-        self._closes_with_commit = False
+        self._is_joined = False
         self._is_ending = False
         self._is_rolled_back = False
         self._is_committing = False
@@ -187,9 +192,20 @@ class Outbox:
                 _refuse_no_message(message)
                 self._envelope_factory.send(self._sending(message, "cascade", None, {}))
 
+    @property
+    def commit_allowed(self) -> bool:
+        """False while a handler has the session: then every COMMIT of its connection is refused."""
+        return self._enlistment.commit_allowed
+
+    @commit_allowed.setter
+    def commit_allowed(self, allowed: bool) -> None:
+        self._enlistment.commit_allowed = allowed
+
     def allow_last_commit(self) -> None:
-        """Allow the COMMIT after which the session is closed: a listener that hears of its end can send nothing."""
-        self.commit_allowed = self._closes_with_commit = True
+        """Allow the COMMIT after which the session is closed: a listener that hears of its end can send nothing, by
+        whatever bus.
+        """
+        self.commit_allowed = self._enlistment.closes_with_commit = True
 
     def begin_message(self, cause: Cause) -> None:
         """Let what is sent now be caused by this message, and refuse what tasks of the one before send."""
@@ -222,13 +238,8 @@ class Outbox:
         return cause
 
     def close(self) -> None:
-        """Refuse messages from now on: the session will not commit again."""
-        self._is_closed = True
-
-    def reopen(self) -> None:
-        """Take messages again, of the next unit of work in the same session."""
-        self._is_closed = self._closes_with_commit = False
-        self.commit_allowed = True
+        """Refuse messages from now on, of every bus: the session will not commit again."""
+        self._enlistment.is_closed = True
 
     def _sending(self, message: object, kind: Kind, to: str | None, options: SendOptions) -> Sending:
         """Return a message as middleware sees it. A message that middleware drops uses up an id too."""
@@ -236,7 +247,7 @@ class Outbox:
         return Sending(message, kind, to, options, cause.envelope if cause else None, cause, self._remember)
 
     def _remember(self, envelopes: Sequence[Envelope]) -> None:
-        if self._is_closed or self._is_committing or (self._ending is not None and not self._ending.is_over):
+        if self._enlistment.is_closed or self._is_committing or (self._ending is not None and not self._ending.is_over):
             raise NoUnitOfWork(_OVER)
         if self._is_rolled_back:
             raise NoUnitOfWork(_ROLLED_BACK)
@@ -252,6 +263,8 @@ class Outbox:
         """Join the session's transaction in SQLAlchemy's bookkeeping only, to hear of a rollback; no connection is
         taken.
         """
+        if not self.session.autobegin:
+            raise NoUnitOfWork(_BEGINS_NONE)
         try:
             self.session.begin()
         except InvalidRequestError as error:
@@ -274,7 +287,10 @@ class Outbox:
 
         A session that chooses an engine for each statement would choose one that has none of its rows.
         """
-        connection = self._connection or self.session.connection()
+        try:
+            connection = self._connection or self.session.connection()
+        except UnboundExecutionError as error:
+            raise WiringError(_NO_ENGINE) from error
         self._check_connections()
         return connection
 
@@ -283,11 +299,6 @@ class Outbox:
         root = self.session.get_transaction()
         if root is not None and len(root.connections) > 1 and not self.session.twophase:
             raise WiringError(_SEVERAL_CONNECTIONS)
-
-    @property
-    def _is_joined(self) -> bool:
-        """Tell whether the session was given a connection, whose transaction it may have joined."""
-        return self._connection is not None and isinstance(self.session.get_bind(), Connection)
 
     def _store(self, connection: Connection | None, entries: Sequence[Entry], *, owned: bool) -> None:
         rows = self._rows([entry.envelope for entry in entries], owned=owned)
@@ -347,15 +358,20 @@ class Outbox:
 
     def connected(self, transaction: SessionTransaction, connection: Connection, *, late: bool = False) -> None:
         """The session has begun to use this connection, for all of this transaction. `late`: some time ago."""
-        try:
-            bind = self.session.get_bind()
-        except UnboundExecutionError:  # each class has its own
-            return
-        if self._connection is not None or connection.engine is not bind.engine:
+        if self._connection is not None or self._engine not in (None, connection.engine):
             return
         self._connection = connection
+        self._is_joined = not has_opened(transaction, connection)
         is_new = follow(connection, self)
         self._pending.connect(transaction, open_savepoints(connection), late=is_new and (late or self._is_joined))
+
+    @property
+    def _engine(self) -> Engine | None:
+        """The engine of the session; None when each class has its own."""
+        try:
+            return self.session.get_bind().engine
+        except UnboundExecutionError:
+            return None
 
     def savepoint_connected(self, transaction: SessionTransaction, connection: Connection) -> None:
         if connection is self._connection:
@@ -388,7 +404,7 @@ class Outbox:
     def session_committed(self) -> None:
         """Finish after the commit of the session's transaction, which may have joined one that goes on."""
         self._is_committing = True
-        self._is_closed |= self._closes_with_commit
+        self._enlistment.is_closed |= self._enlistment.closes_with_commit
         if self._connection is None:
             self._commit_without_connection()
         elif not self._connection.in_transaction():
@@ -412,14 +428,19 @@ class Outbox:
             if self._connection is not None and not self._connection.in_transaction():
                 self._abandon(self._pending.take())  # a COMMIT that fails ends it, and no rollback follows
             self._connection = None
-            self._is_ending = self._is_committing = False
+            self._is_joined = self._is_ending = self._is_committing = False
 
     # ------------------------------------------------------------------ what becomes of the connection's transaction
 
     @property
     def _not_connected(self) -> SessionTransaction | None:
         """The session's transaction, as long as it is no part of any connection's."""
-        return self.session.get_transaction() if self._connection is None else None
+        return self._root if self._connection is None else None
+
+    @property
+    def _root(self) -> SessionTransaction | None:
+        """The session's transaction; None after the unit of work, whatever the session begins then."""
+        return None if self._enlistment.is_over else self.session.get_transaction()
 
     def savepoints_met(self, about: Sequence[About]) -> None:
         for verb, name in about:
@@ -454,8 +475,7 @@ class Outbox:
     @property
     def _commits(self) -> bool:
         """Tell whether the commit on the connection is the session's own; then the session tells how it ends."""
-        root = self.session.get_transaction()
-        return self._connection is not None and root is not None and not root.is_active
+        return self._connection is not None and self._root is not None and not self._root.is_active
 
     def store_last(self, connection: Connection) -> None:
         """Insert the envelopes that the session has not stored, as the last statement before the COMMIT."""

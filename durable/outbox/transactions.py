@@ -34,9 +34,8 @@ _ENDED_AS_TEXT: Final = (
 )
 _UNREADABLE: Final = "a statement of type {kind} cannot be read for ends of its transaction: pass it as text"
 _OWN_SAVEPOINTS: Final = (SavepointClause, RollbackToSavepointClause, ReleaseSavepointClause)
-_KEY = "_durable_outboxes"  # in the info of a session, and among the attributes of a connection
-_OPENED: Final = "_durable_connections"  # in the info of a session
-_IS_OVER: Final = "_durable_is_over"  # in the info of a session
+_KEY = "_durable"  # among the attributes of a session, and of a connection
+_IS_OVER: Final = "_durable_is_over"  # among the attributes of a session's transaction
 _OVER: Final = "this session has ended, and executes nothing for a task left behind; await the task within its block"
 
 
@@ -78,36 +77,62 @@ class Follower(Protocol):
     def connection_rolled_back(self, connection: Connection) -> bool: ...
 
 
-def outboxes_of(session: Session) -> dict[Hashable, Any]:
-    """The outboxes of a session, by the envelope_factory of their bus."""
-    found: dict[Hashable, Any] = session.info.setdefault(_KEY, {})
+class Enlistment:
+    """State that the outboxes of one session share, up to the end of its unit of work.
+
+    It is an attribute of the session: SQLAlchemy gives copies of `info` to other sessions.
+    """
+
+    def __init__(self) -> None:
+        self.outboxes: dict[Hashable, Any] = {}
+        """By the envelope_factory of their bus."""
+        self.opened: list[Connection] = []
+        """The connections of the last transaction that the session has opened itself, whoever has ended that, where the
+        driver refuses a ROLLBACK while a statement runs.
+        """
+        self.commit_allowed = True
+        """False while a handler has the session: then every COMMIT of its connection is refused."""
+        self.closes_with_commit = False
+        """True when the next COMMIT is the last one: a listener that hears of its end can send nothing."""
+        self.is_closed = False
+        """True from when on nothing can be sent."""
+        self.is_over = False
+        """True when the session is the application's again, or closed for good: what becomes of it is not told."""
+
+    def end(self) -> None:
+        self.is_over = self.is_closed = self.commit_allowed = True
+        self.outboxes.clear()
+        self.opened.clear()
+
+
+def enlistment_of(session: Session) -> Enlistment:
+    """The enlistment of a session, made when it is first asked for."""
+    found: Enlistment = vars(session).setdefault(_KEY, Enlistment())
     return found
 
 
 def opened_by(session: Session) -> list[Connection]:
-    """Return the connections of a session with outboxes, for its last transaction, whoever has ended that, where the
-    driver refuses a ROLLBACK while a statement runs.
-    """
-    found: list[Connection] = session.info.setdefault(_OPENED, [])
-    return found
+    """Return the connections as Enlistment.opened; none for a session without outboxes."""
+    found: Enlistment | None = vars(session).get(_KEY)
+    return [] if found is None else found.opened
 
 
 def give_back_what_comes(session: Session) -> None:
-    """Give each connection back that a task which was left behind opens in this session from now on."""
-    session.info[_IS_OVER] = True
+    """Give each connection back that a task which was left behind opens in the session's transaction from now on.
 
-
-def reuse(session: Session) -> None:
-    """Let it have connections again: it is given once more, for another unit of work."""
-    session.info.pop(_IS_OVER, None)
+    Its next transaction, if it has one, is that of an application which has lent the session.
+    """
+    if (transaction := session.get_transaction()) is not None:
+        vars(transaction)[_IS_OVER] = True
 
 
 def forget(session: Session) -> None:
-    """Forget the outboxes of a session that is closed for good. They know it, and it them: only a search for garbage
-    would find them otherwise.
+    """End the enlistment of a session whose unit of work is over. They know each other: only a search for garbage would
+    find them otherwise. Its outboxes follow a transaction that the session has joined to the end of that.
     """
-    for key in (_KEY, _OPENED):
-        session.info.pop(key, None)
+    found: Enlistment | None = vars(session).pop(_KEY, None)
+    if found is not None:
+        found.end()
 
 
 def follow(connection: Connection, outbox: Follower) -> bool:
@@ -139,8 +164,8 @@ def _keep_followers(connection: Connection, followers: Sequence[Follower]) -> No
 
 
 def _outboxes(session: Session) -> Sequence[Follower]:
-    found = session.info.get(_KEY)
-    return tuple(found.values()) if found else ()
+    found: Enlistment | None = vars(session).get(_KEY)
+    return () if found is None else tuple(found.outboxes.values())
 
 
 @event.listens_for(Session, "after_transaction_create")
@@ -155,19 +180,30 @@ def _transaction_created(session: Session, transaction: SessionTransaction) -> N
 
 @event.listens_for(Session, "after_begin")
 def _connected(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
-    is_its_own = not isinstance(session.bind, Connection)  # that one is closed by whoever has opened it
-    if session.info.get(_IS_OVER):
-        if is_its_own:
+    if _IS_OVER in vars(_root(transaction)):
+        if has_opened(transaction, connection):
             connection.close()
         raise NoUnitOfWork(_OVER)
     outboxes = _outboxes(session)
-    if outboxes and is_its_own and refuses_while_busy(connection.engine):
+    if outboxes and has_opened(transaction, connection) and refuses_while_busy(connection.engine):
         opened_by(session).append(connection)
     for outbox in outboxes:
         if transaction.parent is None:
             outbox.connected(transaction, connection)
         elif transaction.nested:
             outbox.savepoint_connected(transaction, connection)
+
+
+def _root(transaction: SessionTransaction) -> SessionTransaction:
+    return transaction if transaction.parent is None else _root(transaction.parent)
+
+
+def has_opened(transaction: SessionTransaction, connection: Connection) -> bool:
+    """Tell whether the session has opened this connection itself. One that it was given, in whatever way, is closed by
+    whoever has opened it.
+    """
+    _, _, _, closes_it = transaction._connections[connection]
+    return closes_it
 
 
 @event.listens_for(Session, "before_commit")

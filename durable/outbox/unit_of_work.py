@@ -18,7 +18,7 @@ from durable.errors import WiringError
 from durable.outbox.envelope_factory import EnvelopeFactory, SendOptions
 from durable.outbox.outbox import Dispatcher, Outbox
 from durable.outbox.scope import Scope
-from durable.outbox.transactions import forget, give_back_what_comes, opened_by, outboxes_of, reuse
+from durable.outbox.transactions import enlistment_of, forget, give_back_what_comes, opened_by
 from durable.storage.engines import end_in_use
 from durable.tasks.cancelling import raise_if_cancelled, run_to_completion
 
@@ -37,9 +37,8 @@ def enlist(
 ) -> Outbox:
     """The outbox of this session and the bus of this envelope_factory; the same one however often it is asked for."""
     sync_session = session.sync_session if isinstance(session, AsyncSession) else session
-    outboxes, _made_now = outboxes_of(sync_session), opened_by(sync_session)
+    outboxes = enlistment_of(sync_session).outboxes
     if envelope_factory not in outboxes:
-        reuse(sync_session)
         outboxes[envelope_factory] = kind(sync_session, schema, envelope_factory, dispatcher)
     outbox = outboxes[envelope_factory]
     assert isinstance(outbox, Outbox)

@@ -210,7 +210,7 @@ class MemorySessions(Sessions):
         made = self._factory()
         if _is_a(Session, made):
             raise WiringError("session_factory makes sync sessions: give it to InMemoryBus as sync_session_factory=")
-        return self._reopened(made if _is_a(AsyncSession, made) else _AsyncStandIn(made))
+        return self._checked(made if _is_a(AsyncSession, made) else _AsyncStandIn(made))
 
     def open_sync(self, longest: timedelta | None = None) -> Session:
         if self._sync_factory is None:
@@ -218,14 +218,11 @@ class MemorySessions(Sessions):
         made = self._sync_factory()
         if _is_a(AsyncSession, made):
             raise WiringError("sync_session_factory makes async sessions: give it to InMemoryBus as session_factory=")
-        return self._reopened(made if _is_a(Session, made) else _SyncStandIn(made))
+        return self._checked(made if _is_a(Session, made) else _SyncStandIn(made))
 
-    def _reopened(self, session: S) -> S:
-        """The factory may give the same session again, after a unit of work, or a handler that failed."""
-        outbox = self.outbox(session)
-        outbox.reopen()
+    def _checked(self, session: S) -> S:
         if isinstance(session, _StandsIn):
-            session._check_commit = outbox.check_commit
+            session._check_commit = self.outbox(session).check_commit
         return session
 
     def outbox(self, session: Session | AsyncSession) -> MemoryOutbox:

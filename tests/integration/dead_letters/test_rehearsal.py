@@ -196,13 +196,16 @@ class TestRehearsal:
         assert "must not commit its session" in str(found.error)
         assert everything(tables) == before
 
-    async def test_a_session_of_the_applications_own_cannot_be_enlisted(self, bus: Bus, tables: Tables) -> None:
+    @pytest.mark.parametrize("shares_info", [False, True], ids=["", "with the info of the handler's"])
+    async def test_a_session_of_the_applications_own_cannot_be_enlisted(
+        self, bus: Bus, tables: Tables, shares_info: bool
+    ) -> None:
         """Nobody could undo what it commits."""
         sessions = bus.runtime.sessions
 
         @bus.handles(Placed)
-        async def place(placed: Placed) -> None:
-            async with AsyncSession(sessions.engine) as own:
+        async def place(placed: Placed, session: AsyncSession) -> None:
+            async with AsyncSession(sessions.engine, info=session.info if shares_info else None) as own:
                 with bus.enlist(own):
                     pytest.fail("it was")
 

@@ -9,6 +9,7 @@ _SHAPES = "tests/unit/outbox/test_scope.py"
 _SAVEPOINTS = "tests/integration/outbox/unit_of_work/test_savepoints.py"
 _COMMITS = "tests/integration/outbox/unit_of_work/test_commits.py::TestCommits"
 _ENGINES = "tests/integration/outbox/unit_of_work/test_several_engines.py"
+_KINDS = "tests/integration/outbox/unit_of_work/test_kinds_of_sessions.py"
 _TEXTS = "tests/integration/outbox/test_sql_text.py"
 _LIFESPAN = "tests/unit/asgi/test_lifespan.py::TestLifespan"
 _THREADS = (
@@ -199,7 +200,7 @@ ROWS = (
         "outbox",
         "a closed unit of work takes messages",
         "durable/outbox/outbox.py",
-        before="        if self._is_closed or self._is_committing or",
+        before="        if self._enlistment.is_closed or self._is_committing or",
         after="        if self._is_committing or",
         killed_by=(
             "tests/integration/outbox/unit_of_work/test_senders.py::TestOtherTasks::test_listener_of_the_end_of_a_unit_of_work_cannot_send[after_transaction_end]",
@@ -209,7 +210,7 @@ ROWS = (
         "outbox",
         "a handler's unit of work takes messages after its COMMIT",
         "durable/outbox/outbox.py",
-        before="        self._is_closed |= self._closes_with_commit\n",
+        before="        self._enlistment.is_closed |= self._enlistment.closes_with_commit\n",
         after="",
         killed_by=(
             "tests/integration/agents/test_handling.py::TestOneTransaction::test_listener_of_the_end_cannot_send[after_transaction_end]",
@@ -219,8 +220,8 @@ ROWS = (
         "outbox",
         "messages are taken while the COMMIT is under way",
         "durable/outbox/outbox.py",
-        before="        if self._is_closed or self._is_committing or",
-        after="        if self._is_closed or",
+        before="        if self._enlistment.is_closed or self._is_committing or",
+        after="        if self._enlistment.is_closed or",
         killed_by=(
             "tests/integration/outbox/unit_of_work/test_commits.py::TestCommits::test_a_message_sent_after_the_commit_is_refused_and_not_lost[asyncpg]",
         ),
@@ -750,7 +751,7 @@ ROWS = (
         "outbox",
         "a session that has ended keeps the connection that a task which was left behind has opened",
         "durable/outbox/transactions.py",
-        before="    if session.info.get(_IS_OVER):\n",
+        before="    if _IS_OVER in vars(_root(transaction)):\n",
         after="    if False:\n",
         killed_by=(
             "tests/integration/agents/test_tasks_left_behind.py::test_unit_of_work_with_a_task_in_a_statement_keeps_no_lock_and_no_connection[fail_in_the_first_statement-psycopg]",
@@ -793,5 +794,109 @@ ROWS = (
         before="    if connection is None or connection.driver_connection.is_closed():\n",
         after="    if connection is None:\n",
         killed_by=("tests/integration/agents/test_tasks_left_behind.py::test_ended_connection_comes_back_in_peace",),
+    ),
+    Mutant(
+        "outbox",
+        "a session finds the outboxes of another one whose info it was given",
+        "durable/outbox/transactions.py",
+        before="    found: Enlistment = vars(session).setdefault(_KEY, Enlistment())\n",
+        after="    found: Enlistment = session.info.setdefault(_KEY, Enlistment())\n    vars(session)[_KEY] = found\n",
+        killed_by=(
+            f"{_KINDS}::TestEnlisted::test_session_with_the_info_of_another_has_an_outbox_of_its_own[sync-commit-before-an engine]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "an outbox follows what a session begins after its unit of work",
+        "durable/outbox/outbox.py",
+        before="        return None if self._enlistment.is_over else self.session.get_transaction()\n",
+        after="        return self.session.get_transaction()\n",
+        killed_by=(
+            f"{_KINDS}::TestLent::test_async_session_stays_usable[asyncpg-unit of work--a connection, rollback_only]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a connection that a session was given for its classes is ended with it",
+        "durable/outbox/transactions.py",
+        before="    return closes_it\n",
+        after="    return closes_it or transaction.session.bind is None\n",
+        killed_by=(
+            f"{_KINDS}::TestLent::test_async_session_stays_usable[asyncpg-unit of work--a connection for each class, create_savepoint]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a connection keeps the word of a handler that has ended: it must not commit",
+        "durable/outbox/transactions.py",
+        before="        self.is_over = self.is_closed = self.commit_allowed = True\n",
+        after="        self.is_over = self.is_closed = True\n",
+        killed_by=(
+            f"{_KINDS}::TestLent::test_async_session_stays_usable[asyncpg-handler-failed-a connection, rollback_only]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a fence stands on a connection whose handler has failed",
+        "durable/agents/fence.py",
+        before="            if _fence_of(connection) is self:\n",
+        after="            if False:\n",
+        killed_by=(
+            f"{_KINDS}::TestLent::test_async_session_stays_usable[asyncpg-handler-failed-a connection, create_savepoint]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a session that was lent keeps what a failed attempt in steps knew of it",
+        "durable/agents/runner.py",
+        before="            _forget(self.session)\n            raise\n",
+        after="            raise\n",
+        killed_by=(f"{_KINDS}::TestLent::test_sync_session_stays_usable[sync handler in steps-failed-an engine]",),
+    ),
+    Mutant(
+        "outbox",
+        "a session that was lent keeps what an attempt in steps knew of it",
+        "durable/agents/runner.py",
+        before="            raise\n        _forget(self.session)\n",
+        after="            raise\n",
+        killed_by=(f"{_KINDS}::TestLent::test_sync_session_stays_usable[sync handler in steps--an engine]",),
+    ),
+    Mutant(
+        "outbox",
+        "a session with an engine for each class stores no messages",
+        "durable/outbox/outbox.py",
+        before="self._engine not in (None, connection.engine):",
+        after="self._engine is not connection.engine:",
+        killed_by=(
+            f"{_KINDS}::TestEnlisted::test_session_stores_its_messages_with_its_rows[sync-flushed-commit-an engine for each class]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "messages without an engine are refused in words of SQLAlchemy",
+        "durable/outbox/outbox.py",
+        before="            raise WiringError(_NO_ENGINE) from error\n",
+        after="            raise\n",
+        killed_by=(
+            f"{_KINDS}::TestEnlisted::test_messages_of_a_session_without_an_engine_for_them_are_refused_with_advice[sync]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a message begins a transaction in a session that begins none by itself",
+        "durable/outbox/outbox.py",
+        before="        if not self.session.autobegin:\n",
+        after="        if False:\n",
+        killed_by=(f"{_KINDS}::TestEnlisted::test_session_without_autobegin_sends_within_a_transaction_alone[sync]",),
+    ),
+    Mutant(
+        "outbox",
+        "a rehearsal enlists a session that it cannot undo",
+        "durable/dead_letters/joined_sessions.py",
+        before="        if sync_session not in self._opened:\n",
+        after="        if False:\n",
+        killed_by=(
+            "tests/integration/dead_letters/test_rehearsal.py::TestRehearsal::test_a_session_of_the_applications_own_cannot_be_enlisted[with the info of the handler's]",
+        ),
     ),
 )

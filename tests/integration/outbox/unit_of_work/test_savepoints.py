@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from durable import WiringError
 from durable.outbox.outbox import Outbox
+from durable.outbox.transactions import forget
 from tests.integration.outbox.unit_of_work.sessions import COMMITS, Flavour, Placed, insert, sent_numbers
 from tests.support.tables import Tables
 
@@ -101,7 +102,7 @@ class TestSavepoints:
 
     async def test_a_session_may_be_enlisted_inside_a_savepoint(self, flavour: Flavour, tables: Tables) -> None:
         def work(session: Session, outbox: Outbox) -> None:
-            session.info.clear()  # as if it had not been enlisted yet
+            forget(session)  # as if it had not been enlisted yet
             savepoint = session.begin_nested()
             late = flavour.enlist(session)
             late.send(Placed(1))
@@ -200,7 +201,7 @@ class TestShapes:
 
     async def test_session_enlisted_within_a_transaction_is_followed(self, flavour: Flavour, tables: Tables) -> None:
         def work(session: Session, outbox: Outbox) -> None:
-            session.info.clear()  # as if it had not been enlisted yet
+            forget(session)  # as if it had not been enlisted yet
             insert(session, 1)
             savepoint = session.begin_nested()
             insert(session, 2)
