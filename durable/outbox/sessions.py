@@ -21,6 +21,7 @@ from durable.storage import loops
 from durable.storage.connection_names import ConnectionName, of_service
 from durable.storage.database import async_url, pool_statistics, sync_url
 from durable.storage.engines import LONGEST, Limits, is_in_autocommit, make_async_engine, make_engine
+from durable.storage.left_in_use import watch
 from durable.storage.sharing import refuse_shared, renew_in_children
 
 _AUTOCOMMIT: Final = (
@@ -55,6 +56,7 @@ class Sessions:
             loops.guard(engine)
         if sync_engine is not None:
             renew_in_children(sync_engine)
+            watch(sync_engine)
         self._longest = max(settings.handler_timeout, settings.unit_of_work_timeout)
         self._limits = Limits.of(self._longest)
         self._pool: dict[str, Any] = {

@@ -19,7 +19,7 @@ from durable.outbox.envelope_factory import EnvelopeFactory, SendOptions
 from durable.outbox.outbox import Dispatcher, Outbox
 from durable.outbox.scope import Scope
 from durable.outbox.transactions import enlistment_of, forget, give_back_what_comes, opened_by
-from durable.storage.engines import end_in_use
+from durable.storage.left_in_use import end_in_use
 from durable.tasks.cancelling import raise_if_cancelled, run_to_completion
 
 _ENDED_ANYHOW: Final = (DBAPIError, InvalidRequestError)
@@ -135,7 +135,7 @@ class UnitOfWork:
         """
         try:
             if not commit:
-                await _roll_back(self.session)
+                await run_to_completion(_roll_back(self.session))
             elif self.session.in_transaction():
                 self.outbox.allow_last_commit()
                 await self.session.commit()

@@ -18,19 +18,18 @@ import time
 from datetime import timedelta
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from weakref import WeakSet
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.engine import Dialect, ExceptionContext
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DisconnectionError, InvalidatePoolError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import ConnectionPoolEntry, Pool
+from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.util import await_only
 
 from durable.database_url import for_asyncpg
 from durable.settings import Settings
-from durable.storage import loops
+from durable.storage import left_in_use, loops
 from durable.storage.connection_names import UNNAMED, ConnectionName
 from durable.telemetry import log
 
@@ -123,6 +122,7 @@ class _Guard:
         self._tcp_user_timeout = settings.tcp_user_timeout
         self._pooled = {"auto": None, "none": False, "transaction": True}[settings.pooler]
         close_left_behind(engine)  # first: once a listener has connected, no other is asked
+        left_in_use.watch(engine)
         event.listen(engine, "do_connect", self._connect)
         event.listen(engine, "connect", self._connected)
         event.listen(engine, "begin", self._begun)
@@ -317,45 +317,15 @@ def close_left_behind(engine: Engine) -> None:
             entry.invalidate()
 
 
-_terminating: Final = WeakSet[Pool]()
-
-
 def refuses_while_busy(engine: Engine) -> bool:
     """Tell whether the driver refuses to roll back, and to close, while a statement runs. asyncpg does; psycopg waits.
 
-    From then on, each connection that comes back in use, or that the pool gives up, is ended: it would stay open, with
-    its transaction and the locks of that, for as long as anything refers to the task whose statement it is.
+    From then on, the connections of an async engine are watched: one in use would stay open, with its transaction and
+    the locks of that, for as long as anything refers to the task whose statement it is.
     """
-    if engine.dialect.driver != "asyncpg":
-        return False
-    if engine.pool not in _terminating:
-        _terminating.add(engine.pool)
-        if not event.contains(engine, "invalidate", _terminate):  # a pool has the listeners of the one before it
-            event.listen(engine, "invalidate", _terminate)
-            event.listen(engine, "checkin", _end_returned_in_use)
-    return True
-
-
-def end_in_use(given: Connection | ConnectionPoolEntry) -> None:
-    """Let the server end the transaction of a connection: nothing of it goes back to the pool."""
-    log.warning(
-        "a connection cannot be rolled back, and is ended: a task that was left behind may be in a statement of it"
-    )
-    given.invalidate()
-
-
-def _end_returned_in_use(connection: Any, entry: ConnectionPoolEntry) -> None:
-    """SQLAlchemy gives it back as it is, whoever has ended the transaction, when the driver has refused that."""
-    if connection is None or connection.driver_connection.is_closed():
-        return
-    is_executing = connection._execute_mutex.locked()  # also a BEGIN
-    if is_executing or connection.driver_connection.is_in_transaction():
-        end_in_use(entry)
-
-
-def _terminate(connection: DBAPIConnection, *_: object) -> None:
-    driver: Any = _driver(connection)
-    driver.terminate()
+    if engine.dialect.is_async:  # all in one thread, while others may use the pool of a sync one
+        left_in_use.watch(engine)
+    return engine.dialect.driver == "asyncpg"
 
 
 def _set_formats(connection: DBAPIConnection) -> None:

@@ -30,6 +30,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, NullPool, Pool
 
 from durable.errors import WiringError
 from durable.storage.first_connections import FirstConnection
+from durable.storage.left_in_use import watch
 from durable.storage.sharing import refuse_shared, renew_in_children
 
 _LOOP: Final = "durable.loop"
@@ -132,6 +133,7 @@ def guard(engine: AsyncEngine) -> None:
     """Check the connections of an engine when they are opened, and at each check-out. Does no harm when repeated."""
     if engine.dialect in _guarded:
         return
+    watch(engine.sync_engine)
     if isinstance(engine.sync_engine.pool, NullPool):
         _guarded.add(engine.dialect)
         FirstConnection(engine)
@@ -231,7 +233,8 @@ def _cut(driver: Any) -> None:
 def _break_off(driver: Any) -> None:
     """Close a connection whose loop is open, from outside of it: the loop finds it lost."""
     if hasattr(driver, "pgconn"):  # of psycopg
-        driver.pgconn.finish()
+        if not driver.lock.locked():  # amid a statement, that would end the process
+            driver.pgconn.finish()
     elif (transport := getattr(driver, "_transport", None)) is not None:  # of asyncpg
         driver._aborted = True  # no other loop says goodbye
         if (found := transport.get_extra_info("socket")) is not None:

@@ -15,6 +15,11 @@ _LIFESPAN = "tests/unit/asgi/test_lifespan.py::TestLifespan"
 _THREADS = (
     "tests/integration/asgi/test_middleware.py::TestRequests::test_threads_of_one_request_send_in_its_unit_of_work"
 )
+_CANCELLED = (
+    "tests/integration/outbox/unit_of_work/test_cancelled_ends.py::"
+    "test_session_beside_a_statement_gives_its_connection_back_when_cancelled"
+)
+_LEFT_IN_USE = "tests/integration/outbox/unit_of_work/test_left_in_use.py"
 
 ROWS = (
     Mutant(
@@ -730,7 +735,7 @@ ROWS = (
     Mutant(
         "outbox",
         "a connection goes back to the pool amid a transaction that its driver has refused to end",
-        "durable/storage/engines.py",
+        "durable/storage/left_in_use.py",
         before="    if is_executing or connection.driver_connection.is_in_transaction():\n",
         after="    if False:\n",
         killed_by=(
@@ -740,7 +745,7 @@ ROWS = (
     Mutant(
         "outbox",
         "a connection goes back to the pool while a BEGIN is on its way",
-        "durable/storage/engines.py",
+        "durable/storage/left_in_use.py",
         before="    is_executing = connection._execute_mutex.locked()  # also a BEGIN\n",
         after="    is_executing = False\n",
         killed_by=(
@@ -790,9 +795,9 @@ ROWS = (
     Mutant(
         "outbox",
         "a connection that has ended is asked for its transaction",
-        "durable/storage/engines.py",
-        before="    if connection is None or connection.driver_connection.is_closed():\n",
-        after="    if connection is None:\n",
+        "durable/storage/left_in_use.py",
+        before="    if connection.driver_connection.is_closed():\n        entry.inv",
+        after="    if False:\n        entry.inv",
         killed_by=("tests/integration/agents/test_tasks_left_behind.py::test_ended_connection_comes_back_in_peace",),
     ),
     Mutant(
@@ -898,5 +903,73 @@ ROWS = (
         killed_by=(
             "tests/integration/dead_letters/test_rehearsal.py::TestRehearsal::test_a_session_of_the_applications_own_cannot_be_enlisted[with the info of the handler's]",
         ),
+    ),
+    ),
+    Mutant(
+        "outbox",
+        "a rollback is left alone when its unit of work is cancelled again",
+        "durable/outbox/unit_of_work.py",
+        before="                await run_to_completion(_roll_back(self.session))\n",
+        after="                await _roll_back(self.session)\n",
+        killed_by=(f"{_CANCELLED}[psycopg-own-unit_of_work-twice]",),
+    ),
+    Mutant(
+        "outbox",
+        "a connection that the driver refuses to roll back keeps its place in the pool",
+        "durable/storage/left_in_use.py",
+        before="        dialect.do_rollback = partial(_roll_back_or_terminate, dialect.do_rollback)\n",
+        after="",
+        killed_by=(f"{_CANCELLED}[asyncpg-given-enlisted_and_closed_by_hand-twice]",),
+    ),
+    Mutant(
+        "outbox",
+        "a connection that was ended in its transaction waits for a goodbye while it comes back",
+        "durable/storage/left_in_use.py",
+        before="        dialect.do_terminate = _terminate\n",
+        after="",
+        killed_by=(f"{_LEFT_IN_USE}::test_connection_is_given_up_without_waiting",),
+    ),
+    Mutant(
+        "outbox",
+        "a connection of psycopg goes back to the pool amid a transaction",
+        "durable/storage/left_in_use.py",
+        before="    return driver.pgconn.transaction_status in (_IDLE, _CLOSED)\n",
+        after="    return True\n",
+        killed_by=(f"{_LEFT_IN_USE}::test_connection_given_back_amid_a_transaction_is_not_handed_out",),
+    ),
+    Mutant(
+        "outbox",
+        "a statement of a former user runs in the transaction of the next",
+        "durable/storage/left_in_use.py",
+        before="        if getattr(self._conn, _USER) is not self._durable_user:\n",
+        after="        if False:\n",
+        killed_by=(
+            f"{_LEFT_IN_USE}::test_cursor_of_a_former_user_executes_nothing[cursor]",
+            f"{_LEFT_IN_USE}::test_cursor_of_a_former_user_executes_nothing_in_a_task",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a connection is closed amid a statement of a thread",
+        "durable/storage/left_in_use.py",
+        before="    if not connection.lock.acquire(blocking=False):\n",
+        after="    if not connection.lock.acquire(blocking=False) and connection.close():\n",
+        killed_by=(f"{_LEFT_IN_USE}::test_connection_amid_a_statement_of_a_thread_is_set_aside[invalidate]",),
+    ),
+    Mutant(
+        "outbox",
+        "a connection is closed amid a statement of a task",
+        "durable/storage/left_in_use.py",
+        before="    if not driver.lock.locked():\n        close(",
+        after="    if True:\n        close(",
+        killed_by=(f"{_LEFT_IN_USE}::test_connection_amid_a_statement_of_a_task_is_closed_afterwards",),
+    ),
+    Mutant(
+        "outbox",
+        "connections of a given sync engine are not watched",
+        "durable/outbox/sessions.py",
+        before="            watch(sync_engine)\n",
+        after="",
+        killed_by=(f"{_LEFT_IN_USE}::test_cursor_of_a_former_user_executes_nothing_on_a_given_engine",),
     ),
 )
