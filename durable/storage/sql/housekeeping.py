@@ -173,17 +173,17 @@ READ_WIDE_RIGHTS = Statement("""
 SELECT 'this role is a superuser' AS wide FROM pg_roles WHERE rolname = current_user AND rolsuper
 UNION ALL
 SELECT 'this role owns the schema' FROM pg_namespace n
-WHERE n.nspname = :schema AND n.nspowner = CAST(current_user AS regrole)
+WHERE n.nspname = :schema AND pg_get_userbyid(n.nspowner) = current_user
     AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
 UNION ALL
 SELECT 'this role may CREATE in the schema' FROM pg_namespace n
-WHERE n.nspname = :schema AND n.nspowner <> CAST(current_user AS regrole) AND has_schema_privilege(n.oid, 'CREATE')
+WHERE n.nspname = :schema AND pg_get_userbyid(n.nspowner) <> current_user AND has_schema_privilege(n.oid, 'CREATE')
     AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
 UNION ALL
 SELECT 'this role may ' || privilege || ' alembic_version'
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 CROSS JOIN unnest(ARRAY['INSERT', 'UPDATE', 'DELETE']) AS privilege
-WHERE n.nspname = :schema AND c.relname = 'alembic_version' AND n.nspowner <> CAST(current_user AS regrole)
+WHERE n.nspname = :schema AND c.relname = 'alembic_version' AND pg_get_userbyid(n.nspowner) <> current_user
     AND has_table_privilege(c.oid, privilege) AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
 UNION ALL
 SELECT 'PUBLIC has ' || granted.privilege_type || ' on the schema'

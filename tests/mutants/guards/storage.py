@@ -648,6 +648,17 @@ ROWS = (
     ),
     Mutant(
         "storage",
+        "the name of a role is read as an identifier of SQL",
+        "durable/storage/sql/housekeeping.py",
+        before="WHERE n.nspname = :schema AND pg_get_userbyid(n.nspowner) = current_user",
+        after="WHERE n.nspname = :schema AND n.nspowner = CAST(current_user AS regrole)",
+        killed_by=tuple(
+            f"tests/integration/cli/test_odd_names.py::test_commands_take_a_role_and_database_of_an_odd_name[{name}]"
+            for name in ("svc@lab.iam", "hosp node", "Hosp")
+        ),
+    ),
+    Mutant(
+        "storage",
         "a connection that has ended in the pool is handed out",
         "durable/storage/answering.py",
         before="return not self.is_closed() and not self.is_in_transaction()",
