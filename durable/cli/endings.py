@@ -12,16 +12,13 @@ from typing import Final, NamedTuple
 import typer
 from sqlalchemy.exc import DBAPIError
 
+from durable.cli.ways_in import way_in
 from durable.errors import DurableError, StorageUnavailable, UndecodableMessages, WiringError, place_of
 from durable.storage.outages import advice_of, described, is_lack, tells_remedy
 
 NAME: Final = "durable-agent"
 FAILED, BAD_USAGE, INTERRUPTED = 1, 2, 130
-_NO_DATABASE: Final = re.compile(r'database "(.+)" does not exist')
 _NO_ROLE: Final = re.compile(r'role "(.+)" does not exist')
-_NO_ENTRY: Final = re.compile(
-    r'authentication failed for user|role ".+" does not exist|no password supplied|no pg_hba.conf entry'
-)
 
 
 class Ending(NamedTuple):
@@ -52,7 +49,7 @@ def ending_of(error: BaseException) -> Ending:
         case StorageUnavailable() if is_lack(error) or tells_remedy(error):
             return Ending(FAILED, str(error))
         case StorageUnavailable():
-            return Ending(FAILED, f"{error}; {_way_in(error)}")
+            return Ending(FAILED, f"{error}; {way_in(error)}")
         case DBAPIError():
             return Ending(FAILED, _refusal(error))
         case DurableError():
@@ -78,17 +75,6 @@ def _at(error: WiringError) -> str:
     """Name the line of the application that made the mistake, if one did."""
     place = place_of(error)
     return "" if place is None else f" ({place})"
-
-
-def _way_in(error: StorageUnavailable) -> str:
-    """Advise by the SQLSTATE, or by the server's words: libpq has no SQLSTATE for a connection that was refused."""
-    cause, text = error.__cause__, str(error)
-    state = str(getattr(cause, "sqlstate", None) or "")
-    if (missing := _NO_DATABASE.search(text)) or state == "3D000":
-        return f"create it: createdb {shlex.quote(missing[1]) if missing else 'NAME'}"
-    if state.startswith("28") or _NO_ENTRY.search(text):
-        return "check user and password in the setting database_url"
-    return "check that Postgres runs, and the setting database_url"
 
 
 def _refusal(error: DBAPIError) -> str:

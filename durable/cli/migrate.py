@@ -56,15 +56,17 @@ def _upgrade(settings: Settings, grant_to: str | None) -> None:
             with connection(settings) as conn:
                 migrator.check_version(conn, schema)  # says that the code must be upgraded
         migrator.upgrade(sync_url(settings).render_as_string(hide_password=False), schema)
+        lacking = None
         if grant_to is not None:
             with connection(settings) as conn:
-                grants.grant_runtime(conn, schema, grant_to)
+                lacking = grants.grant_runtime(conn, schema, grant_to)
     emit(
         {"schema": schema, "from": before, "to": after, "changed": before != after, "granted_to": grant_to},
         f"schema {schema} is up to date at version {before}"
         if before == after
         else f"schema {schema} upgraded from {before or 'nothing'} to version {after}",
         *([] if grant_to is None else [f"granted to {grant_to} the rights that a node needs"]),
+        *([] if lacking is None else [f"it may not connect to the database; as its owner, run: {lacking}"]),
     )
 
 

@@ -262,8 +262,8 @@ def lack_of(error: DBAPIError, schema: str) -> Lack | None:
 
 
 def advice_of(error: DBAPIError) -> str | None:
-    """Return what to do about a table, column or right that is missing; None for any other fault."""
-    return _ADVICE.get(sqlstate(error))
+    """Return what to do about a table, column or right of durable that is missing; None for any other fault."""
+    return None if _is_met_while_connecting(error) else _ADVICE.get(sqlstate(error))
 
 
 def lacking_right(error: BaseException) -> BaseException | None:

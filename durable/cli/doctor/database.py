@@ -10,6 +10,7 @@ from sqlalchemy import Connection, pool
 
 from durable.cli.doctor.checks import Check, attempted, fail, ok, warn
 from durable.cli.target import connection
+from durable.cli.ways_in import way_in
 from durable.errors import SchemaMismatch, StorageUnavailable
 from durable.grammar import lasting, several
 from durable.settings import Settings
@@ -39,7 +40,7 @@ def database_checks(settings: Settings, *, has_sync_handlers: bool = False) -> l
         with connection(settings, isolation="AUTOCOMMIT") as conn:
             return list(_connected(conn, settings, has_sync_handlers))
     except StorageUnavailable as error:
-        return [fail("database", str(error), "start Postgres, or correct the setting database_url")]
+        return [fail("database", str(error), way_in(error))]
 
 
 def _connected(conn: Connection, settings: Settings, has_sync_handlers: bool) -> Iterator[Check]:

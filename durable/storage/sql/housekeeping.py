@@ -206,3 +206,7 @@ GRANT EXECUTE ON FUNCTION {schema}.drop_archived_history(date) TO {role};
 GRANT EXECUTE ON FUNCTION {schema}.begin_generation() TO {role};
 REVOKE INSERT, UPDATE, DELETE ON {schema}.alembic_version FROM {role};
 """)
+READ_CONNECTING = Statement("""
+SELECT quote_ident(current_database()) AS database, has_database_privilege(:role, current_database(), 'CONNECT') AS may,
+    has_database_privilege(current_database(), 'CONNECT WITH GRANT OPTION') AS grantable
+""")

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import make_url
 
 from tests.support.command import Agent
+from tests.support.refusals import refusing
 from tests.support.roles import runtime_role
 from tests.support.tables import Tables
 
@@ -67,3 +68,42 @@ def test_owner_of_a_schema_needs_no_right_to_make_one(
     tables.execute(f"CREATE SCHEMA {other_schema} AUTHORIZATION {role}")
     ended = agent("migrate", "--schema", other_schema)
     assert (ended.code, ended.err) == (0, "")
+
+
+@pytest.mark.parametrize("command", [("status",), ("doctor",), ("migrate",)], ids=" ".join)
+def test_lack_of_the_right_to_connect_is_told_with_its_grant(
+    agent: Agent, database_url: str, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = make_url(database_url).database
+    with runtime_role(database_url) as url, refusing(url, "without a right"):
+        monkeypatch.setenv("DURABLE_DATABASE_URL", url)
+        ended = agent(*command)
+    assert ended.code == 1
+    assert f'as owner of the database, run: GRANT CONNECT ON DATABASE "{name}" TO ROLE' in ended.out + ended.err
+    assert "--grant-to" not in ended.out + ended.err
+
+
+def test_owner_of_the_database_grants_the_right_to_connect(
+    agent: Agent, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DURABLE_DATABASE_URL", database_url)
+    with runtime_role(database_url) as url, refusing(url, "without a right"):
+        assert "may not connect" not in agent("migrate", "--grant-to", str(make_url(url).username)).out
+        with psycopg.connect(url):
+            pass
+
+
+def test_owner_of_the_schema_names_the_grant_of_the_right_to_connect(
+    agent: Agent, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = make_url(database_url).database
+    with runtime_role(database_url) as url, runtime_role(database_url) as owner:
+        role, its_owner = (make_url(each).username for each in (url, owner))
+        with psycopg.connect(database_url, autocommit=True) as conn:
+            conn.execute(f"REVOKE CONNECT ON DATABASE {name} FROM PUBLIC".encode())
+            conn.execute(f"GRANT CONNECT ON DATABASE {name} TO {its_owner}".encode())
+            conn.execute(f"CREATE SCHEMA other AUTHORIZATION {its_owner}".encode())
+        monkeypatch.setenv("DURABLE_DATABASE_URL", owner)
+        ended = agent("migrate", "--schema", "other", "--grant-to", str(role))
+    assert (ended.code, ended.err) == (0, "")
+    assert f'as its owner, run: GRANT CONNECT ON DATABASE {name} TO "{role}"' in ended.out

@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 _LACKS = "tests/integration/storage/test_lacks.py"
 _OUTAGES = "tests/integration/storage/test_outages.py"
+_RIGHTS = "tests/integration/cli/test_migrate_rights.py"
 _GIVEN = "tests/integration/outbox/unit_of_work/test_given_engines.py"
 
 ROWS = (
@@ -656,6 +657,32 @@ ROWS = (
             f"tests/integration/cli/test_odd_names.py::test_commands_take_a_role_and_database_of_an_odd_name[{name}]"
             for name in ("svc@lab.iam", "hosp node", "Hosp")
         ),
+    ),
+    Mutant(
+        "storage",
+        "a role that may not connect is advised to get rights on tables",
+        "durable/storage/outages.py",
+        before="return None if _is_met_while_connecting(error) else _ADVICE.get(sqlstate(error))",
+        after="return _ADVICE.get(sqlstate(error))",
+        killed_by=(
+            f"{_OUTAGES}::test_refused_connection_is_an_outage[asyncpg-without a right-error_of_the_applications]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "rights are granted to a role that may not connect",
+        "durable/storage/grants.py",
+        before="    _run(conn, connecting)\n",
+        after="",
+        killed_by=(f"{_RIGHTS}::test_owner_of_the_database_grants_the_right_to_connect",),
+    ),
+    Mutant(
+        "storage",
+        "a right to connect that cannot be granted is kept quiet about",
+        "durable/storage/grants.py",
+        before="    if not grantable:\n",
+        after="    if False:\n",
+        killed_by=(f"{_RIGHTS}::test_owner_of_the_schema_names_the_grant_of_the_right_to_connect",),
     ),
     Mutant(
         "storage",
