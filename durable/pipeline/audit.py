@@ -2,18 +2,19 @@
 
     lakes ──> totals ──> edges: what can be judged ──> ledger: suspicious ids ──> findings ──> Verdict
 
-It fails when anything is lost, undone or was handled twice. What is forgotten, alien or late is shown, and so is what
-is still open, and what cannot be judged because an archive has a gap there.
+It fails when anything is lost, undone or was handled twice, or is open because an archive stands still. What is
+forgotten, alien or late is shown, and so is what is open otherwise, and what cannot be judged because an archive has a
+gap there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from durable.arguments import refuse_empty_period
 from durable.errors import InvalidSetting
@@ -63,7 +64,8 @@ class Verdict:
     sent_until: datetime | None
     received_until: datetime | None
     spans: Sequence[Mapping[str, Any]]
-    """From when to when each service's history can be judged, but for its gaps."""
+    """From when to when each service's history can be judged, but for its gaps; which database holds its end back, and
+    how long before the newest history it ends, where that is overdue."""
     totals: Sequence[Mapping[str, Any]]
     counts: Mapping[str, int]
     examples: Sequence[Mapping[str, Any]]
@@ -72,7 +74,7 @@ class Verdict:
 
     @property
     def failed(self) -> bool:
-        return any(self.counts[finding] > 0 for finding in ("lost", "undone", "twice"))
+        return any(self.counts[finding] > 0 for finding in ("lost", "undone", "twice", "overdue"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,9 @@ class Question:
 
     `since`, `until`: by the time when messages were sent. `archived_until`: up to when every service was archived;
     without it, up to when the lake has every row of it. `settle`: how long before that something must have happened for
-    a message to have come to its end. Raises InvalidSetting for a period without any time.
+    a message to have come to its end. `overdue_after`: how long a history may end before the newest one until what is
+    open fails. `lost_databases`: those that exist no more, and hold no end back. Raises InvalidSetting for a period
+    without any time.
     """
 
     since: datetime | None = None
@@ -89,6 +93,8 @@ class Question:
     settle: timedelta = timedelta(minutes=15)
     archived_until: datetime | None = None
     late_after: timedelta | None = None
+    overdue_after: timedelta = timedelta(days=1)
+    lost_databases: Collection[str] = ()
     example_count: int = 10
 
     def __post_init__(self) -> None:
@@ -110,8 +116,8 @@ def audit(
     """Compare them. With `out`, every finding is written there as Parquet. Raises InvalidSetting for an empty lake."""
     phase("counting rows")
     since = _first_day(question)
-    sent, received, counted, edges = _surveyed(ledger.on(spark), senders, receivers, question)
-    services = {row["service"] for row in counted if row["side"] == "outgoing"}
+    sent, received, counted, sides = _surveyed(ledger.on(spark), senders, receivers, question)
+    edges, services = sides.edges, set(sides.senders)
     history = History(
         inside(_all(spark, senders, "history", since).where("side = 'outgoing'"), edges),
         inside(_all(spark, receivers, "history", since).where("side = 'incoming'"), edges),
@@ -140,7 +146,7 @@ def audit(
         if out is not None:
             found.write.parquet(out if "://" in out else f"file://{absolute(out)}")
         examples = _examples(found, counts, question.example_count)
-    return _verdict([*senders, *receivers], edges, counted, counts, examples)
+    return _verdict([*senders, *receivers], sides, counted, counts, examples)
 
 
 def audit_here(senders: Sequence[Lake], receivers: Sequence[Lake], question: Question) -> Verdict | None:
@@ -151,23 +157,30 @@ def audit_here(senders: Sequence[Lake], receivers: Sequence[Lake], question: Que
     """
     if lost_lives.are_named([*senders, *receivers], _first_day(question)):
         return None
-    sent, received, counted, edges = _surveyed(ledger.here, senders, receivers, question)
-    if not ledger.is_balanced(ledger.here, [*sent, *received], edges, question.late_after):
+    sent, received, counted, sides = _surveyed(ledger.here, senders, receivers, question)
+    if not ledger.is_balanced(ledger.here, [*sent, *received], sides.edges, question.late_after):
         return None
-    return _verdict([*senders, *receivers], edges, counted, {}, [])
+    return _verdict([*senders, *receivers], sides, counted, {}, [])
 
 
 def _surveyed(
     tasks: ledger.Tasks, senders: Sequence[Lake], receivers: Sequence[Lake], question: Question
-) -> tuple[list[ledger.Source], list[ledger.Source], list[dict[str, Any]], Edges]:
+) -> tuple[list[ledger.Source], list[ledger.Source], list[dict[str, Any]], _Sides]:
     """Return the sources of each side, with their sizes, and the part of them that can be judged."""
     for lake in (*senders, *receivers):
-        if not lake.files("history"):
+        if not (lake.files("history") or lake.owners("history")):
             raise InvalidSetting(f"lake {lake.url}: no history; fill it with durable-agent pipeline archive")
     since = _first_day(question)
     sent, received = ledger.sources(senders, "outgoing", since), ledger.sources(receivers, "incoming", since)
     counted = ledger.counted(tasks, [*sent, *received])
-    return sent, received, counted, _edges(senders, receivers, counted, question, ledger.routes(tasks, sent, received))
+    sides = _Sides(
+        senders=_histories(senders, counted, ["history"], question),
+        receivers=_histories(receivers, counted, ["history", "dead_letters"], question),
+        routes=ledger.routes(tasks, sent, received),
+        question=question,
+    )
+    sides.check_lost_databases()
+    return sent, received, counted, sides
 
 
 def _first_day(question: Question) -> date | None:
@@ -176,16 +189,17 @@ def _first_day(question: Question) -> date | None:
 
 def _verdict(
     lakes: Sequence[Lake],
-    edges: Edges,
+    sides: _Sides,
     counted: Sequence[Mapping[str, Any]],
     counts: Mapping[str, int],
     examples: Sequence[Mapping[str, Any]],
 ) -> Verdict:
+    edges = sides.edges
     return Verdict(
         edges.since,
         common(edges.senders.values()).until,
         common(edges.receivers.values()).until,
-        _shown_spans(edges),
+        sides.shown(),
         counted,
         {kind: counts.get(kind, 0) for kind in FINDINGS},
         examples,
@@ -219,58 +233,95 @@ def _all(spark: SparkSession, lakes: Sequence[Lake], table: LakeTable, since: da
     return reduce(DataFrame.unionByName, each.values())
 
 
-def _edges(
-    senders: Sequence[Lake],
-    receivers: Sequence[Lake],
-    counted: Sequence[Mapping[str, Any]],
-    question: Question,
-    routes: Mapping[str, Collection[str]],
-) -> Edges:
-    return Edges(
-        since=question.since,
-        until=question.until,
-        senders=_service_spans(senders, counted, ["history"], question),
-        receivers=_service_spans(receivers, counted, ["history", "dead_letters"], question),
-        routes=routes,
-    )
+Databases: TypeAlias = Mapping[str | None, Span]
+"""The spans of a service's databases that can be judged, by their names; older versions named none."""
 
 
-def _shown_spans(edges: Edges) -> list[dict[str, Any]]:
-    return [
-        {
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """Histories of the services on either side."""
+
+    senders: Mapping[str, Databases]
+    receivers: Mapping[str, Databases]
+    routes: Mapping[str, Collection[str]]
+    question: Question
+
+    @property
+    def edges(self) -> Edges:
+        newest = self._newest
+        return Edges(
+            since=self.question.since,
+            until=self.question.until,
+            senders={service: common(spans.values()) for service, spans in self.senders.items()},
+            receivers={service: common(spans.values()) for service, spans in self.receivers.items()},
+            due=newest and newest - self.question.overdue_after,
+            routes=self.routes,
+        )
+
+    @property
+    def _newest(self) -> datetime | None:
+        """The latest end of all histories: up to there the others could be judged, too."""
+        ends = [span.until for _, _, spans in self._each() for span in spans.values()]
+        return max((end for end in ends if end is not None), default=None)
+
+    def shown(self) -> list[dict[str, Any]]:
+        return [self._shown(side, service, spans) for side, service, spans in self._each()]
+
+    def _shown(self, side: str, service: str, spans: Databases) -> dict[str, Any]:
+        whole, newest = common(spans.values()), self._newest
+        first = [database for database, span in spans.items() if span.until is not None and span.until == whole.until]
+        behind = newest - whole.until if newest and whole.until else timedelta(0)
+        return {
             "service": service,
             "side": side,
-            "begin": span.begin,
-            "until": span.until,
-            "gaps": [{"begin": gap.begin, "end": gap.end} for gap in span.gaps],
+            "begin": whole.begin,
+            "until": whole.until,
+            "held_by": first[0] if first else None,
+            "behind_seconds": behind.total_seconds() if behind > self.question.overdue_after else None,
+            "gaps": [{"begin": gap.begin, "end": gap.end} for gap in whole.gaps],
         }
-        for side, spans in (("outgoing", edges.senders), ("incoming", edges.receivers))
-        for service, span in sorted(spans.items())
-    ]
+
+    def _each(self) -> Iterator[tuple[str, str, Databases]]:
+        for side, services in (("outgoing", self.senders), ("incoming", self.receivers)):
+            for service, spans in sorted(services.items()):
+                yield side, service, spans
+
+    def check_lost_databases(self) -> None:
+        """Raise InvalidSetting for one that no lake names."""
+        known = {database for _, _, spans in self._each() for database in spans}
+        for name in self.question.lost_databases:
+            if name not in known:
+                raise InvalidSetting(f"--lost-database: no lake has rows of {name}; name one that the audit shows")
 
 
-def _service_spans(
+def _histories(
     lakes: Sequence[Lake], counted: Sequence[Mapping[str, Any]], tables: Sequence[LakeTable], question: Question
-) -> dict[str, Span]:
-    """Return the span that these lakes have whole of each service: of all its databases, and of both tables where both
-    have one.
+) -> dict[str, dict[str | None, Span]]:
+    """Return the spans that these lakes have whole of each database of each service, and of both tables where both have
+    one. A database counts as soon as a lake knows it, with rows of the period or without: its rows may be yet to come.
     """
-    urls = {lake.url: lake for lake in lakes}
-    found: dict[tuple[str, str | None], list[tuple[Span, datetime]]] = {}
-    for url, service, database in sorted({_whose(row) for row in counted if row["lake"] in urls}, key=str):
-        lake = urls[url]
-        first = min(row["first"] for row in counted if _whose(row) == (url, service, database))
-        if database is None:
-            spans = [Span(first, lake.archived_at("history"))]
-        else:
-            spans = [lake.span(table, Whose(service, database)) for table in tables if lake.exists(table)]
-            spans = [_ended(span, lake) for span in spans]
-        found.setdefault((service, database), []).append((common(spans), first))
-    of_services: dict[str, list[Span]] = {}
-    for (service, _), in_lakes in found.items():
-        begin = min(span.begin or first for span, first in in_lakes)
-        of_services.setdefault(service, []).append(joint(span for span, _ in in_lakes)._replace(begin=begin))
-    return {service: _judged(common(spans), question) for service, spans in of_services.items()}
+    firsts: dict[tuple[str, str, str | None], datetime] = {}
+    for row in counted:
+        firsts[_whose(row)] = min(row["first"], firsts.get(_whose(row), row["first"]))
+    found: dict[tuple[str, str | None], list[tuple[Span, datetime | None]]] = {}
+    for url, lake in {lake.url: lake for lake in lakes}.items():
+        known = {(url, *whose) for table in tables for whose in lake.owners(table)}
+        for whose in sorted({*known, *(each for each in firsts if each[0] == url)}, key=str):
+            found.setdefault(whose[1:], []).append((_span(lake, tables, *whose[1:]), firsts.get(whose)))
+    services: dict[str, dict[str | None, Span]] = {}
+    for (service, database), in_lakes in found.items():
+        begins = [begin for span, first in in_lakes if (begin := span.begin or first)]
+        span = joint(span for span, _ in in_lakes)._replace(begin=min(begins, default=None))
+        until = None if database in question.lost_databases else question.archived_until or span.until
+        services.setdefault(service, {})[database] = settled(span._replace(until=until), question.settle)
+    return services
+
+
+def _span(lake: Lake, tables: Sequence[LakeTable], service: str, database: str | None) -> Span:
+    if database is None:
+        return Span(until=lake.archived_at("history"))
+    spans = [lake.span(table, Whose(service, database)) for table in tables if lake.exists(table)]
+    return common(_ended(span, lake) for span in spans)
 
 
 def _ended(span: Span, lake: Lake) -> Span:
@@ -280,10 +331,6 @@ def _ended(span: Span, lake: Lake) -> Span:
 
 def _whose(row: Mapping[str, Any]) -> tuple[str, str, str | None]:
     return row["lake"], row["service"], row["database"]
-
-
-def _judged(span: Span, question: Question) -> Span:
-    return settled(span._replace(until=question.archived_until or span.until), question.settle)
 
 
 def _examples(found: DataFrame, kinds: Collection[str], count: int) -> list[dict[str, Any]]:

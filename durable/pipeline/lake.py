@@ -26,7 +26,7 @@ from durable.errors import ArchiveConflict, InvalidSetting
 from durable.pipeline import checksums, lake_log, places
 from durable.pipeline.describing import DESCRIPTIONS, commented, describe, properties, refuse_newer
 from durable.pipeline.lake_log import LakeFile
-from durable.pipeline.lake_marks import Whole, commit_mark, marked, span_of
+from durable.pipeline.lake_marks import Whole, commit_mark, marked, owners, span_of
 from durable.pipeline.lake_tables import DAY_OF, SOURCES, DataFile, LakeTable, Whose, arrow_schema, spark_schema
 from durable.pipeline.places import StoredFile
 from durable.pipeline.progress import Show
@@ -210,6 +210,16 @@ class Lake:
             return NO_SPAN
         with lake_log.readable(self.url):
             return span_of(self.opened(table), whose)
+
+    def owners(self, table: LakeTable) -> set[Whose]:
+        """Return the databases that were archived into this table, with or without a row. Those of older versions are
+        not among them.
+        """
+        if not self.exists(table):
+            return set()
+        self.opened(table)  # a damaged log is told
+        with lake_log.readable(self.url):
+            return owners(lake_log.marks(self.table_url(table)))
 
     def rows_from(self, table: LakeTable, whose: Whose, xid: int) -> dict[str, Absent]:
         """Describe the files that may have rows of this database of this transaction or a later one, by their

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -78,6 +78,30 @@ def rows_from(opened: DeltaTable, time: str, whose: Whose, xid: int) -> dict[str
     return found
 
 
+def marks(table_url: str) -> set[str]:
+    """The names of all numbers that the log keeps: those of its newest checkpoint, and of the commits since."""
+    import pyarrow.parquet as pq
+
+    names = places.names(table_url, FOLDER)
+    checkpoints = _numbered(_CHECKPOINT, names)
+    newest = max((number for number, _ in checkpoints), default=-1)
+    found = set()
+    for name in [name for number, name in checkpoints if number == newest]:
+        with places.opened(table_url, f"{FOLDER}/{name}") as file:
+            actions = pq.read_table(file, columns=["txn"]).to_pylist()
+        found |= {action["txn"]["appId"] for action in actions if action["txn"]}
+    for name in [name for number, name in _numbered(_COMMIT, names) if number > newest]:
+        lines = places.read(table_url, f"{FOLDER}/{name}").splitlines()
+        actions = [json.loads(line) for line in lines if b'"txn"' in line]
+        found |= {action["txn"]["appId"] for action in actions if "txn" in action}
+    return found
+
+
+def _numbered(kind: re.Pattern[str], names: Sequence[str]) -> list[tuple[int, str]]:
+    """Return those of these names that are of this kind, with their numbers."""
+    return [(int(found[1]), found[0]) for found in map(kind.fullmatch, names) if found]
+
+
 def _actions(opened: DeltaTable) -> pa.Table:
     import pyarrow as pa
 
@@ -149,10 +173,9 @@ def sound_log(table_url: str) -> Iterator[None]:
 def _damaged_commit(table_url: str, error: Exception) -> str:
     """Describe the first commit that is not there, or is no JSON; else the fault in the library's own words."""
     names = places.names(table_url, FOLDER)
-    commits = {int(found[1]): found[0] for found in map(_COMMIT.fullmatch, names) if found}
-    checkpoints = [int(found[1]) + 1 for found in map(_CHECKPOINT.fullmatch, names) if found]
-    known = [number for number in commits if number >= max(checkpoints, default=0)]
-    for number in range(max(checkpoints, default=0), max(known, default=-1) + 1):
+    commits = dict(_numbered(_COMMIT, names))
+    first = max((number for number, _ in _numbered(_CHECKPOINT, names)), default=-1) + 1
+    for number in range(first, max(commits, default=-1) + 1):
         if number not in commits:
             return f"{FOLDER}/{number:020}.json: is not there"
         if not _is_json(places.read(table_url, f"{FOLDER}/{commits[number]}")):

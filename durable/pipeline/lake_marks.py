@@ -7,6 +7,7 @@ durable:commit:APP                                   which commit was the last o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -51,6 +52,12 @@ def span_of(opened: DeltaTable, whose: Whose) -> Span:
     """Return the span of which the table has every row of this database."""
     begin, until = (_moment(opened.transaction_version(name)) for name in _edges(whose))
     return Span(begin, until, _gaps(opened, whose))
+
+
+def owners(names: Iterable[str]) -> set[Whose]:
+    """Return the databases of whose rows these marks tell from when on, or up to when, the table has all."""
+    parts = [name.split(":", 3) for name in names if name.startswith("durable:")]
+    return {Whose(*part[2:]) for part in parts if part[1] in ("begin", "until")}
 
 
 def commit_mark(app_id: str) -> str:

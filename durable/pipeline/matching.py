@@ -35,7 +35,7 @@ from durable.pipeline.rows import records
 from durable.pipeline.spans import NO_SPAN, Span, common
 from durable.pipeline.transform import uuid_text
 
-FINDINGS: Final = ("lost", "undone", "twice", "forgotten", "alien", "late", "open", "unarchived")
+FINDINGS: Final = ("lost", "undone", "twice", "overdue", "forgotten", "alien", "late", "open", "unarchived")
 _COLUMNS: Final = (
     "finding",
     "id",
@@ -72,7 +72,7 @@ class History:
     quarantined: DataFrame
     """Incoming dead letters of all receivers."""
     senders: Collection[str]
-    """The services whose outgoing rows these are."""
+    """The services that are archived in the senders' lakes."""
     forgotten: DataFrame | None = None
     undone: DataFrame | None = None
     """Rows of each side of lives that their databases have lost, where they are told from the others: `id` and, of
@@ -108,6 +108,8 @@ class Edges:
     """What a service has sent within its span is in the lakes, if it was sent."""
     receivers: Mapping[str, Span] = field(default_factory=dict)
     """What a service was sent within its span is in the lakes, if it came to an end."""
+    due: datetime | None = None
+    """What the senders had done before should have come to its end in the receivers' histories by now."""
     routes: Mapping[str, Collection[str]] = field(default_factory=dict)
     """Which services have received what was sent to an address. What an unknown one leads to may be any receiver."""
 
@@ -224,8 +226,9 @@ def compared(history: History, edges: Edges) -> DataFrame:
 
 
 def _missing(history: History, remote: DataFrame, edges: Edges) -> DataFrame:
-    """Sent to more places than it was seen at; open while the last copy may still be on its way to an end, unarchived
-    where its end may lie in a gap of a receiver's history, undone where all others had an end in a lost life.
+    """Sent to more places than it was seen at; open while the last copy may still be on its way to an end, overdue when
+    a receiver's history has stood still since, unarchived where its end may lie in a gap of one, undone where all
+    others had an end in a lost life.
     """
     sent = history.sent
     addresses = [row["address"] for row in records(sent.select("address").distinct())]
@@ -269,7 +272,7 @@ def _missing(history: History, remote: DataFrame, edges: Edges) -> DataFrame:
     return (
         found.withColumn("copies", copies)
         .where("copies > 0")
-        .withColumn("finding", _finding(missing, F.expr(_IN_GAP_OF_RECEIVER)))
+        .withColumn("finding", _finding(missing, F.expr(_IN_GAP_OF_RECEIVER), edges.due))
         .withColumn("address", F.concat_ws(" ", "destinations"))
         .withColumn("detail", _listed("seen only at ", seen, "seen nowhere"))
         .withColumn("detail", F.when(F.size("undone") == 0, F.col("detail")).otherwise(_in_lost_life("undone")))
@@ -414,13 +417,17 @@ def _may_be_judged() -> Column:
     return F.col("begin").isNull() | (F.col("sent_at") >= F.col("begin"))
 
 
-def _finding(otherwise: Column, is_in_gap: Column) -> Column:
-    return F.when(_may_come(), "open").when(is_in_gap, "unarchived").otherwise(otherwise)
+def _finding(otherwise: Column, is_in_gap: Column, due: datetime | None = None) -> Column:
+    is_overdue = F.lit(False) if due is None else F.col("finished_at") < F.lit(due)
+    may_come = F.when(is_overdue, "overdue").otherwise("open")
+    return F.when(_may_come(), may_come).when(is_in_gap, "unarchived").otherwise(otherwise)
 
 
 def _explained(whose: str) -> Column:
     gap = F.concat("detail", F.lit(f"; {whose} has a gap there"))
-    return F.when(F.col("finding") == "unarchived", gap).otherwise(F.col("detail"))
+    end = F.concat("detail", F.lit(f"; {whose} stands still since before"))
+    found = F.when(F.col("finding") == "unarchived", gap).when(F.col("finding") == "overdue", end)
+    return found.otherwise(F.col("detail"))
 
 
 def _may_come() -> Column:

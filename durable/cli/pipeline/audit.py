@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +12,7 @@ import typer
 
 from durable.cli.arguments import parse_period, parse_span, parse_time
 from durable.cli.command import reading
-from durable.cli.output import Block, Columns, Table, phases, utc
+from durable.cli.output import Block, Columns, Table, age, phases, utc
 from durable.cli.pipeline.options import SparkPlace, lake_of, row_count
 from durable.cli.pipeline.steps import Ended, Step
 from durable.errors import InvalidSetting
@@ -28,6 +28,7 @@ _MEANINGS = {
     "lost": "sent, and seen at fewer places than it was sent to",
     "undone": "seen only in a life that its receiver's database has lost: send it again, pipeline replay --same-ids",
     "twice": "handled more than once by one endpoint",
+    "overdue": "open, and its receiver's archive stands still",
     "forgotten": "received, and sent only in a life that its sender's database has lost",
     "alien": "received, and sent by none of the senders",
     "late": "handled after its deadline, or after --late-after",
@@ -62,6 +63,23 @@ LateAfter = Annotated[
     str | None,
     typer.Option("--late-after", metavar="TIME", help="messages that took longer than this are late, such as 10m"),
 ]
+OverdueAfter = Annotated[
+    str,
+    typer.Option(
+        "--overdue-after",
+        metavar="TIME",
+        help="time before the newest history's end: what is open since before then fails",
+    ),
+]
+LostDatabase = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lost-database",
+        metavar="NAME",
+        help="database that exists no more: nothing is awaited from it, and what it has not archived is lost; may be "
+        "repeated",
+    ),
+]
 Out = Annotated[
     str | None, typer.Option("--out", metavar="FOLDER", help="write every finding there, as Parquet; it must be new")
 ]
@@ -78,6 +96,8 @@ def audit(
     settle: Settle = "15m",
     archived_until: ArchivedUntil = None,
     late_after: LateAfter = None,
+    overdue_after: OverdueAfter = "1d",
+    lost_database: LostDatabase = None,
     out: Out = None,
     examples: Examples = 10,
 ) -> Step:
@@ -93,6 +113,8 @@ def audit(
         settle=parse_span(settle, option="--settle"),
         archived_until=None if archived_until is None else parse_time(archived_until, now, option="--archived-until"),
         late_after=None if late_after is None else parse_span(late_after, option="--late-after"),
+        overdue_after=parse_span(overdue_after, option="--overdue-after"),
+        lost_databases=lost_database or (),
         example_count=examples,
     )
     place = None if out is None else absolute(out)
@@ -123,6 +145,7 @@ def _blocks(verdict: Verdict) -> list[Block]:
     blocks: list[Block] = [
         f"judged: what was sent from {_since(verdict.since)} on, as far as the histories reach",
         Table.of("histories", verdict.spans, _SPANS),
+        *_behind(verdict),
         *_gaps(verdict),
         *([] if verdict.totals else ["no lake has a row of this period: nothing was judged"]),
         Table.of("history", verdict.totals, _TOTALS),
@@ -141,6 +164,19 @@ def _blocks(verdict: Verdict) -> list[Block]:
             blocks.append(_examples(kind, examples, verdict.counts[kind]))
     blocks.append("" if not verdict.failed else "\nFAILED: the guarantee does not hold, or a lake is not whole")
     return blocks
+
+
+def _behind(verdict: Verdict) -> list[Block]:
+    rows = [
+        (row["service"], row["side"], row["held_by"], utc(row["until"]), age(timedelta(seconds=row["behind_seconds"])))
+        for row in verdict.spans
+        if row["behind_seconds"] is not None
+    ]
+    title = (
+        "behind: nobody knows what came here since; let durable-agent pipeline archive go on there, or name a database "
+        "that exists no more by --lost-database"
+    )
+    return [Table(title, ("service", "side", "database", "until", "behind"), rows)] if rows else []
 
 
 def _gaps(verdict: Verdict) -> list[Block]:
@@ -166,7 +202,8 @@ _SPANS: Columns = {
     "service": "service",
     "side": "side",
     "complete from": lambda row: _since(row["begin"]),
-    "until": lambda row: _since(row["until"]),
+    "until": lambda row: row["until"] and utc(row["until"]),
+    "held back by": "held_by",
 }
 _TOTALS: Columns = {
     "lake": "lake",

@@ -23,6 +23,7 @@ _OUTAGES = "tests/pipeline/test_commands_in_outages.py"
 _STREAMS = "tests/unit/cli/test_streams.py"
 _RIGHTS = "tests/integration/cli/test_migrate_rights.py"
 _TIMES = "tests/pipeline/test_given_times.py"
+_AUDITED = "tests/pipeline/test_audited_services.py"
 
 ROWS = (
     Mutant(
@@ -455,6 +456,62 @@ ROWS = (
         before="until=span.until or span.begin or lake",
         after="until=span.until or lake",
         killed_by=("tests/pipeline/test_audit.py::test_history_without_an_end_is_not_judged[receiver]",),
+    ),
+    Mutant(
+        "lakes",
+        "a service without a row of the period is no receiver",
+        "durable/pipeline/audit.py",
+        before="        for whose in sorted({*known, *(each for each in firsts if each[0] == url)}, key=str):\n",
+        after="        for whose in sorted({each for each in firsts if each[0] == url}, key=str):\n",
+        killed_by=(f"{_AUDITED}::test_message_after_the_end_of_a_history_is_open[receiver-never-True]",),
+    ),
+    Mutant(
+        "lakes",
+        "a lake without a row is none to an audit",
+        "durable/pipeline/audit.py",
+        before='        if not (lake.files("history") or lake.owners("history")):\n',
+        after='        if not lake.files("history"):\n',
+        killed_by=(f"{_AUDITED}::test_message_after_the_end_of_a_history_is_open[receiver-never-False]",),
+    ),
+    Mutant(
+        "lakes",
+        "what is open for ever passes",
+        "durable/pipeline/audit.py",
+        before='for finding in ("lost", "undone", "twice", "overdue"))',
+        after='for finding in ("lost", "undone", "twice"))',
+        killed_by=(f"{_AUDITED}::test_retired_database_hides_no_loss[alone]",),
+    ),
+    Mutant(
+        "lakes",
+        "an archive that stands still leaves messages open",
+        "durable/pipeline/matching.py",
+        before="""F.when(is_overdue, "overdue").otherwise("open")""",
+        after="""F.lit("open")""",
+        killed_by=(f"{_AUDITED}::test_retired_database_hides_no_loss[alone]",),
+    ),
+    Mutant(
+        "lakes",
+        "a database that exists no more is awaited",
+        "durable/pipeline/audit.py",
+        before="        until = None if database in question.lost_databases else question.archived_until or span.until\n",
+        after="        until = question.archived_until or span.until\n",
+        killed_by=(f"{_AUDITED}::test_retired_database_hides_no_loss[with its name]",),
+    ),
+    Mutant(
+        "lakes",
+        "a misspelt lost database is passed over",
+        "durable/pipeline/audit.py",
+        before="    sides.check_lost_databases()\n",
+        after="",
+        killed_by=(f"{_AUDITED}::test_lost_database_unknown_to_every_lake_is_refused",),
+    ),
+    Mutant(
+        "lakes",
+        "a database is forgotten with the commits that a checkpoint replaced",
+        "durable/pipeline/lake_log.py",
+        before='        found |= {action["txn"]["appId"] for action in actions if action["txn"]}\n',
+        after="",
+        killed_by=(f"{_AUDITED}::test_databases_of_a_lake_are_known_from_checkpoints_and_commits",),
     ),
     Mutant(
         "lakes",

@@ -1,0 +1,148 @@
+"""Services whose archives stand still, or have no row of the period: an audit judges each by its own history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from pyspark.sql import SparkSession
+
+from durable.errors import InvalidSetting
+from durable.pipeline.audit import Question, Verdict, audit, audit_here
+from durable.pipeline.lake import Lake
+from durable.pipeline.lake_marks import Whole
+from durable.pipeline.lake_tables import SOURCES, Whose
+from durable.pipeline.spans import Span
+from tests.support.lakes import BILLING, SHOP, at, fill, handled, sent, table
+
+pytestmark = pytest.mark.timeout(300)
+
+HOUR, DAY = 3_600, 86_400
+NOW = 8 * DAY
+Rows = Sequence[Mapping[str, Any]]
+
+
+class Service(NamedTuple):
+    """Rows of one database of a service, all of which its lake has up to `until`."""
+
+    lake: str
+    name: str
+    rows: Rows
+    until: float
+    database: str = "first"
+
+
+def lakes(folder: Path, services: Sequence[Service]) -> list[Lake]:
+    found = {each.lake: Lake(str(folder / each.lake)) for each in services}
+    for lake in found.values():
+        for name in SOURCES:
+            lake.create(name)
+    for place, service, rows, until, database in services:
+        own = [{**row, "service": service, "database": f"{service}-{database}"} for row in rows]
+        if own:
+            fill(found[place], table(own))
+        whose = Whose(service, f"{service}-{database}")
+        for name in SOURCES:
+            whole = Whole(whose, Span(at(0), at(until)))
+            found[place].commit(name, [], app_id=f"{whose}", low=0, high=1, whole=whole)
+    return [*found.values()]
+
+
+def judged(spark: SparkSession, of: Sequence[Lake], **question: Any) -> Verdict:
+    asked = Question(**{"settle": timedelta(0), **question})
+    verdict = audit(spark, of, of, asked)
+    assert audit_here(of, of, asked) in (None, verdict)
+    return verdict
+
+
+def counts(verdict: Verdict) -> dict[str, int]:
+    return {kind: count for kind, count in verdict.counts.items() if count}
+
+
+EARLIER = {
+    "never": ([], []),
+    "before the period": ([sent(DAY)], [handled(DAY)]),
+    "in it": ([sent(7 * DAY)], [handled(7 * DAY)]),
+}
+"""When the shop sent a message that billing handled, and both archives have it."""
+
+
+@pytest.mark.parametrize(("side", "earlier", "is_shared"), [*product(("receiver", "sender"), EARLIER, (True, False))])
+def test_message_after_the_end_of_a_history_is_open(
+    spark: SparkSession, tmp_path: Path, side: str, earlier: str, is_shared: bool
+) -> None:
+    """Whether that history has a row of the period or not."""
+    of_shop, of_billing = EARLIER[earlier]
+    late = NOW - HOUR
+    until = 7 * DAY + HOUR if earlier == "in it" else 2 * DAY
+    news = ([sent(late)], []) if side == "receiver" else ([], [handled(late)])
+    ends = (NOW, until) if side == "receiver" else (until, NOW)
+    services = [
+        Service("one", SHOP, [*of_shop, *news[0]], ends[0]),
+        Service("one" if is_shared else "two", BILLING, [*of_billing, *news[1]], ends[1]),
+    ]
+    found = lakes(tmp_path, services)
+    for since in (None, at(6 * DAY)):
+        verdict = judged(spark, found, since=since)
+        assert (counts(verdict), verdict.failed) == ({"open": 1}, False)
+        assert not any("none of the senders" in row["detail"] for row in verdict.examples)
+    fill(found[-1], table([{**handled(late), "database": "billing-first"}, {**sent(late), "database": "shop-first"}]))
+    assert counts(judged(spark, found, since=at(6 * DAY))) == {}
+
+
+def retired(folder: Path) -> list[Lake]:
+    """Billing's first database was archived for the last time five days ago, and the second took its place."""
+    of_shop = [sent(DAY), sent(6 * DAY), sent(6 * DAY + 1), sent(NOW - HOUR)]
+    return lakes(
+        folder,
+        [
+            Service("one", SHOP, of_shop, NOW),
+            Service("one", BILLING, [handled(DAY)], 3 * DAY),
+            Service("one", BILLING, [handled(6 * DAY)], NOW, "second"),
+        ],
+    )
+
+
+JUDGED: Mapping[str, tuple[Mapping[str, Any], Mapping[str, int]]] = {
+    "alone": ({}, {"overdue": 1, "open": 1}),
+    "of its own period": ({"since": at(5 * DAY)}, {"overdue": 1, "open": 1}),
+    "patiently": ({"overdue_after": timedelta(days=6)}, {"open": 2}),
+    "with its name": ({"lost_databases": ["billing-first"]}, {"lost": 2}),
+    "with its name, of the period": ({"lost_databases": ["billing-first"], "since": at(5 * DAY)}, {"lost": 2}),
+}
+
+
+@pytest.mark.parametrize("how", JUDGED)
+def test_retired_database_hides_no_loss(spark: SparkSession, tmp_path: Path, how: str) -> None:
+    question, found = JUDGED[how]
+    verdict = judged(spark, retired(tmp_path), **question)
+    assert counts(verdict) == found
+    assert verdict.failed == (how != "patiently")
+    (billing,) = (row for row in verdict.spans if (row["service"], row["side"]) == (BILLING, "incoming"))
+    behind = None if "name" in how or how == "patiently" else 5 * DAY
+    assert (billing["held_by"], billing["behind_seconds"]) == (
+        "billing-second" if "name" in how else "billing-first",
+        behind,
+    )
+
+
+def test_lost_database_unknown_to_every_lake_is_refused(tmp_path: Path) -> None:
+    found = retired(tmp_path)
+    with pytest.raises(InvalidSetting, match="--lost-database: no lake has rows of billing-frist; name one that"):
+        audit_here(found, found, Question(lost_databases=["billing-frist"]))
+
+
+def test_databases_of_a_lake_are_known_from_checkpoints_and_commits(tmp_path: Path) -> None:
+    """Also those without a row, and with colons in their names."""
+    (lake,) = lakes(tmp_path, [Service("one", SHOP, [], 1), Service("one", BILLING, [], 1, "a:b")])
+    lake.opened("history").create_checkpoint()
+    for number in range(12):
+        lake.commit("history", [], app_id="later", low=number, high=number + 1)
+    whole = Whole(Whose("mail", "mail-1"), Span(at(0), at(1)))
+    lake.commit("history", [], app_id="mail", low=0, high=1, whole=whole)
+    assert lake.owners("history") == {Whose(SHOP, "shop-first"), Whose(BILLING, "billing-a:b"), whole.whose}
+    assert Lake(str(tmp_path / "none")).owners("history") == set()
