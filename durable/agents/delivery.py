@@ -402,7 +402,7 @@ class Delivery:
         self, lease: LeasedEnvelope, attempt: int, error: BaseException, failures: Sequence[Failure], held: BlockedKeys
     ) -> bool:
         """Settle a failed attempt as the policy decides. True when the message is to run again at once."""
-        now = self._clock.now()
+        now = await self.settling.now() if self._policy.asks_for_age else self._clock.now()
         decision = self._policy.decide(error, attempt, now - lease.envelope.due_at)
         self._counters.add(Event.ATTEMPT_FAILED)
         log.warning(

@@ -8,7 +8,7 @@ ToTheEnd     unowned, last, with other headers          expired      moved to th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import msgspec
 from sqlalchemy import Connection
@@ -25,7 +25,7 @@ from durable.messages.scope import listener_of
 from durable.messages.sealed import is_sealed
 from durable.outcomes import LONGEST_REASON
 from durable.plain import plain_text
-from durable.storage import circuits, inbox, leases, parked
+from durable.storage import circuits, inbox, leases, parked, status
 from durable.storage.circuits import CircuitKind
 from durable.storage.expiry import bury_incoming
 from durable.storage.rows import UNCOUNTED, Letter, Tried, storable
@@ -126,6 +126,10 @@ class Settling:
     async def take_back_attempt(self, lease: LeasedEnvelope) -> None:
         """Release messages to any node, without the attempt that was counted before it could run."""
         await self._database.transaction_with_retry(inbox.take_back_attempt, self._node, lease)
+
+    async def now(self) -> datetime:
+        """Return the time by the database's clock."""
+        return await self._database.transaction_with_retry(status.clock)
 
     async def expire(self, lease: LeasedEnvelope) -> bool:
         """Expire a message by the database's clock; False when that is behind this node's."""

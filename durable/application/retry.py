@@ -95,8 +95,8 @@ class Retry:
 
     `immediate` more attempts at once in the same process, then one after each of `delays` (seconds, "10s" or
     timedeltas, each varied by up to `jitter` so that failures do not come back all together), then the dead letters.
-    With `max_age` (seconds, "1h" or a timedelta) none of them runs when the message was sent longer ago than that; one
-    with a delay is as old as it is overdue.
+    With `max_age` (seconds, "1h" or a timedelta) none of them runs when the message was sent longer ago than that, by
+    the clock of the database; one with a delay is as old as it is overdue.
     """
 
     immediate: int = 2
@@ -283,6 +283,11 @@ class Policy:
     @property
     def max_attempts(self) -> int:
         return max(retry.max_attempts for retry in self._all)
+
+    @property
+    def asks_for_age(self) -> bool:
+        """Tell whether the age of a message may decide."""
+        return any(retry.max_age is not None for retry in self._all)
 
     @property
     def horizon(self) -> timedelta:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from durable.agents.settling import pause_and_release
 from durable.errors import WiringError
 from durable.settings import Settings
-from durable.storage import answers, circuits, delayed, expiry, inbox, leases, parked, receipts, schedules
+from durable.storage import answers, circuits, delayed, expiry, inbox, leases, parked, receipts, schedules, status
 from durable.storage.database import Database, answer
 from durable.testing.mailbox import Mailbox
 from durable.testing.operators import MemoryOperators
@@ -27,6 +27,7 @@ class MemoryDatabase(Database):
         self.schema = settings.db_schema
         self._stand_ins: dict[Callable[..., Any], Callable[..., Any]] = {}
         self._for(answer)(lambda: None)  # the rows are in memory, whatever the sessions are of
+        self._for(status.clock)(mailbox.clock.now)
         self._for(inbox.retry_later)(mailbox.retry_later)
         self._for(inbox.put_back)(mailbox.put_back)
         self._for(inbox.dead_letter)(mailbox.dead_letter)

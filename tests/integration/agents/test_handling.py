@@ -563,6 +563,29 @@ class TestExpiry:
         assert (seen, shop.counters[Event.EXPIRED]) == ([1], 0)
 
 
+class TestAge:
+    """The time for which a message is retried, by the database's clock."""
+
+    @pytest.mark.parametrize("ahead", [24, -24], ids=lambda hours: f"{hours} h")
+    @pytest.mark.parametrize(("age", "runs"), [(0, 2), (1, 1)])
+    async def test_age_of_a_message_follows_the_database_when_the_clock_of_its_node_is_wrong(
+        self, tables: Tables, ahead: int, age: int, runs: int
+    ) -> None:
+        shop = Shop(tables, ManualClock(datetime.now(UTC) + timedelta(hours=ahead)))
+        seen: list[int] = []
+
+        async def handle(order: Placed) -> None:
+            seen.append(order.number)
+            raise ValueError("no")
+
+        shop.handles(handle, retry=Retry(immediate=1, delays=[], max_age="20m"))
+        async with shop.open():
+            await shop.receive(1, sent_at=datetime.now(UTC) - timedelta(hours=age))
+            await shop.settled()
+        await shop.close()
+        assert (len(seen), shop.tables.count("dead_letters")) == (runs, 1)
+
+
 class TestStopping:
     async def test_stopping_agent_finishes_the_running_message_and_releases_the_others(self, shop: Shop) -> None:
         begun, go_on = asyncio.Event(), asyncio.Event()

@@ -467,6 +467,16 @@ ROWS = (
     ),
     Mutant(
         "handling",
+        "the clock of a node decides how old a message is",
+        "durable/agents/delivery.py",
+        before="now = await self.settling.now() if self._policy.asks_for_age else self._clock.now()",
+        after="now = self._clock.now()",
+        killed_by=(
+            "tests/integration/agents/test_handling.py::TestAge::test_age_of_a_message_follows_the_database_when_the_clock_of_its_node_is_wrong[0-2-24 h]",
+        ),
+    ),
+    Mutant(
+        "handling",
         "an exhausted pool of the application is an outage of the database",
         "durable/storage/outages.py",
         before="_is_of_infrastructure(each) and not isinstance(each, PoolTimeout) for each",

@@ -49,6 +49,11 @@ def read_server_uptime(tx: Transaction, p: Params) -> Rows:
     return [(tx.clock - tx.store.started_at,)]
 
 
+@does(sql.READ_CLOCK, "now")
+def read_clock(tx: Transaction, p: Params) -> Rows:
+    return [(tx.clock,)]
+
+
 @does(sql.TRY_JOB_LOCK, "locked")
 def try_job_lock(tx: Transaction, p: Params) -> Rows:
     return [(tx.try_advisory((p["class_id"], p["key"])),)]
