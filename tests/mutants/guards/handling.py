@@ -441,11 +441,11 @@ ROWS = (
     ),
     Mutant(
         "handling",
-        "an error that follows a survived shortage is taken for one",
+        "a conflict that follows a survived shortage is taken for one",
         "durable/storage/outages.py",
         before="return _is_short(error) and sqlstate(error) != _LIMIT",
         after="return is_shortage(error) and sqlstate(error) != _LIMIT",
-        killed_by=(f"{_FAULTS}::test_error_after_a_survived_fault_counts[asyncpg-full disk]",),
+        killed_by=(f"{_FAULTS}::test_conflict_after_a_survived_shortage_is_no_shortage[asyncpg]",),
     ),
     Mutant(
         "handling",
@@ -462,7 +462,7 @@ ROWS = (
         before="            if fence.is_connected:  # a listener",
         after="            if False:  # a listener",
         killed_by=(
-            f"{_FAULTS}::test_exhausted_pool_counts_as_an_attempt_when_a_listener_waits_for_it[asyncpg-no session-after_begin-as it is]",
+            f"{_FAULTS}::test_exhausted_pool_counts_as_an_attempt_when_a_listener_waits[asyncpg-no session-after_begin-as it is]",
         ),
     ),
     Mutant(
@@ -482,7 +482,7 @@ ROWS = (
         before="_is_of_infrastructure(each) and not isinstance(each, PoolTimeout) for each",
         after="_is_of_infrastructure(each) for each",
         killed_by=(
-            f"{_FAULTS}::test_exhausted_pool_counts_as_an_attempt_when_a_listener_waits_for_it[asyncpg-sync-before_commit-as it is]",
+            f"{_FAULTS}::test_exhausted_pool_counts_as_an_attempt_when_a_listener_waits[asyncpg-sync-before_commit-as it is]",
         ),
     ),
     Mutant(
