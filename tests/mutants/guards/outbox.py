@@ -904,7 +904,6 @@ ROWS = (
             "tests/integration/dead_letters/test_rehearsal.py::TestRehearsal::test_a_session_of_the_applications_own_cannot_be_enlisted[with the info of the handler's]",
         ),
     ),
-    ),
     Mutant(
         "outbox",
         "a rollback is left alone when its unit of work is cancelled again",
