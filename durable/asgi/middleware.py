@@ -120,7 +120,7 @@ class _Request:
             raise NoUnitOfWork(_OVER)
         with self._beginning:
             if self._uow is None:
-                self._uow = self._bus.unit_of_work()
+                self._uow = self._bus.unit_of_work().begin()
             return self._uow
 
     def _outbox(self) -> Outbox:

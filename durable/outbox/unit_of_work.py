@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.util import greenlet_spawn
 
 from durable.duration import Duration
-from durable.errors import WiringError
+from durable.errors import NoUnitOfWork, WiringError
 from durable.outbox.envelope_factory import EnvelopeFactory, SendOptions
 from durable.outbox.outbox import Dispatcher, Outbox
 from durable.outbox.scope import Scope
@@ -22,6 +22,10 @@ from durable.outbox.transactions import enlistment_of, forget, give_back_what_co
 from durable.storage.left_in_use import end_in_use
 from durable.tasks.cancelling import raise_if_cancelled, run_to_completion
 
+_NOT_ENTERED: Final = (
+    "unit of work: it was not entered, and nobody commits what is sent with it; write "
+    "`async with bus.unit_of_work() as uow`"
+)
 _ENDED_ANYHOW: Final = (DBAPIError, InvalidRequestError)
 """Errors of a rollback whose connection is lost, or in use by another task: its transaction ends with it. They stay
 behind what the session ends for.
@@ -107,7 +111,8 @@ class UnitOfWork:
 
     def __init__(self, session: AsyncSession, outbox: Outbox, scope: Scope) -> None:
         self.session = session
-        self.outbox = outbox
+        self._outbox = outbox
+        self._has_begun = False
         self._entered = scope.entered(lambda: outbox)
 
     def __enter__(self) -> NoReturn:
@@ -117,7 +122,7 @@ class UnitOfWork:
 
     async def __aenter__(self) -> Self:
         self._entered.__enter__()
-        return self
+        return self.begin()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -129,6 +134,18 @@ class UnitOfWork:
         if isinstance(error, _ENDED_ANYHOW):
             raise_if_cancelled(error)
 
+    def begin(self) -> Self:
+        """Take messages from now on; for whoever ends it by end()."""
+        self._has_begun = True
+        return self
+
+    @property
+    def outbox(self) -> Outbox:
+        """The outbox of the session; raises NoUnitOfWork for a unit of work that nobody has entered."""
+        if not self._has_begun:
+            raise NoUnitOfWork(_NOT_ENTERED)
+        return self._outbox
+
     async def end(self, *, commit: bool) -> None:
         """Commit or roll back, and close the session for good. A session without a transaction is only closed: its
         owner has ended the transaction already.
@@ -137,10 +154,10 @@ class UnitOfWork:
             if not commit:
                 await run_to_completion(_roll_back(self.session))
             elif self.session.in_transaction():
-                self.outbox.allow_last_commit()
+                self._outbox.allow_last_commit()
                 await self.session.commit()
         finally:
-            self.outbox.close()  # before other tasks run: nobody commits what they send now
+            self._outbox.close()  # before other tasks run: nobody commits what they send now
             await close(self.session)
             forget(self.session.sync_session)
 

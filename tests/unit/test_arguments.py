@@ -30,6 +30,7 @@ from durable import (
     JsonCodec,
     Keys,
     MsgpackCodec,
+    NoUnitOfWork,
     Outbox,
     PauseListener,
     Retry,
@@ -480,6 +481,13 @@ def test_block_without_async_is_refused() -> None:
     uow = bus.unit_of_work()
     with pytest.raises(WiringError, match=r"async with bus.unit_of_work\(\)"), uow:
         pass
+
+
+@pytest.mark.parametrize("send", ["send", "request", "publish", "outbox"])
+def test_message_before_the_block_is_refused(send: str) -> None:
+    uow = Bus("a", "postgresql+asyncpg://nobody@127.0.0.1:1/nothing").unit_of_work()
+    with pytest.raises(NoUnitOfWork, match=r"not entered.*async with bus.unit_of_work\(\)"):
+        getattr(uow, send)(object())
 
 
 @pytest.mark.parametrize("name", ["", "My Service!", "a" * 101, "a\nb", "-a", "a b", "a/b", "ä"])

@@ -971,4 +971,12 @@ ROWS = (
         after="",
         killed_by=(f"{_LEFT_IN_USE}::test_cursor_of_a_former_user_executes_nothing_on_a_given_engine",),
     ),
+    Mutant(
+        "outbox",
+        "a unit of work that nobody has entered takes messages",
+        "durable/outbox/unit_of_work.py",
+        before="        if not self._has_begun:\n",
+        after="        if False:\n",
+        killed_by=("tests/unit/test_arguments.py::test_message_before_the_block_is_refused[outbox]",),
+    ),
 )

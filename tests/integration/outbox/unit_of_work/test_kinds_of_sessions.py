@@ -237,8 +237,10 @@ class TestLent:
                 for number in (1, 2):
                     await lent.do(door, number)
                     assert await session.scalar(COUNT) == number * stay
+                    await session.commit()
+                assert await session.scalar(COUNT) == 2 * stay
+                await connection.commit()  # beside a transaction of the session
                 await session.close()
-                await connection.commit()
                 assert [sent.number for sent in memory.sent(Placed)] == [1, 2] * stay
             assert await connection.scalar(COUNT) == await session.scalar(COUNT) == 2 * stay
             await session.close()
@@ -261,8 +263,10 @@ class TestLent:
                 for number in (1, 2):
                     await lent.do(door, number)
                     assert session.scalar(COUNT) == number * stay
+                    session.commit()
+                assert session.scalar(COUNT) == 2 * stay
+                connection.commit()  # beside a transaction of the session
                 session.close()
-                connection.commit()
                 assert [sent.number for sent in memory.sent(Placed)] == [1, 2] * stay
             assert connection.scalar(COUNT) == session.scalar(COUNT) == 2 * stay
             session.close()
