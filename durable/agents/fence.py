@@ -198,12 +198,11 @@ class Fence:
         for connection in self._begun:
             if _fence_of(connection) is self:
                 del _fences[connection]
-        self.traces.unmark()
 
 
 def forget_fence(session: Session) -> None:
-    """Forget the fence of a session whose attempt is over: it knows the session, and its marks know both. Connections
-    that the session was given are the application's again.
+    """Forget the fence of a session whose attempt is over: it knows the session. Connections that the session was given
+    are the application's again.
     """
     fence: Fence | None = vars(session).pop(_KEY, None)
     if fence is not None:

@@ -33,10 +33,6 @@ class Traces:
         """Remember how the session is before its first message, and from then on each connection that joins it."""
         self._marks = Marks(of_session(session))
 
-    def unmark(self) -> None:
-        """Forget how the session and its connections were: no other message follows."""
-        self._marks = None
-
     def begin_message(self) -> None:
         self._in_statement = False
 

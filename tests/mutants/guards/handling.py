@@ -506,14 +506,6 @@ ROWS = (
     ),
     Mutant(
         "handling",
-        "marks know the session that has ended",
-        "durable/agents/fence.py",
-        before="        self.traces.unmark()\n",
-        after="        pass\n",
-        killed_by=(f"{_FREED}::test_session_of_an_async_handler_is_freed[asyncpg-auto]",),
-    ),
-    Mutant(
-        "handling",
         "the causes of an error are conflicts of its attempt",
         "durable/storage/outages.py",
         before="(_SERIALIZATION_FAILURE, _DEADLOCK) for each in leaves_of(error))",

@@ -817,7 +817,7 @@ ROWS = (
         before="        return None if self._enlistment.is_over else self.session.get_transaction()\n",
         after="        return self.session.get_transaction()\n",
         killed_by=(
-            f"{_KINDS}::TestLent::test_async_session_stays_usable[asyncpg-unit of work--a connection, rollback_only]",
+            f"{_KINDS}::TestLent::test_async_session_stays_usable[asyncpg-unit of work-failed-a connection, create_savepoint]",
         ),
     ),
     Mutant(
