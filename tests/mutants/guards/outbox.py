@@ -15,10 +15,8 @@ _LIFESPAN = "tests/unit/asgi/test_lifespan.py::TestLifespan"
 _THREADS = (
     "tests/integration/asgi/test_middleware.py::TestRequests::test_threads_of_one_request_send_in_its_unit_of_work"
 )
-_CANCELLED = (
-    "tests/integration/outbox/unit_of_work/test_cancelled_ends.py::"
-    "test_session_beside_a_statement_gives_its_connection_back_when_cancelled"
-)
+_CANCELLED_ENDS = "tests/integration/outbox/unit_of_work/test_cancelled_ends.py"
+_CANCELLED = f"{_CANCELLED_ENDS}::test_session_beside_a_statement_gives_its_connection_back_when_cancelled"
 _LEFT_IN_USE = "tests/integration/outbox/unit_of_work/test_left_in_use.py"
 
 ROWS = (
@@ -910,7 +908,7 @@ ROWS = (
         "durable/outbox/unit_of_work.py",
         before="                await run_to_completion(_roll_back(self.session))\n",
         after="                await _roll_back(self.session)\n",
-        killed_by=(f"{_CANCELLED}[psycopg-own-unit_of_work-twice]",),
+        killed_by=(f"{_CANCELLED_ENDS}::test_unit_of_work_waits_for_its_rollback_when_cancelled_again",),
     ),
     Mutant(
         "outbox",

@@ -22,7 +22,7 @@ _SIZE = 2
 _TIME = 0.03
 _SLOW = text("SELECT pg_sleep(0.15)")
 
-LEFT: set[asyncio.Task[object]] = set()
+LEFT: list[asyncio.Task[object]] = []
 """A reference to each task, so that no collection of garbage ends its connection."""
 
 
@@ -30,7 +30,7 @@ async def leave_a_statement(session: AsyncSession) -> None:
     await session.execute(text("SELECT 1"))
     task: asyncio.Task[object] = asyncio.ensure_future(session.execute(_SLOW))
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-    LEFT.add(task)
+    LEFT.append(task)
     await asyncio.shield(task)
 
 
@@ -177,3 +177,16 @@ async def test_session_without_a_statement_ends_without_a_warning(
                 await leave_a_statement(session)
         await is_whole(place)
     assert "left behind" not in caplog.text
+
+
+async def test_unit_of_work_waits_for_its_rollback_when_cancelled_again(tables: Tables) -> None:
+    """psycopg rolls back after the statement, which nobody cancels, and the connection goes on."""
+    async with place_of(tables, "psycopg", is_given=False) as place:
+
+        async def work() -> None:
+            async with unit_of_work(place) as session:
+                await leave_a_statement(session)
+
+        await cancelled(3)(work)
+        assert LEFT[-1].done()
+        assert LEFT[-1].exception() is None
