@@ -722,16 +722,6 @@ ROWS = (
     ),
     Mutant(
         "outbox",
-        "a handler's connection stays open in a statement of a task that was left behind",
-        "durable/outbox/unit_of_work.py",
-        before="        await greenlet_spawn(end_in_use, connection)\n",
-        after="        pass\n",
-        killed_by=(
-            "tests/integration/agents/test_tasks_left_behind.py::test_handler_with_a_task_in_a_statement_keeps_no_lock_and_no_connection[fail-asyncpg]",
-        ),
-    ),
-    Mutant(
-        "outbox",
         "a connection goes back to the pool amid a transaction that its driver has refused to end",
         "durable/storage/left_in_use.py",
         before="    if is_executing or connection.driver_connection.is_in_transaction():\n",

@@ -187,6 +187,12 @@ async def test_unit_of_work_waits_for_its_rollback_when_cancelled_again(tables: 
             async with unit_of_work(place) as session:
                 await leave_a_statement(session)
 
-        await cancelled(3)(work)
+        before = len(LEFT)
+        task = asyncio.ensure_future(work())
+        await eventually(lambda: len(LEFT) > before)
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+            task.cancel()
+        await asyncio.wait([task])
         assert LEFT[-1].done()
         assert LEFT[-1].exception() is None

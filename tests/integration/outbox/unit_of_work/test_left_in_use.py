@@ -87,6 +87,7 @@ def test_connection_given_back_amid_a_transaction_is_not_handed_out(engine: Engi
     taken.cursor().execute(_INSERT)
     taken.close()
     with engine.connect() as other:
+        other.execute(text("SELECT 1"))
         other.commit()
         assert not effects.rows("SELECT 1 FROM effects")
 
@@ -100,6 +101,7 @@ def test_cursor_of_a_former_user_executes_nothing(engine: Engine, effects: Table
         with pytest.raises(psycopg.ProgrammingError, match="given back to its pool before this statement began"):
             cursor.execute(_INSERT if not name else "SELECT 1")
         cursor.close()
+        other.execute(text("SELECT 1"))
         other.commit()
     assert not effects.rows("SELECT 1 FROM effects")
 
@@ -133,6 +135,7 @@ async def test_cursor_of_a_former_user_executes_nothing_in_a_task(async_engine: 
     async with async_engine.connect() as other:
         with pytest.raises(psycopg.ProgrammingError, match="given back"):
             await cursor.execute(_INSERT)
+        await other.execute(text("SELECT 1"))
         await other.commit()
     assert not effects.rows("SELECT 1 FROM effects")
     await async_engine.dispose()
