@@ -12,12 +12,13 @@ Passwords may hold `@` and `:` as they are; `/` and `?` are percent-encoded. No 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from durable.errors import InvalidSetting
+from durable.grammar import suggestion
 
 DRIVERS: Final = ("", "asyncpg", "psycopg")
 MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
@@ -35,22 +36,44 @@ _LIBPQ_ALONE: Final = frozenset(
     (
         *("channel_binding", "client_encoding", "fallback_application_name", "gssdelegation", "gssencmode"),
         *("keepalives", "keepalives_count", "keepalives_idle", "keepalives_interval", "load_balance_hosts"),
-        *("require_auth", "requirepeer", "sslcertmode", "sslcompression", "sslcrldir", "sslsni", "tcp_user_timeout"),
+        *(
+            "max_protocol_version",
+            "min_protocol_version",
+            "requirepeer",
+            "sslcertmode",
+            "sslcompression",
+            "sslcrldir",
+            "sslsni",
+            "tcp_user_timeout",
+        ),
     )
 )
 _FOR_THE_SERVER: Final = ("application_name", "options")
+_OF_PSYCOPG_ALONE: Final = ("require_auth", "service", "servicefile")
+_PLACE: Final = frozenset(("user", "password", "dbname", "port"))
+_TAKEN: Final = frozenset(
+    (
+        *(*TLS_WORDS, *_LIBPQ_ALONE, *_FOR_THE_SERVER, *_OF_PSYCOPG_ALONE, *_PLACE),
+        *("connect_timeout", "host", "hostaddr", "passfile", "ssl", "target_session_attrs"),
+    )
+)
+_SESSION_ATTRS: Final = ("any", "read-write", "read-only", "primary", "standby", "prefer-standby")
+_PORT: Final = 5432
 _ON: Final = ("1", "on", "true", "yes")
 _OFF: Final = ("0", "off", "false", "no")
 
 _TEXT: Final = re.compile(r"(?:postgres|postgresql)(?:\+([a-z0-9_]*))?://([^?]*)(?:\?(.*))?", re.DOTALL)
 _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")  # bytes of the environment that are not UTF-8 have become such
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[\w.%-]*)(?::(\d{1,5}))?")
+_DIGITS: Final = re.compile(r"[0-9]{1,5}")
+_SECONDS: Final = re.compile(r"-?[0-9]{1,9}")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
 
 @dataclass(frozen=True, slots=True)
 class DatabaseUrl:
-    """Parts of a URL, decoded. `query` has the parameters in libpq's words; several `hosts` are tried in turn."""
+    """Parts of a URL, decoded. `query` has the parameters in libpq's words; several `hosts`, each with its port, are
+    tried in turn."""
 
     driver: str
     hosts: tuple[tuple[str, int | None], ...]
@@ -96,9 +119,10 @@ def parse(text: str, setting: str = "database_url") -> DatabaseUrl:
         raise _wrong(setting) from None
     if not all(map(_NAME.fullmatch, given)):
         raise _wrong(setting)
-    own = {name: given.pop(name, None) for name in ("user", "password", "dbname", "port")}
-    if own["port"] is not None:
-        hosts = tuple(_host(f"{_written(host, None)}:{own['port']}", setting) for host, _ in hosts)
+    _check_names(list(given), query, setting)
+    own = {name: given.pop(name, None) for name in _PLACE}
+    hosts = _places(hosts, given, own["port"], setting)
+    _check_values(given, setting)
     return DatabaseUrl(
         driver,
         hosts,
@@ -139,8 +163,57 @@ def check_for_asyncpg(url: DatabaseUrl, setting: str = "database_url") -> None:
         raise InvalidSetting(
             f"{setting}: asyncpg has no channel_binding; use postgresql+psycopg://, or sslmode=verify-full without it"
         )
-    if url.query.get("require_auth"):
-        raise InvalidSetting(f"{setting}: asyncpg has no require_auth; use postgresql+psycopg://, or leave it out")
+    for name in _OF_PSYCOPG_ALONE:
+        if url.query.get(name):
+            raise InvalidSetting(f"{setting}: asyncpg has no {name}; use postgresql+psycopg://, or leave it out")
+
+
+def _check_names(names: Sequence[str], query: str, setting: str) -> None:
+    """Refuse a parameter that no driver takes, by its position: its name may be a part of a password."""
+    unknown = next((name for name in names if name not in _TAKEN), None)
+    if unknown is None:
+        return
+    if "@" in query:
+        raise _wrong(setting)
+    advice = suggestion(unknown, _TAKEN) or (
+        "; take those of libpq, and options=-c%20NAME%3Dvalue for a setting of the server"
+    )
+    raise InvalidSetting(f"{setting}: parameter {names.index(unknown) + 1} of the URL is unknown{advice}")
+
+
+def _check_values(query: Mapping[str, str], setting: str) -> None:
+    if not _SECONDS.fullmatch(query.get("connect_timeout", "0")):
+        raise InvalidSetting(f"{setting}: connect_timeout is no number of seconds; give a whole one")
+    if query.get("target_session_attrs", "any") not in _SESSION_ATTRS:
+        raise InvalidSetting(f"{setting}: target_session_attrs is none of {', '.join(_SESSION_ATTRS)}")
+
+
+def _places(
+    written: tuple[tuple[str, int | None], ...], query: dict[str, str], port: str | None, setting: str
+) -> tuple[tuple[str, int | None], ...]:
+    """Return each host with its port. Parameters stand before the place of the URL; one `host` stays a parameter."""
+    several = query["host"].split(",") if "," in query.get("host", "") else None
+    hosts = [host for host, _ in written] if several is None else several
+    ports = [each for _, each in written]
+    if port is not None:
+        ports = [_port(each, setting) for each in port.split(",")]
+    if len(ports) == 1:
+        ports *= len(hosts)
+    if len(ports) != len(hosts):
+        raise InvalidSetting(f"{setting}: {len(ports)} ports for {len(hosts)} hosts; give one port, or one for each")
+    if several is not None:
+        del query["host"]
+    if len(hosts) > 1:
+        if not all(each and each.isprintable() for each in hosts):
+            raise InvalidSetting(f"{setting}: one of several hosts is empty or cannot be printed; name each")
+        ports = [each or _PORT for each in ports]
+    return tuple(zip(hosts, ports, strict=True))
+
+
+def _port(text: str, setting: str) -> int | None:
+    if text and not _DIGITS.fullmatch(text):
+        raise _wrong(setting)
+    return int(text) if text else None
 
 
 def _tls(query: dict[str, str], setting: str) -> dict[str, str]:

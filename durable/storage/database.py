@@ -194,10 +194,10 @@ def sync_url(settings: Settings) -> URL:
 
 def _of_sqlalchemy(url: DatabaseUrl, driver: str) -> URL:
     """Return SQLAlchemy's form, which has several hosts among the parameters."""
-    query: dict[str, str | tuple[str, ...]] = dict(url.query)
+    query = dict(url.query)
     (host, port), *others = url.hosts
     if others:
-        query["host"] = tuple(f"{each}:{at}" if at is not None else each for each, at in url.hosts)
+        query["host"], query["port"] = (",".join(map(str, each)) for each in zip(*url.hosts, strict=True))
         host, port = "", None
     return URL.create(f"postgresql+{driver}", url.user, url.password, host or None, port, url.database, query)
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from inspect import signature
+from typing import Any
+
 import pytest
+from asyncpg import connect
 from hypothesis import given
 from hypothesis import strategies as st
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy.dialects.postgresql import asyncpg, psycopg
 from sqlalchemy.engine import make_url
 
 from durable import database_url
-from durable.database_url import DatabaseUrl, check_for_asyncpg, for_asyncpg
+from durable.database_url import _TAKEN, DatabaseUrl, check_for_asyncpg, for_asyncpg
 from durable.errors import InvalidSetting
 from durable.settings import load_settings
 from durable.storage.database import async_url, sync_url
@@ -136,7 +143,7 @@ def test_asyncpg_is_told_by_a_dsn_and_by_server_settings() -> None:
 
 
 def test_asyncpg_gets_no_unknown_option() -> None:
-    for query in ("channel_binding=require", "require_auth=scram-sha-256"):
+    for query in ("channel_binding=require", "require_auth=scram-sha-256", "service=x"):
         with pytest.raises(InvalidSetting, match=r"asyncpg has no .*postgresql\+psycopg"):
             check_for_asyncpg(database_url.parse(f"postgresql://db/orders?{query}"))
     check_for_asyncpg(database_url.parse("postgresql://db/orders?channel_binding=prefer"))
@@ -144,7 +151,71 @@ def test_asyncpg_gets_no_unknown_option() -> None:
 
 def test_several_hosts_are_tried_in_turn() -> None:
     settings = load_settings(database_url="postgresql://app:pw@one:5432,two:5433/orders")
-    assert sync_url(settings).query["host"] == ("one:5432", "two:5433")
+    for url in (sync_url(settings), async_url(settings)):
+        assert (url.query["host"], url.query["port"]) == ("one,two", "5432,5433")
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("postgresql://one,two/orders", (("one", 5432), ("two", 5432))),
+        ("postgresql://one:1,two/orders", (("one", 1), ("two", 5432))),
+        ("postgresql://one,two/orders?port=7", (("one", 7), ("two", 7))),
+        ("postgresql://one,two/orders?port=7,8", (("one", 7), ("two", 8))),
+        ("postgresql:///orders?host=one,/run/pg", (("one", 5432), ("/run/pg", 5432))),
+        ("postgresql:///orders?host=one,::1&port=7", (("one", 7), ("::1", 7))),
+        ("postgresql:///orders?host=one,two&port=7,8", (("one", 7), ("two", 8))),
+        ("postgresql:///orders?host=one,two&port=7,", (("one", 7), ("two", 5432))),
+        ("postgresql://lost/orders?host=one,two", (("one", 5432), ("two", 5432))),
+    ],
+)
+def test_each_of_several_hosts_has_a_port_on_every_path(text: str, hosts: tuple[tuple[str, int], ...]) -> None:
+    url = database_url.parse(text)
+    assert url.hosts == hosts
+    assert database_url.parse(url.libpq()).hosts == hosts
+    names, ports = [host for host, _ in hosts], [port for _, port in hosts]
+    settings = load_settings(database_url=text)
+    dialects: list[Any] = [asyncpg.dialect, psycopg.dialect]
+    _, of_asyncpg = dialects[0]().create_connect_args(async_url(settings))
+    assert (of_asyncpg["host"], of_asyncpg["port"]) == (names, ports)
+    _, of_psycopg = dialects[1]().create_connect_args(sync_url(settings))
+    assert (of_psycopg["host"], of_psycopg["port"]) == (",".join(names), ",".join(map(str, ports)))
+    told = conninfo_to_dict(url.libpq())
+    assert (told["host"], told["port"]) == (of_psycopg["host"], of_psycopg["port"])
+
+
+@pytest.mark.parametrize(
+    ("query", "fault"),
+    [
+        ("sslmod=require", "parameter 1 of the URL is unknown; did you mean 'sslmode'?"),
+        ("sslmode=require&conect_timeout=5", "parameter 2 of the URL is unknown; did you mean 'connect_timeout'?"),
+        ("statement_timeout=5000", "parameter 1 of the URL is unknown; take those of libpq, and options=-c%20NAME"),
+        ("command_timeout=5", "parameter 1 of the URL is unknown; "),
+        ("SSLMODE=require", "parameter 1 of the URL is unknown; "),
+        ("connect_timeout=5s", "connect_timeout is no number of seconds"),
+        ("target_session_attrs=writable", "target_session_attrs is none of any, read-write"),
+        ("host=one,two&port=1,2,3", "3 ports for 2 hosts; give one port, or one for each"),
+        ("host=one,", "one of several hosts is empty"),
+        ("port=x", "not a Postgres URL"),
+    ],
+)
+@pytest.mark.parametrize("setting", ["database_url", "lock_database_url"])
+def test_mistake_in_a_parameter_is_told_by_its_setting(setting: Any, query: str, fault: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"^{setting}: {re.escape(fault)}"):
+        load_settings(**{setting: f"postgresql:///orders?{query}"})
+
+
+def test_part_of_a_password_is_no_parameter() -> None:
+    with pytest.raises(InvalidSetting, match="not a Postgres URL") as refused:
+        database_url.parse("postgresql://app:12?MARK=x@db/orders")
+    assert "MARK" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", sorted(_TAKEN - {"hostaddr", "require_auth", "service", "servicefile", "ssl"}))
+def test_known_parameter_has_a_meaning_for_asyncpg(name: str) -> None:
+    told = for_asyncpg({name: "7"})
+    known = {*signature(connect).parameters} | {"dbname"}
+    assert set(told) <= known
 
 
 @pytest.mark.parametrize(

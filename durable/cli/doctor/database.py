@@ -16,7 +16,7 @@ from durable.grammar import lasting, several
 from durable.settings import Settings
 from durable.storage import maintenance, migrator, nodes, status
 from durable.storage.connection_names import OF_COMMANDS
-from durable.storage.database import configured_url, lock_engine_url
+from durable.storage.database import async_url, configured_url, lock_engine_url
 from durable.storage.engines import Limits, is_pooled, make_engine
 from durable.storage.outages import PRIMARY
 
@@ -35,7 +35,11 @@ _GRANT: Final = "as owner of the schema, run: durable-agent migrate APP:BUS --gr
 
 
 def database_checks(settings: Settings, *, has_sync_handlers: bool = False) -> list[Check]:
-    """Run each check on its own; checks that this database cannot answer are left out."""
+    """Run each check on its own; checks that this database cannot answer are left out.
+
+    Raises InvalidSetting for a URL that a node cannot use.
+    """
+    async_url(settings)
     try:
         with connection(settings, isolation="AUTOCOMMIT") as conn:
             return list(_connected(conn, settings, has_sync_handlers))

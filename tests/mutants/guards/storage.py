@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 _LACKS = "tests/integration/storage/test_lacks.py"
 _OUTAGES = "tests/integration/storage/test_outages.py"
 _RIGHTS = "tests/integration/cli/test_migrate_rights.py"
+_URLS = "tests/unit/test_database_url.py"
 _GIVEN = "tests/integration/outbox/unit_of_work/test_given_engines.py"
 
 ROWS = (
@@ -683,6 +684,27 @@ ROWS = (
         before="    if not grantable:\n",
         after="    if False:\n",
         killed_by=(f"{_RIGHTS}::test_owner_of_the_schema_names_the_grant_of_the_right_to_connect",),
+    ),
+    Mutant(
+        "storage",
+        "a parameter of a URL that no driver takes is handed on",
+        "durable/database_url.py",
+        before="    _check_names(list(given), query, setting)\n",
+        after="",
+        killed_by=(
+            f"{_URLS}::test_mistake_in_a_parameter_is_told_by_its_setting[database_url-sslmod=require-"
+            "parameter 1 of the URL is unknown; did you mean 'sslmode'?]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "one of several hosts has no port",
+        "durable/database_url.py",
+        before="        ports = [each or _PORT for each in ports]\n",
+        after="",
+        killed_by=(
+            f"{_URLS}::test_each_of_several_hosts_has_a_port_on_every_path[postgresql://one,two/orders-hosts0]",
+        ),
     ),
     Mutant(
         "storage",
