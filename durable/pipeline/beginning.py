@@ -29,7 +29,7 @@ from durable.pipeline.foreign import Parted
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
 from durable.pipeline.origin import Origin, app_id
-from durable.pipeline.own_lake import refuse_copy, refuse_earlier
+from durable.pipeline.own_lake import is_known_place, refuse_copy, require_own
 from durable.storage import archives, erasures, horizons
 from durable.storage.archives import Archive, LakeEnd, Place
 
@@ -67,6 +67,8 @@ def begin(engine: Engine, conn: Connection, lake: Lake, table: LakeTable, origin
     sides = [_Side.find(conn, lake, each, origin, name) for each in SOURCES if each == table or each in moving]
     for side in sides:
         side.refuse(lake, wish)
+        if side.archive is not None and not (wish.is_new_lake or is_known_place(side.archive, table, lake)):
+            _require_both(conn, lake, schema)
     if any(side.moves and not side.returns for side in sides):
         _refuse_other_name(conn, lake, origin)
     for side in sides:
@@ -95,6 +97,14 @@ def _earlier_name(conn: Connection, lake: Lake, origin: Origin, wish: Wish) -> s
             "another lake"
         )
     return name
+
+
+def _require_both(conn: Connection, lake: Lake, schema: str) -> None:
+    """Raise InvalidSetting unless both tables have come to this place: one alone would leave the other behind."""
+    for table, source in SOURCES.items():
+        archive = archives.find(conn, schema, source)
+        if archive is not None:
+            require_own(archive, table, lake, lake.offset(archive.app_id, table))
 
 
 def _refuse_other_name(conn: Connection, lake: Lake, origin: Origin) -> None:
@@ -210,12 +220,8 @@ class _Side:
             raise InvalidSetting(_OF_ORIGINAL.format(lake=self.known.lake))
         if self.archive is not None:
             refuse_copy(self.archive, self.table, lake)
-            refuse_earlier(self.archive, self.table, lake, self.offset)
-        if self.moves and not wish.is_new_lake:
-            raise InvalidSetting(
-                f"lake {self.lake_url}: {self.source} of this database is archived into {self.known.lake}; name that "
-                "lake, or begin anew in this one with --new-lake"
-            )
+            if not wish.is_new_lake:
+                require_own(self.archive, self.table, lake, self.offset)
         if self.is_put_back:
             raise InvalidSetting(f"lake {self.lake_url}: {PUT_BACK}")
         is_own = not self.moves or (

@@ -40,7 +40,7 @@ from durable.pipeline.lake_erasure import LakeErasure
 from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
 from durable.pipeline.leftovers import Scrubbed
 from durable.pipeline.origin import Origin, alone, locked
-from durable.pipeline.own_lake import own_lake
+from durable.pipeline.own_lake import own_lake, require_own
 from durable.pipeline.recovering import refuse_unnamed
 from durable.storage import archives, erasures
 from durable.storage.erasures import Chosen, Erasure, Here
@@ -176,8 +176,6 @@ def listed(conn: Connection, origin_schema: str, lake: Lake | None, *, counts_ro
 
 def _lakes(conn: Connection, origin: Origin, named: Lake | None) -> list[Lake]:
     """The lake of this database and the one that is named: content must not stay behind in one of them."""
-    if named is not None and not named.tables():
-        raise InvalidSetting(f"lake {named.url}: there is no lake; name the one that this database is archived into")
     found: list[Lake] = []
     for table, source in SOURCES.items():
         archive = archives.find(conn, origin.schema, source)
@@ -185,7 +183,11 @@ def _lakes(conn: Connection, origin: Origin, named: Lake | None) -> list[Lake]:
             continue
         if named is None:
             raise InvalidSetting(f"lake: not set, and this database is archived into {archive.lake}; give --lake")
+        if not named.tables():
+            require_own(archive, table, named, 0)
         found.append(own_lake(archive, table, named))
+    if named is not None and not named.tables():
+        raise InvalidSetting(f"lake {named.url}: there is no lake; name the one that this database is archived into")
     return _distinct([*found, *([] if named is None else [named])])
 
 

@@ -129,7 +129,7 @@ class _Purge:
         archive = archives.find(self._conn, self._origin.schema, source)
         if archive is None or archive.ended_at is not None:
             raise InvalidSetting(f"{source} of this database is not archived; run: durable-agent pipeline archive")
-        require_own(archive, table, self._lake)
+        require_own(archive, table, self._lake, self._lake.offset(archive.app_id, table))
         self._lake.create(table)  # a lake of an earlier version gets the columns that it lacks
         offset = self._lake.offset(archive.app_id, table)
         commit_id = self._lake.commit_id(archive.app_id, table)

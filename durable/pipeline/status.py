@@ -8,6 +8,7 @@ from datetime import date, datetime, timedelta
 
 from sqlalchemy import Connection
 
+from durable.errors import InvalidSetting
 from durable.pipeline.beginning import PUT_BACK
 from durable.pipeline.copying import connection
 from durable.pipeline.lake import Lake
@@ -91,10 +92,10 @@ def _table(conn: Connection, schema: str, lake: Lake | None, table: LakeTable) -
         )
     confirmed = archive.archived_below
     other: str | None = None
-    if lake is not None:
-        lake.require_any()
-        if fault := fault_of(archive, table, lake, lake.offset(archive.app_id, table)):
-            other, lake = f"{lake.url}: {fault}", None
+    if lake is not None and (fault := fault_of(archive, table, lake, lake.offset(archive.app_id, table))):
+        if not lake.tables():
+            raise InvalidSetting(f"lake {lake.url}: {fault}")
+        other, lake = f"{lake.url}: {fault}", None
     offset = confirmed if lake is None else lake.offset(archive.app_id, table)
     commit_id = None if lake is None else lake.commit_id(archive.app_id, table)
     problem = other or problem_of(conn, schema, archive, offset, commit_id, source)

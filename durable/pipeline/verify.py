@@ -27,7 +27,7 @@ from durable.pipeline.lake import Lake
 from durable.pipeline.lake_digests import Rows, Spark, lake_digests, rows_of_blocks
 from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
 from durable.pipeline.origin import Origin
-from durable.pipeline.own_lake import refuse_copy
+from durable.pipeline.own_lake import require_own
 from durable.pipeline.progress import Show
 from durable.storage import archived_content, archives
 from durable.storage.archived_content import Block, Digest, Key
@@ -106,17 +106,14 @@ def claimed(conn: Connection, lake: Lake, table: LakeTable, origin: Origin) -> C
             f"{source}: another database was archived into {archive.lake}; run: durable-agent pipeline "
             "archive, which says what to do"
         )
-    lake.require_any()
-    if lake.table_id(table) != archive.lake_id:
-        raise InvalidSetting(f"lake {lake.table_url(table)}: {source} is archived into {archive.lake}; name that")
-    refuse_copy(archive, table, lake)
+    low = lake.offset(archive.app_id, table)
+    require_own(archive, table, lake, low)
     commit_id = lake.commit_id(archive.app_id, table)
     if commit_id is not None and archives.claimed(conn, origin.schema, source, [commit_id]) is None:
         raise InvalidSetting(
             f"lake {lake.table_url(table)}: has a commit that this database does not know; run: durable-agent pipeline "
             "archive, which says what to do"
         )
-    low = lake.offset(archive.app_id, table)
     return Claimed(
         table=table,
         database=archives.database(conn, origin.schema),

@@ -20,7 +20,7 @@ from durable.pipeline.copying import opened
 from durable.pipeline.erasures import State
 from durable.pipeline.iceberg import export
 from durable.pipeline.lake import Lake
-from durable.pipeline.lake_tables import SOURCES
+from durable.pipeline.lake_tables import SOURCES, LakeTable
 from durable.pipeline.purge import Retention, purge
 from durable.pipeline.status import read_status
 from durable.storage.erasures import Chosen
@@ -217,28 +217,136 @@ def test_archive_goes_on_in_another_place_when_the_known_one_cannot_be_opened(fi
     assert [filled.run(of, local_rows=1_000).rows for of in SOURCES] == [0, 0]
 
 
-@pytest.mark.parametrize("wish", [Wish(), Wish(is_new_lake=True), Wish(is_successor=True)])
-def test_archive_does_not_go_on_in_an_earlier_state_when_the_known_place_cannot_be_opened(
-    filled: Archiver, conn: psycopg.Connection[Any], tmp_path: Path, wish: Wish
+def nothing(own: Path, _tmp_path: Path) -> None:
+    own.unlink(missing_ok=True)
+
+
+def a_file(own: Path, _tmp_path: Path) -> None:
+    own.write_text("a file")
+
+
+def an_empty_folder(own: Path, _tmp_path: Path) -> None:
+    own.mkdir()
+
+
+def a_dangling_link(own: Path, tmp_path: Path) -> None:
+    own.symlink_to(tmp_path / "nowhere")
+
+
+def another_lake(own: Path, tmp_path: Path) -> None:
+    lake = Lake(str(own))
+    for table in SOURCES:
+        lake.create(table)
+
+
+LEFT = (nothing, a_file, an_empty_folder, a_dangling_link, another_lake)
+"""What is in the known place while its disk is away."""
+
+
+def put_back(away: Path, own: Path) -> None:
+    if own.is_dir():
+        shutil.rmtree(own)
+    else:
+        own.unlink(missing_ok=True)
+    away.rename(own)
+
+
+@pytest.mark.parametrize("wish", [Wish(), Wish(is_successor=True)])
+@pytest.mark.parametrize("left", LEFT)
+@pytest.mark.parametrize("newer", SOURCES)
+def test_earlier_state_is_refused_when_the_lake_is_away(
+    filled: Archiver,
+    conn: psycopg.Connection[Any],
+    tmp_path: Path,
+    left: Callable[[Path, Path], None],
+    newer: LakeTable,
+    wish: Wish,
 ) -> None:
     """The own lake is back tomorrow; what it alone has would be archived again, or gone."""
     own, copy, away = Path(filled.lake.url), tmp_path / "copy", tmp_path / "away"
     copied(own, copy)
-    add_history(conn, 3, first=200)
-    filled.run(local_rows=1_000)
+    add_history(conn, 3, first=200) if newer == "history" else add_letters(conn, 3)
+    filled.run(newer, local_rows=1_000)
     own.rename(away)
-    own.write_text("a file")
+    left(own, tmp_path)
     filled.lake = Lake(str(copy))
-    with pytest.raises(InvalidSetting, match=rf"copy/history: lacks what was archived last into {own}/history, which"):
-        filled.run(wish=wish, local_rows=1_000)
-    found = read_status(filled.origin.url, filled.origin.schema, filled.lake).tables[0]
+    lacks = rf"copy/{newer}: lacks what was archived last into {own}/{newer}, which is not there now; mount that, or"
+    for table in SOURCES:
+        with pytest.raises(InvalidSetting, match=lacks):
+            filled.run(table, wish=wish, local_rows=1_000)
+    with pytest.raises(InvalidSetting, match=lacks):
+        filled.verify(newer, local_rows=1_000)
+    found = {each.table: each for each in read_status(filled.origin.url, "durable", filled.lake).tables}[newer]
     assert "lacks what was archived last" in (found.problem or "")
     assert (found.offset, found.lag_rows, dict(found.gone)) == (found.confirmed, 0, {})
-    own.unlink()
-    away.rename(own)
+    put_back(away, own)
     filled.lake = Lake(str(own))
-    assert filled.run(local_rows=1_000).rows == 0
+    assert [filled.run(table, local_rows=1_000).rows for table in SOURCES] == [0, 0]
+    assert filled.verify(newer, local_rows=1_000).is_whole
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_earlier_state_is_filled_when_the_lake_is_left_behind(
+    filled: Archiver, conn: psycopg.Connection[Any], tmp_path: Path, left: Callable[[Path, Path], None]
+) -> None:
+    own, copy = Path(filled.lake.url), tmp_path / "copy"
+    copied(own, copy)
+    add_history(conn, 3, first=200)
+    filled.run(local_rows=1_000)
+    own.rename(tmp_path / "away")
+    left(own, tmp_path)
+    filled.lake = Lake(str(copy))
+    runs = [filled.run(table, wish=Wish(is_new_lake=True), local_rows=1_000) for table in SOURCES]
+    assert [(each.rows, each.gone) for each in runs] == [(3, {}), (0, {})]
     assert filled.verify(local_rows=1_000).is_whole
+    assert filled.run(local_rows=1_000).rows == 0
+
+
+@pytest.mark.parametrize("left", [nothing, an_empty_folder, a_dangling_link, another_lake])
+def test_missing_lake_is_told_in_its_own_place(
+    filled: Archiver, tmp_path: Path, left: Callable[[Path, Path], None]
+) -> None:
+    """Nobody is sent to the place that was just named, nor to make another lake in it."""
+    own = Path(filled.lake.url)
+    own.rename(tmp_path / "away")
+    left(own, tmp_path)
+    told: list[str] = []
+    commands: list[Callable[[], object]] = [
+        lambda: filled.run(local_rows=1_000),
+        lambda: filled.verify(local_rows=1_000),
+        lambda: purge(lambda: filled.spark, filled.lake, filled.origin, MONTH, local_rows=1_000),
+    ]
+    if left is another_lake:
+        told += [str(each.problem) for each in read_status(filled.origin.url, "durable", filled.lake).tables]
+    else:
+        commands += [lambda: read_status(filled.origin.url, "durable", filled.lake), lambda: erased(filled)]
+    for command in commands:
+        with pytest.raises(InvalidSetting) as refused:
+            command()
+        told.append(str(refused.value))
+    assert len(told) == 5
+    for text in told:
+        assert "of this database is archived into; mount that lake, put its files back" in text
+        assert "begin anew in another place" in text
+        assert "name that lake" not in text
+
+
+def erased(archiver: Archiver) -> object:
+    return erasing.erase(archiver.origin, archiver.lake, Chosen(keys=[ANNA]), actor="a test", reason="request 4711")
+
+
+def test_status_names_the_lake_of_the_database_beside_another_one(filled: Archiver, tmp_path: Path) -> None:
+    """As archive does, which would not go on there."""
+    own, other = filled.lake, Lake(str(tmp_path / "other"))
+    for table in SOURCES:
+        other.create(table)
+    problems = [each.problem for each in read_status(filled.origin.url, "durable", other).tables]
+    filled.lake = other
+    for table, problem in zip(SOURCES, problems, strict=True):
+        with pytest.raises(InvalidSetting) as refused:
+            filled.run(table, local_rows=1_000)
+        assert str(refused.value) == f"lake {other.url}/{table}: {str(problem).removeprefix(f'{other.url}: ')}"
+        assert f"is archived into {own.url}/{table}; name that lake, or begin anew" in str(problem)
 
 
 @pytest.mark.parametrize("how", MADE)
