@@ -25,7 +25,7 @@ from durable.redaction import shown
 from durable.settings import Settings
 from durable.transports import peers
 from durable.transports.frames import Listing
-from durable.transports.hosts import is_host
+from durable.transports.hosts import is_host, is_whole
 from durable.transports.uris import normal_escapes
 
 UNIX: Final = "unix"
@@ -226,7 +226,7 @@ def _split(address: str) -> SplitResult:
     if parts.scheme == UNIX:
         whole = whole and not parts.netloc and not parts.query and parts.path.startswith("/")
     else:
-        whole = whole and bool(parts.hostname) and is_host(parts.hostname or "") and port != 0
+        whole = whole and is_whole(parts) and is_host(parts.hostname or "") and port != 0
         whole = whole and (port is not None or parts.scheme in _DEFAULT_PORTS)
         whole = whole and (parts.scheme != "tcp" or parts.path in ("", "/"))
     if not whole:

@@ -5,10 +5,34 @@ from __future__ import annotations
 import ipaddress
 import re
 from typing import Final
+from urllib.parse import SplitResult
 
 _THIS_MACHINE: Final = "127.0.0.1"
 _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+
+_AUTHORITY: Final = re.compile(r"(.*@)?(\[[^\[\]]*:[^\[\]]*\]|[^\[\]]*)(:[0-9]*)?", re.ASCII)
+
+
+def host_in(parts: SplitResult) -> str:
+    """Return the host of an address in its one spelling, as normal_host(); empty where there is none."""
+    return normal_host(parts.hostname or "") if is_whole(parts) else ""
+
+
+def is_whole(parts: SplitResult) -> bool:
+    """Tell whether urlsplit leaves nothing out and changes nothing: text beside the brackets of IPv6, other text within
+    them, and letters beyond ASCII, some of which are others in lower case.
+    """
+    return parts.netloc.isascii() and _AUTHORITY.fullmatch(parts.netloc) is not None
+
+
+def fault_of_host(parts: SplitResult) -> str:
+    """Say why host_in() has found none."""
+    if not parts.netloc.isascii():
+        return "a host has ASCII letters only, an international name those of punycode, as in xn--bcher-kva.example"
+    if ".." in parts.netloc:
+        return "the host has two dots in a row"
+    return "the host is neither a name nor an address"
 
 
 def normal_host(text: str) -> str:
@@ -27,7 +51,7 @@ def normal_host(text: str) -> str:
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
-        is_name = ":" not in name and is_host(name) and not _NUMBER.fullmatch(name.rpartition(".")[2])
+        is_name = ":" not in name and is_host(text) and not _NUMBER.fullmatch(name.rpartition(".")[2])
         return name if is_name else ""
     is_mapped = getattr(address, "ipv4_mapped", None) is not None
     return "" if is_mapped or not _is_address(text) else str(address)

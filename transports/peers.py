@@ -23,7 +23,7 @@ from durable.errors import InvalidSetting
 from durable.setting_types import Peer
 from durable.settings import Settings
 from durable.transports.frames import Offer, Offers
-from durable.transports.hosts import normal_host
+from durable.transports.hosts import host_in
 from durable.transports.uris import normal_escapes
 
 _ANY: Final = "*"
@@ -207,7 +207,7 @@ def _place(uri: str) -> str:
     if parts.scheme == "rabbitmq":
         host, path = _names(parts.netloc), _names(parts.path)
     else:
-        host, path = normal_host(parts.hostname or ""), normal_escapes(parts.path)
+        host, path = host_in(parts), normal_escapes(parts.path)
     return f"{parts.scheme}://{host}:{port}{path.rstrip('/')}" if host else ""
 
 

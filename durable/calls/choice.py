@@ -19,7 +19,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from durable.transports.frames import Listing, Offer
-from durable.transports.hosts import normal_host
+from durable.transports.hosts import host_in
 from durable.transports.plaintext import is_loopback
 
 HERE: Final = "this process"
@@ -136,7 +136,7 @@ def _candidates(listing: Listing, caller: Origin, schemes: tuple[str, ...]) -> I
 def _is_loopback(address: str) -> bool:
     """Tell whether the address is the caller's own machine, whichever that is."""
     try:
-        return is_loopback(normal_host(urlsplit(address).hostname or ""))
+        return is_loopback(host_in(urlsplit(address)))
     except ValueError:
         return False
 

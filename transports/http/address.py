@@ -5,7 +5,7 @@ https); listeners may not, and take port 0 for any that is free. Several nodes o
 port: each listens on `http://127.0.0.1:8001?reuse_port=1`, and the kernel deals out new connections among them. To a
 sender this option means nothing.
 
-An address has one spelling, whichever was parsed: see normal_host() and normal_escapes(); the port of its scheme and a
+An address has one spelling, whichever was parsed: see host_in() and normal_escapes(); the port of its scheme and a
 slash at the end are left out. Dot segments are refused, also when they are escaped.
 """
 
@@ -17,7 +17,7 @@ from typing import Final
 from urllib.parse import SplitResult
 
 from durable.errors import InvalidSetting
-from durable.transports.hosts import normal_host
+from durable.transports.hosts import fault_of_host, host_in
 from durable.transports.plaintext import is_loopback
 from durable.transports.uris import normal_escapes, port_of, split
 
@@ -101,9 +101,8 @@ def parse_destination(uri: str) -> HttpAddress:
 
 
 def _host(uri: str, parts: SplitResult) -> str:
-    name = (parts.hostname or "").removesuffix(".")
-    if parts.scheme == "https" and name == "localhost":
-        return name  # its certificate names it, and tells it from any other program of the machine
-    if host := normal_host(name):
+    if parts.scheme == "https" and parts.hostname in ("localhost", "localhost."):
+        return "localhost"  # its certificate names it, and tells it from any other program of the machine
+    if host := host_in(parts):
         return host
-    raise InvalidSetting(f"{uri}: no host, or one that is neither a name nor an address; {_EXAMPLE}")
+    raise InvalidSetting(f"{uri}: {fault_of_host(parts) if parts.netloc else 'no host'}; {_EXAMPLE}")

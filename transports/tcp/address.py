@@ -6,7 +6,7 @@ the kernel deals out new connections among them (SO_REUSEPORT). The option is fo
 Beyond this machine the connection is encrypted. On it, `?tls=1` or `?tls=0` says whether; otherwise it is when this
 service has a certificate.
 
-An address has one spelling, whichever was parsed: see normal_host(). The path of a socket is that of its file, without
+An address has one spelling, whichever was parsed: see host_in(). The path of a socket is that of its file, without
 empty segments and single dots; `..` stays, as the system may follow a link before it.
 """
 
@@ -22,7 +22,7 @@ from typing import Final
 from urllib.parse import SplitResult, unquote
 
 from durable.errors import InvalidSetting
-from durable.transports.hosts import normal_host
+from durable.transports.hosts import fault_of_host, host_in
 from durable.transports.plaintext import is_loopback
 from durable.transports.tcp.unix import BACKLOG, LONGEST_PATH, READ_BYTES, Bound, Streams, UnixAddress
 from durable.transports.uris import cannot_listen, port_of, split
@@ -103,13 +103,11 @@ def parse(uri: str) -> Address:
 
 
 def _tcp(uri: str, parts: SplitResult) -> TcpAddress:
-    host = normal_host(parts.hostname or "")
+    host = host_in(parts)
     if parts.hostname is None or parts.port is None or parts.path not in ("", "/"):
         raise InvalidSetting(f"{uri}: write a host and a port and nothing else, as in {_example(parts)}")
     if not host:
-        raise InvalidSetting(
-            f"{uri}: the host is neither a name nor an address; write a host and a port, as in {_example(parts)}"
-        )
+        raise InvalidSetting(f"{uri}: {fault_of_host(parts)}; write a host and a port, as in {_example(parts)}")
     options = _options(uri, parts)
     return TcpAddress(host, parts.port, reuse_port=options.get(_REUSE_PORT, False), tls=options.get(_TLS))
 

@@ -134,7 +134,7 @@ ROWS = (
         "doors",
         "a peer is a stranger at another spelling of its address",
         "transports/peers.py",
-        before='normal_host(parts.hostname or ""), normal_escapes(parts.path)',
+        before="host_in(parts), normal_escapes(parts.path)",
         after="parts.hostname, parts.path",
         killed_by=("tests/unit/transports/test_spellings.py::test_peer_is_known_at_every_spelling_of_its_address",),
     ),

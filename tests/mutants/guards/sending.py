@@ -352,4 +352,31 @@ ROWS = (
             "tests/integration/agents/test_sending.py::TestRefused::test_refused_deletions_are_tried_beside_others",
         ),
     ),
+    Mutant(
+        "sending",
+        "two dots behind a host are one",
+        "transports/hosts.py",
+        before='":" not in name and is_host(text) and',
+        after='":" not in name and is_host(name) and',
+        killed_by=(
+            "tests/unit/transports/test_spellings.py::test_odd_host_is_refused_with_advice[tcp://localhost..:1]",
+            "tests/unit/transports/test_spellings.py::test_spelling_of_a_destination_is_its_own_spelling",
+        ),
+    ),
+    Mutant(
+        "sending",
+        "text beside the brackets of a host is left out",
+        "transports/hosts.py",
+        before="parts.netloc.isascii() and _AUTHORITY.fullmatch(parts.netloc) is not None",
+        after="parts.netloc.isascii()",
+        killed_by=("tests/unit/transports/test_spellings.py::test_odd_host_is_refused_with_advice[tcp://[::1]x:1]",),
+    ),
+    Mutant(
+        "sending",
+        "a letter beyond ASCII is the one that it is in lower case",
+        "transports/hosts.py",
+        before="return parts.netloc.isascii() and _AUTHORITY",
+        after="return _AUTHORITY",
+        killed_by=("tests/unit/transports/test_spellings.py::test_odd_host_is_refused_with_advice",),
+    ),
 )

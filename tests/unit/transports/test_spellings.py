@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ipaddress
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from durable.cli import pauses
 from durable.cli.dead_letters import selection as letters
 from durable.cli.scheduled import selection as scheduled
+from durable.errors import InvalidSetting
 from durable.pipeline.publishable import whole
 from durable.settings import Settings
 from durable.storage.circuits import CircuitKind
@@ -167,6 +169,60 @@ def test_two_spellings_are_one_destination_when_their_places_are_one(
     assert one == again == canonical(one)
     another = place._replace(**{field: getattr(other, field) for field in chosen(data, *CHANGES)})
     assert (canonical(spelled(data, another)) == one) is (another == place)
+
+
+labels = st.sampled_from(["", "a", "B-1", "localhost", "127", "0", "1", "xn--bcher-kva", "é", "\u212a", "_", "-", "v1"])
+dotted = st.lists(labels, min_size=1, max_size=5).map(".".join)
+bracketed = st.sampled_from(["::1", "0::1", "v1.a", "127.0.0.1", "fe80::1%25lo", "::ffff:1.2.3.4", "a", ""])
+authorities = st.builds(
+    "{}{}{}".format,
+    dotted | st.builds("{}[{}]{}".format, st.sampled_from(["", "x"]), bracketed, st.sampled_from(["", "x", "."])),
+    st.sampled_from(["", ".", ".."]),
+    st.sampled_from(["", ":", ":1", ":01", ":80", ":443", ":\uff11", ":0"]),
+)
+escapes = st.sampled_from(
+    [*"aA.~/;+ é?#", "//", "%2e", "%2F", "%2f", "%41", "%2541", "%25", "%", "%C3%A9", "%c3%a9", "%00"]
+)
+tails = st.lists(escapes, max_size=6).map("".join)
+queries = st.sampled_from(["", "?", "?reuse_port=1", "?tls=1", "?prefetch=2", "#", "#x"])
+schemes = st.sampled_from(["tcp://", "http://", "https://", "unix://", "rabbitmq://", "memory://", "lines://"])
+routes = st.builds("{}{}{}".format, st.sampled_from(["default/queue/", "b/exchange/x/", "/"]), tails, queries)
+written = st.builds("{}{}".format, schemes, st.builds("{}{}{}".format, authorities, tails, queries) | routes)
+
+
+@settings(max_examples=1_000)
+@given(uri=written)
+@example("tcp://a..:1")
+@example("http://localhost...:80")
+def test_spelling_of_a_destination_is_its_own_spelling(uri: str) -> None:
+    with suppress(InvalidSetting):
+        one = canonical(uri)
+        assert canonical(one) == one
+
+
+NO_HOSTS = {
+    "tcp://a..:1": "dots",
+    "tcp://.a:1": "neither",
+    "tcp://localhost..:1": "dots",
+    "http://localhost...:80": "dots",
+    "https://localhost..": "dots",
+    "http://a..b": "dots",
+    "tcp://[v1.a]:1": "",
+    "tcp://[::1]x:1": "neither",
+    "tcp://x[::1]:1": "",
+    "http://[::1]x": "neither",
+    "tcp://\u212a:1": "xn--",
+    "http://\u212a": "xn--",
+    "tcp://bücher.example:1": "xn--",
+    "https://bücher.example": "xn--",
+    "tcp://a:\uff11": "",
+}
+
+
+@pytest.mark.parametrize("uri", NO_HOSTS)
+def test_odd_host_is_refused_with_advice(uri: str) -> None:
+    with pytest.raises(InvalidSetting, match=rf"{NO_HOSTS[uri]}.*; write"):
+        canonical(uri)
 
 
 CHANGES = [("scheme",), ("host",), ("port",), ("path",), ("host", "port"), ("scheme", "path")]
