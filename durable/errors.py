@@ -11,6 +11,7 @@
     ├── InvalidMessage             this message can never be stored or decoded: dead-letter it
     │   └── Forged                 an encrypted body does not belong to its envelope, or was changed
     ├── MissingKey                 a message is encrypted with a key that is not here: try again when it is
+    ├── BrokeOff                   a task was ended by an exception that is no Exception: its cause
     ├── TransportError             try again later
     │   ├── ConnectionFailed       the peer could not be reached, or went away
     │   ├── PeerTimeout            the peer did not answer in time
@@ -59,6 +60,7 @@ from durable.redaction import printable, redacted
 
 __all__ = [
     "ArchiveConflict",
+    "BrokeOff",
     "CallExpired",
     "CallFailed",
     "CallTimeout",
@@ -154,6 +156,10 @@ class InvalidMessage(DurableError):
 
 class Forged(InvalidMessage):
     """An encrypted body does not belong to its envelope, or was changed."""
+
+
+class BrokeOff(DurableError):
+    """A task was ended by an exception that is no Exception, or cancelled by accident."""
 
 
 class MissingKey(DurableError):
@@ -330,12 +336,17 @@ def _shown(message: str | None) -> str | None:
 
 
 def leaves_of(error: BaseException) -> Sequence[BaseException]:
-    """Return the errors that a group (of asyncio.TaskGroup or anyio) holds, in order; of any other error, itself."""
+    """Return the errors that a group (of asyncio.TaskGroup or anyio) holds, in order; of any other error, itself.
+
+    One that broke off stands for its cause.
+    """
     leaves, left = [], [error]
     while left:
         each = left.pop()
         if isinstance(each, BaseExceptionGroup):
             left.extend(reversed(each.exceptions))
+        elif isinstance(each, BrokeOff) and each.__cause__ is not None:
+            left.append(each.__cause__)
         else:
             leaves.append(each)
     return leaves
@@ -343,6 +354,8 @@ def leaves_of(error: BaseException) -> Sequence[BaseException]:
 
 def told_by(error: BaseException) -> BaseException:
     """Return the error that decides what follows: of a group the one that is durable's own signal, or the only one."""
+    if isinstance(error, BrokeOff) and error.__cause__ is not None:
+        return told_by(error.__cause__)
     leaves = leaves_of(error)
     signal = next((leaf for leaf in leaves if isinstance(leaf, Verdict | InvalidMessage | WiringError)), None)
     if signal is not None:

@@ -24,7 +24,7 @@ from durable.agents.pace import Standing
 from durable.agents.receiving import ReceivingAgent
 from durable.application.application import Application
 from durable.envelope import ANY_NODE, NodeId
-from durable.errors import StorageUnavailable, said
+from durable.errors import BrokeOff, StorageUnavailable, said
 from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.recovery.agent import RecoveryAgent
 from durable.recovery.former_memberships import Memberships
@@ -38,7 +38,7 @@ from durable.storage.database import answer
 from durable.storage.outbox import Sent
 from durable.storage.sql.recovery import INCOMING, OUTGOING
 from durable.tasks.cancelling import raise_if_cancelled
-from durable.tasks.crew import BrokeOff, Crew, Stuck, contained, end, wait
+from durable.tasks.crew import Crew, Stuck, contained, end, wait
 from durable.tasks.waiting import is_set_within
 from durable.telemetry import Subject, log
 from durable.transports.base import Listener
@@ -156,7 +156,7 @@ class Node:
             await self._application.offers.close_singletons(self._ending_seconds)
         left = await end([working, *watches], within=self._ending_seconds)
         if working.cancelled() and not asked:
-            errors.append(BrokeOff("an agent or a listener broke off"))
+            errors.append(BrokeOff("node: an agent or a listener broke off"))
         if self._has_worked and not left and not stopping.is_set():
             self._keep_doors()
         # Closed already, unless the node was lost: the next one binds them.

@@ -19,7 +19,7 @@ from durable.agents.context import AgentContext
 from durable.application.cron import Pause, due_occurrences
 from durable.application.schedules import Schedule
 from durable.envelope import ANY_NODE, Envelope
-from durable.errors import StorageUnavailable
+from durable.errors import BrokeOff, StorageUnavailable
 from durable.failpoints import failpoint
 from durable.messages.routing import LOCAL
 from durable.outbox.envelope_factory import EnvelopeFactory
@@ -29,7 +29,6 @@ from durable.storage.outbox import Sent
 from durable.storage.rows import storable
 from durable.storage.schedules import Declaration, Due, Row
 from durable.tasks.cancelling import raise_if_cancelled
-from durable.tasks.crew import BrokeOff
 from durable.telemetry import Event, log
 
 _TRY_AGAIN_AFTER: Final = timedelta(minutes=1)

@@ -30,7 +30,9 @@ from durable.errors import InvalidMessage, InvalidSetting, text_of, told_by
 from durable.redaction import shown
 from durable.settings import Settings
 from durable.statistics import CallSide
-from durable.tasks.crew import contained, end
+from durable.tasks.cancelling import is_cancelled
+from durable.tasks.crew import end
+from durable.tasks.enclosed import Enclosed
 from durable.telemetry import log
 from durable.transports.base import Answer
 from durable.transports.frames import MAX_OFFERS, Call, Fault, FaultKind, Offers, Result
@@ -304,16 +306,21 @@ class CallProvider:
             calling = method.call(entry.function, entry.call.body)
         except InvalidMessage as error:
             return _fault(FaultKind.INVALID, f"{method.full_name}: the arguments {error}")
-        except Exception as error:
+        except BaseException as error:
             return _raised(error)
         try:
-            result = await contained(calling)
-        except Exception as error:
-            return _raised(error)
+            result = await Enclosed(calling)
+        except BaseException as error:
+            if entry.is_cancelled or entry.is_given_up:
+                raise
+            is_own = isinstance(error, CancelledError) and is_cancelled()  # the method has cancelled its task
+            return _BROKEN_OFF if is_own else _raised(error)
         try:
             return Result(method.result.write(result))
         except InvalidMessage as error:
             return _fault(FaultKind.INVALID, f"{method.full_name}: the result {error}")
+        except BaseException as error:
+            return _raised(error)
 
     def _cancel(self, entry: _Waiting) -> None:
         if entry.is_cancelled:
@@ -373,8 +380,8 @@ def _expiry(call: Call) -> float | None:
     return None if call.expires_in is None else asyncio.get_running_loop().time() + call.expires_in
 
 
-def _raised(error: Exception) -> Fault:
-    cause = error.__cause__ if error.__cause__ is not None and type(error).__name__ == "BrokeOff" else told_by(error)
+def _raised(error: BaseException) -> Fault:
+    cause = told_by(error)
     text = shown(_without_traceback(text_of(cause)), _LONGEST_TEXT)
     return Fault(FaultKind.RAISED, text, type(cause).__qualname__[:_LONGEST_ERROR])
 

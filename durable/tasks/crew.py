@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from durable.errors import DurableError, said
+from durable.errors import BrokeOff, DurableError, said
 from durable.tasks.cancelling import raise_if_cancelled
 from durable.telemetry import log
 
@@ -25,10 +25,6 @@ T = TypeVar("T")
 
 _ROUND: Final = 0.5  # seconds; a task that goes on is cancelled again in each
 _OVERTIME: Final = 1.0  # seconds in which end() cuts off what a task does before it ends
-
-
-class BrokeOff(DurableError):
-    """A task was ended by an exception that is no Exception, or cancelled by accident."""
 
 
 class Stuck(DurableError):
@@ -50,7 +46,7 @@ async def contained(work: Awaitable[T]) -> T:
         raise_if_cancelled(error)
         if isinstance(error, Exception):
             raise
-        raise BrokeOff(f"broken off by {said(error)}") from error
+        raise BrokeOff(f"task broken off: {said(error)}") from error
 
 
 class Crew:

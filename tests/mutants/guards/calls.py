@@ -24,6 +24,24 @@ _PAIRS = "tests/unit/description/test_pairs.py"
 ROWS = (
     Mutant(
         "calls",
+        "a method that exits ends its provider",
+        "durable/calls/provider.py",
+        before="await Enclosed(calling)",
+        after="await calling",
+        killed_by=(
+            f"{_SINGLETONS}::test_exit_of_a_method_is_answered_as_its_error[in_task-interrupt-KeyboardInterrupt]",
+        ),
+    ),
+    Mutant(
+        "calls",
+        "the error of a method whose task is cancelled by itself is lost",
+        "durable/calls/provider.py",
+        before="            if entry.is_cancelled or entry.is_given_up:\n",
+        after="            task = asyncio.current_task()\n            if task is not None and task.cancelling():\n",
+        killed_by=(f"{_SINGLETONS}::test_exit_of_a_method_is_answered_as_its_error[in_task-fail-LookupError]",),
+    ),
+    Mutant(
+        "calls",
         "an address that cannot be parsed fails the call",
         "durable/calls/caller.py",
         before='            raise NoProvider(f"service {self._contract.name}: no answer at {target.name}: {error}") from error\n',

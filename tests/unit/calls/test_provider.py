@@ -102,3 +102,64 @@ async def test_endless_call_keeps_its_singleton(bench: Bench) -> None:
     assert not is_idle
     await bench.provider.close_singletons(0.05)
     assert bench.provider.singletons.is_idle
+
+
+def _exit() -> None:
+    raise SystemExit(4)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def _fail() -> None:
+    raise LookupError("no shelf")
+
+
+class Validated(msgspec.Struct):
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.name == "interrupt":
+            raise KeyboardInterrupt
+
+
+@service("exiting", version="1.0")
+class Exiting(Protocol):
+    async def here(self, name: str) -> str: ...
+    async def in_task(self, name: str) -> str: ...
+    async def validated(self, name: Validated) -> str: ...
+
+
+class Exits:
+    async def here(self, name: str) -> str:
+        {"exit": _exit, "interrupt": _interrupt, "fail": _fail}[name]()
+        return name
+
+    async def in_task(self, name: str) -> str:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.here(name))
+        return name
+
+    async def validated(self, name: Validated) -> str:
+        return name.name
+
+
+@pytest.mark.parametrize(
+    ("method", "argument", "error"),
+    [
+        ("here", "exit", "SystemExit"),
+        ("here", "interrupt", "KeyboardInterrupt"),
+        ("in_task", "exit", "SystemExit"),
+        ("in_task", "fail", "LookupError"),
+        ("in_task", "interrupt", "KeyboardInterrupt"),
+        ("validated", {"name": "interrupt"}, "KeyboardInterrupt"),
+    ],
+)
+async def test_exit_of_a_method_is_answered_as_its_error(method: str, argument: object, error: str) -> None:
+    provider, answers = CallProvider(load_settings), list[Answer]()
+    provider.offer(contract_of(Exiting), Exits())
+    provider.begin(Call("exiting", method, msgspec.msgpack.encode([argument])), None, answers.append)
+    await eventually(lambda: answers)
+    assert isinstance(answers[0], Fault)
+    assert (answers[0].kind, answers[0].error) == (FaultKind.RAISED, error)

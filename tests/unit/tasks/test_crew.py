@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable, Generator
 
 import pytest
 
+from durable.errors import BrokeOff
 from durable.tasks import crew
 from durable.tasks.cancelling import is_cancelled, raise_if_cancelled
-from durable.tasks.crew import BrokeOff, Crew, cancel_once, contained, end, in_turn, wait
+from durable.tasks.crew import Crew, cancel_once, contained, end, in_turn, wait
 
 
 class Panic(BaseException):
