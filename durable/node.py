@@ -23,8 +23,8 @@ from durable.agents.node_agents import NodeAgents
 from durable.agents.pace import Standing
 from durable.agents.receiving import ReceivingAgent
 from durable.application.application import Application
-from durable.envelope import ANY_NODE, NodeId
-from durable.errors import BrokeOff, StorageUnavailable, said
+from durable.envelope import ANY_NODE, LeasedEnvelope, NodeId
+from durable.errors import BrokeOff, StorageUnavailable, leaves_of, said
 from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.recovery.agent import RecoveryAgent
 from durable.recovery.former_memberships import Memberships
@@ -37,7 +37,7 @@ from durable.storage import leases, nodes, placements
 from durable.storage.database import answer
 from durable.storage.outbox import Sent
 from durable.storage.sql.recovery import INCOMING, OUTGOING
-from durable.tasks.cancelling import raise_if_cancelled
+from durable.tasks.cancelling import is_cancelled, raise_if_cancelled
 from durable.tasks.crew import Crew, Stuck, contained, end, wait
 from durable.tasks.waiting import is_set_within
 from durable.telemetry import Subject, log
@@ -151,12 +151,13 @@ class Node:
         Raises what has ended the agents, if it was not asked for, and Stuck for what cannot be ended.
         """
         errors = [task.exception() for task in (working, *watches) if task.done() and not task.cancelled()]
-        asked = not working.done()
+        asked, is_cut_off = not working.done(), is_cancelled()
         if membership.lost.is_set():  # another node may hold its singletons soon
             await self._application.offers.close_singletons(self._ending_seconds)
         left = await end([working, *watches], within=self._ending_seconds)
         if working.cancelled() and not asked:
             errors.append(BrokeOff("node: an agent or a listener broke off"))
+        is_cut_off = is_cut_off or any(_is_accident(error) for error in errors)
         if self._has_worked and not left and not stopping.is_set():
             self._keep_doors()
         # Closed already, unless the node was lost: the next one binds them.
@@ -169,7 +170,7 @@ class Node:
         elif (
             self._memberships.may_own(node_id)
             and not membership.lost.is_set()
-            and await self._release_everything(node_id)
+            and await self._release_everything(node_id, self._interrupted() if is_cut_off else ())
         ):
             self._memberships.released(node_id)
         if left:
@@ -293,10 +294,24 @@ class Node:
             log.warning("task cancelled, which did not end within drain_timeout: %s (%s)", task.get_name(), what)
             self.agents.tasks.cancel(task)
 
-    async def _release_everything(self, node_id: NodeId) -> bool:
+    def _interrupted(self) -> Sequence[LeasedEnvelope]:
+        """Return the messages whose handlers were running when something other than a stop ended this node."""
+        found = [(agent.handler.name, lease) for agent in self.agents.handlers.values() for lease in agent.cut_off()]
+        if found:
+            log.error(
+                "the event loop or its tasks were ended while handlers ran, which counts as a death of the node for "
+                "their messages: %s",
+                ", ".join(f"handler {name} on message {lease.envelope.id}" for name, lease in found),
+            )
+        return [lease for _, lease in found]
+
+    async def _release_everything(self, node_id: NodeId, interrupted: Sequence[LeasedEnvelope]) -> bool:
         """Give rows in memory back to any node. False when that is left to the next membership."""
         try:
             async with asyncio.timeout(self._ending_seconds):
+                if interrupted:
+                    keys = [lease.key for lease in interrupted]
+                    await self._database.transaction(leases.release, INCOMING, node_id, keys, is_interrupted=True)
                 for table in (OUTGOING, INCOMING):
                     await self._database.transaction(leases.release_all, table, node_id)
         except (StorageUnavailable, TimeoutError, DBAPIError) as error:
@@ -315,3 +330,8 @@ class Node:
             function(sent)
         else:
             self._loop.call_soon_threadsafe(function, sent)
+
+
+def _is_accident(error: BaseException | None) -> bool:
+    """Tell whether tasks of a node were cancelled by another than the node."""
+    return error is not None and any(isinstance(each, BrokeOff) for each in leaves_of(error))

@@ -80,6 +80,8 @@ class Group:
         """The time of each message whose handler came to its end."""
         self.is_handling = False
         """True while one of them is handled; False before, between, and at the completion."""
+        self.in_handler: Sequence[Task] = ()
+        """Those whose handler was called and has not come to its end."""
         self.timeout = asyncio.Timeout(None)
         """The time of the handler."""
         self.bound = asyncio.Timeout(None)
@@ -360,6 +362,7 @@ class Attempts:
 
     async def _run(self, group: Group, entry: Entry) -> None:
         """An async handler in the loop; a sync one in a thread, but for its middleware, which stays in the loop."""
+        is_ended = partial(self._is_ended, group)
         attempt = Run(
             self._sessions,
             partial(self._calls, group),
@@ -370,13 +373,14 @@ class Attempts:
             entered=entry.enter,
             watch=group.watch if group.is_watched else None,
             met_conflict=group.meet_conflict,
+            is_ended=is_ended,
         )
         if self._threads is None:
             await attempt.at(InLoop(self._sessions.open(self._longest), group.end_time))
         elif self._has_middleware:
             session = self._sessions.open_sync(self._longest)
             entry.last_job = lambda: last_step(session)
-            await attempt.at(InSteps(session, self._threads))
+            await attempt.at(InSteps(session, self._threads, is_ended))
         else:
             job = self._threads.submit(lambda: finished(attempt.at(Here(self._sessions.open_sync(self._longest)))))
             entry.last_job = lambda: job
@@ -402,8 +406,10 @@ class Attempts:
             if not group.begin(len(tasks) if self.handler.takes_list else 1):
                 return
             group.is_handling = True
+            group.in_handler = tasks if self.handler.takes_list else (tasks[number],)
             yield call
             group.is_handling = False
+            group.in_handler = ()
             self._refuse_cancelled(group)
             now = time.perf_counter()
             group.seconds.append(now - before)
@@ -414,6 +420,10 @@ class Attempts:
     def _complete_unless_cancelled(self, group: Group, session: Session, outbox: Outbox) -> None:
         self._complete(group.tasks[: group.begun], session, outbox)
         self._refuse_cancelled(group)
+
+    def _is_ended(self, group: Group) -> bool:
+        """Tell whether this cancels the attempt, by its time or with its node."""
+        return group.timeout.expired() or group.bound.expired() or self.is_cancelled()
 
     def _refuse_cancelled(self, group: Group) -> None:
         group.refuse_overdue()

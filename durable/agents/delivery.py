@@ -98,6 +98,8 @@ class Delivery:
         self.paused_versions: Collection[str] = ()
         self.parked: Set[str] = frozenset()
         self.stopping = False
+        self.cut_off: list[LeasedEnvelope] = []
+        """Messages whose handler was running when its agent was cancelled."""
         self.no_room: NoRoomSpell | None = None
         self._has_shortage = False
         """Has the last end of an attempt met a shortage?"""
@@ -246,6 +248,8 @@ class Delivery:
             with self.pace.step("an attempt", self._longest_attempt):
                 await self._attempts.run(group)
         except BaseException as error:
+            if self._attempts.is_cancelled():
+                self.cut_off += [task.lease for task in group.in_handler]
             self._end_if_cancelled()
             return self._as_failure(error)
         finally:

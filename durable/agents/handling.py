@@ -172,6 +172,10 @@ class HandlingAgent:
         name = f"{self._attempts.stuck_threads} threads of handler {self.handler.message_type}"
         return asyncio.create_task(self._attempts.stuck_threads_end(), name=name)
 
+    def cut_off(self) -> Sequence[LeasedEnvelope]:
+        """Return the messages whose handler was running when this agent was cancelled."""
+        return self._delivery.cut_off
+
     def works_in(self, task: asyncio.Task[Any]) -> bool:
         """Tell whether this task is one of its workers."""
         return task in self._workers

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -42,7 +42,8 @@ from durable.storage.outages import (
     translated,
     unusable,
 )
-from durable.tasks.cancelling import is_cancelled
+from durable.tasks.cancelling import current_task, is_cancelled
+from durable.tasks.enclosed import Enclosed
 
 T = TypeVar("T")
 
@@ -92,7 +93,8 @@ class InLoop:
             yield self.session
         finally:
             self._closes()
-            await close(self.session)
+            with suppress(asyncio.CancelledError):  # one that the handler left behind must not replace its error
+                await close(self.session)
             _forget(self.sync_session)
 
     async def do(self, work: Callable[[Session], T]) -> T:
@@ -126,21 +128,22 @@ class Here:
 class InSteps:
     """A Session whose work is done in these threads, one step at a time."""
 
-    def __init__(self, session: Session, threads: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, session: Session, threads: ThreadPoolExecutor, is_ended: Callable[[], bool] = is_cancelled
+    ) -> None:
+        """Close the session without a wait once the attempt `is_ended`."""
         self.session = self.sync_session = session
         self._threads = threads
+        self._is_ended = is_ended
 
     @asynccontextmanager
     async def closing(self) -> AsyncIterator[Session]:
         try:
-            async with closing_in_thread(self._threads, self.session):
+            async with closing_in_thread(self._threads, self.session, self._is_ended):
                 yield self.session
-        except asyncio.CancelledError:
-            raise  # a thread may still be in it
-        except BaseException:
-            _forget(self.session)
-            raise
-        _forget(self.session)
+        finally:
+            if not self._is_ended():  # else a thread may still be in it
+                _forget(self.session)
 
     async def do(self, work: Callable[[Session], T]) -> T:
         return await run_in_thread(self._threads, self.session, work, self.session)
@@ -186,6 +189,10 @@ class Run:
     """Called where a call failed after the database had rolled a statement of the session back so that another
     transaction goes on, whatever is raised in its place."""
 
+    is_ended: Callable[[], bool] = is_cancelled
+    """Tells whether the attempt is to end: its time is up, or its node ends. Any other cancellation of its task is the
+    handler's own."""
+
     async def at(self, place: Place) -> None:
         """Run the attempt. Raises NoRoom, Outage, TransactionEnded, and errors of the handler and the completion."""
         async with place.closing():
@@ -201,7 +208,7 @@ class Run:
                 try:
                     await self._call(place, outbox, fence)
                 except BaseException as error:
-                    if _is_asked_for(error):
+                    if self._is_asked_for(error):
                         raise
                     if fence.has_lost_connection or fence.shortage_behind(error):  # whatever is raised in its place
                         raise _outage(error, fence) from error
@@ -237,9 +244,11 @@ class Run:
             fence.begin_message()
             try:
                 variables = outbox.variables()  # inherited by its tasks: what they send is caused by the message
-                await driven(variables, variables.run(self.handle, call), fence.traces.when_waiting)
+                await driven(variables, Enclosed(variables.run(self.handle, call)), fence.traces.when_waiting)
             except GeneratorExit as error:  # to what awaits this, the coroutine would seem to be closed
                 raise RuntimeError("the handler raised GeneratorExit") from error
+            finally:
+                await self._forget_cancellations()
             await self._end_message(place, fence)
             if self.watch:
                 fence.traces.compare()
@@ -269,7 +278,7 @@ class Run:
             await self.end(place)
             outbox.close()  # what a task that the handler left behind sends now would be in no transaction
         except BaseException as error:
-            if _is_asked_for(error):
+            if self._is_asked_for(error):
                 raise
             if isinstance(error, NoRoom):
                 raise
@@ -282,12 +291,19 @@ class Run:
                 raise _outage(error, fence) from error
             raise
 
+    def _is_asked_for(self, error: BaseException) -> bool:
+        """Tell whether the agent ends the attempt; a handler may raise the same by itself."""
+        return isinstance(error, GeneratorExit) or (isinstance(error, asyncio.CancelledError) and self.is_ended())
 
-def _is_asked_for(error: BaseException) -> bool:
-    """Tell whether the agent ends the attempt, by its time or with its node; a handler may raise the same by itself."""
-    if isinstance(error, asyncio.CancelledError):
-        return is_cancelled()
-    return isinstance(error, GeneratorExit)
+    async def _forget_cancellations(self) -> None:
+        """Forget what the handler has left behind in its own task: the end of the attempt must not meet it."""
+        task = current_task()
+        if task is None or not task.cancelling() or self.is_ended():
+            return
+        while task.cancelling():
+            task.uncancel()
+        with suppress(asyncio.CancelledError):  # up to Python 3.12, one that was not raised yet is raised all the same
+            await asyncio.sleep(0)
 
 
 def _outage(error: BaseException, fence: Fence) -> Outage:
@@ -309,10 +325,10 @@ def _has_changes(session: Session) -> bool:
 
 
 def _is_consequence(error: BaseException) -> bool:
-    """Tell whether an error says only that the session cannot be used any more. The handler may have swallowed the
-    cause.
+    """Tell whether an error says only that the session cannot be used any more, or that the handler has left a
+    cancellation behind. The handler may have swallowed the cause.
     """
-    return isinstance(error, NoUnitOfWork | TransactionEnded | InvalidRequestError)
+    return isinstance(error, NoUnitOfWork | TransactionEnded | InvalidRequestError | asyncio.CancelledError)
 
 
 def finished(run: Coroutine[Any, Any, T]) -> T:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
 from typing import Any, ParamSpec, TypeVar
 
@@ -61,18 +61,36 @@ def last_step(session: Session) -> Future[Any] | None:
 
 
 @asynccontextmanager
-async def closing_in_thread(threads: ThreadPoolExecutor, session: Session) -> AsyncIterator[Session]:
-    """Close this session in a thread, after the last of its steps."""
+async def closing_in_thread(
+    threads: ThreadPoolExecutor, session: Session, is_ended: Callable[[], bool]
+) -> AsyncIterator[Session]:
+    """Close this session in a thread, after the last of its steps. That is waited for, so that the next attempt meets
+    none of its locks, unless the attempt `is_ended`: a cancellation of another kind is the handler's own.
+    """
     try:
         yield session
-    except asyncio.CancelledError:
-        last = last_step(session)
-        if last is None or last.done():
-            threads.submit(close_sync, session)
+    finally:
+        closed = asyncio.wrap_future(_close_after_last_step(threads, session))
+        while not (closed.done() or is_ended()):
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([closed])
+        if closed.done():
+            closed.result()
+
+
+def _close_after_last_step(threads: ThreadPoolExecutor, session: Session) -> Future[None]:
+    last = last_step(session)
+    if last is None or last.done():
+        return threads.submit(close_sync, session)
+    closed = Future[None]()
+
+    def close(_: Future[Any]) -> None:
+        try:
+            close_sync(session)
+        except BaseException as error:
+            closed.set_exception(error)
         else:
-            last.add_done_callback(lambda _: close_sync(session))
-        raise
-    except BaseException:
-        await run_in_thread(threads, session, close_sync, session)  # the next attempt meets none of its locks
-        raise
-    await run_in_thread(threads, session, close_sync, session)
+            closed.set_result(None)
+
+    last.add_done_callback(close)
+    return closed

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 from sqlalchemy import create_engine, event, text
@@ -13,7 +15,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from durable import Reject, Release, Retry, RetryLater
+from durable import Incoming, Middleware, Reject, Release, Retry, RetryLater
+from durable.application.middleware import HandleNext, MiddlewareStack
 from durable.clock import SystemClock
 from durable.embedded import Embedded
 from durable.errors import StorageUnavailable
@@ -105,6 +108,153 @@ async def test_fault_of_the_database_counts_no_attempt_in_other_words(
         await shop.settled()
     assert (shop.effects(), runs) == ([7], times + 1)
     assert (shop.counters[Event.ATTEMPT_FAILED], shop.tables.count("dead_letters")) == (0, 0)
+
+
+async def cancel_and_wait() -> None:
+    _own_task().cancel()
+    await asyncio.sleep(0)
+
+
+async def cancel_and_raise() -> None:
+    _own_task().cancel()
+    raise ValueError("the order is wrong")
+
+
+async def cancel_and_return() -> None:
+    _own_task().cancel()
+
+
+async def cancel_by_a_timer() -> None:
+    asyncio.get_running_loop().call_later(0.01, _own_task().cancel)
+    await asyncio.sleep(1)
+
+
+async def cancel_twice() -> None:
+    _own_task().cancel()
+    asyncio.get_running_loop().call_soon(_own_task().cancel)
+    raise ValueError("the order is wrong")
+
+
+async def raise_before_a_timer() -> None:
+    for turns in range(1, 4):  # while its session is closed
+        _cancel_after(turns, _own_task())
+    raise ValueError("the order is wrong")
+
+
+def _cancel_after(turns: int, task: asyncio.Task[object]) -> None:
+    loop = asyncio.get_running_loop()
+    if turns:
+        loop.call_soon(_cancel_after, turns - 1, task)
+    else:
+        task.cancel()
+
+
+def _own_task() -> asyncio.Task[object]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+CANCELS = [cancel_and_wait, cancel_and_raise, cancel_and_return, cancel_by_a_timer, cancel_twice, raise_before_a_timer]
+
+
+@pytest.mark.parametrize("max_batch", [1, 4])
+@pytest.mark.parametrize(
+    ("fault", "cancel"),
+    [
+        (fault, cancel)
+        for fault in FAULTS
+        for cancel in CANCELS
+        if (fault, cancel) != ("lost connection", raise_before_a_timer)  # nothing is left to be closed
+    ],
+    ids=lambda each: each if isinstance(each, str) else each.__name__,
+)
+async def test_fault_of_the_database_counts_no_attempt_when_the_handler_cancels_its_own_task(
+    shop: Shop, fault: str, cancel: Callable[[], Awaitable[None]], max_batch: int
+) -> None:
+    runs, times = Counter[int](), {"full disk": 1, "lost connection": 2}.get(fault, 3)
+
+    async def handle(order: Placed, session: AsyncSession) -> None:
+        runs[order.number] += 1
+        await shop.write(session, order.number)
+        if order.number == 2 and runs[2] <= times:
+            with suppress(DBAPIError):
+                await session.execute(text(FAULTS[fault]))
+            await cancel()
+
+    shop.handles(handle, retry=Retry.never(), max_batch=max_batch)
+    async with shop.open():
+        await shop.receive(1, 2, 3)
+        await shop.settled()
+    assert (sorted(shop.effects()), runs[2]) == ([1, 2, 3], times + 1)
+    assert (shop.counters[Event.ATTEMPT_FAILED], shop.tables.count("dead_letters")) == (0, 0)
+
+
+@pytest.mark.parametrize("cancel", CANCELS, ids=lambda cancel: cancel.__name__)
+async def test_error_beside_a_cancellation_of_the_own_task_is_named_by_the_dead_letter(
+    shop: Shop, cancel: Callable[[], Awaitable[None]]
+) -> None:
+    async def handle(order: Placed, session: AsyncSession) -> None:
+        await shop.write(session, order.number)
+        if order.number == 1:
+            await cancel()
+
+    shop.handles(handle, retry=Retry(immediate=1, delays=[]))
+    async with shop.open():
+        await shop.receive(1, 2)
+        await shop.settled()
+    reasons = shop.tables.rows("SELECT reason FROM durable.dead_letters")
+    match cancel.__name__:
+        case "cancel_and_return":
+            assert (reasons, shop.effects()) == ([], [1, 2])
+        case "cancel_and_wait" | "cancel_by_a_timer":
+            assert (reasons, shop.effects()) == (["something that the handler awaited was cancelled"], [2])
+        case _:
+            assert (reasons, shop.effects()) == (["the order is wrong"], [2])
+
+
+class Passing(Middleware):
+    async def handle(self, incoming: Incoming, call_next: HandleNext) -> object:
+        return await call_next(incoming)
+
+
+class Hurried(Middleware):
+    async def handle(self, incoming: Incoming, call_next: HandleNext) -> object:
+        async with asyncio.timeout(0.3):
+            return await call_next(incoming)
+
+
+@pytest.mark.parametrize("error", [*RAISED, "a timeout of the middleware"])
+async def test_next_attempt_of_a_thread_meets_none_of_its_locks(shop: Shop, error: str) -> None:
+    runs, busy, met = Counter[int](), set[int](), list[str]()
+
+    def handle(order: Placed, session: Session) -> None:
+        runs[order.number] += 1
+        is_first = runs[order.number] == 1
+        if order.number in busy:
+            met.append("another attempt, which goes on")
+        busy.add(order.number)
+        try:
+            session.execute(text(f"SELECT pg_advisory_xact_lock_shared({order.number})"))
+            if not session.scalar(text(f"SELECT pg_try_advisory_xact_lock({order.number})")):
+                met.append("a lock")
+            if is_first and error in RAISED:
+                raise RAISED[error]()
+            if is_first:
+                time.sleep(0.5)
+            session.execute(text("INSERT INTO effects (number) VALUES (:number)"), {"number": order.number})
+        finally:
+            busy.discard(order.number)
+
+    onion = MiddlewareStack()
+    onion.use(Passing() if error in RAISED else Hurried(), "core")
+    shop.handles(handle, onion, retry=Retry(immediate=3, delays=[]), concurrency=3)
+    async with shop.open():
+        await shop.receive(*range(9))
+        await shop.settled()
+    assert met == []
+    if error != "reject":
+        assert sorted(shop.effects()) == [*range(9)]
 
 
 DECISIONS: dict[str, Callable[[], Exception]] = {

@@ -6,9 +6,102 @@ from tests.mutants.mutant import Mutant
 
 _FAULTS = "tests/integration/agents/test_faults_in_other_words.py"
 _FREED = "tests/integration/agents/test_freed_sessions.py"
+_LOOPS = "tests/failure/test_ended_loops.py"
 _GROUPS = "tests/integration/agents/test_handling_groups.py"
 
 ROWS = (
+    Mutant(
+        "handling",
+        "a task of a handler that exits ends the event loop",
+        "durable/tasks/enclosed.py",
+        before="Enclosed(work) if isinstance(work, Coroutine) else work",
+        after="work",
+        killed_by=(f"{_LOOPS}::test_node_lives_when_a_task_of_a_handler_exits[in_task-exits]",),
+    ),
+    Mutant(
+        "handling",
+        "the factory of tasks of a handler stays with the loop",
+        "durable/tasks/enclosed.py",
+        before="                    loop.set_task_factory(before)\n",
+        after="                    pass\n",
+        killed_by=("tests/unit/tasks/test_enclosed.py::test_loop_has_its_own_factory_between_the_steps",),
+    ),
+    Mutant(
+        "handling",
+        "an exit of a task is told by another name",
+        "durable/errors.py",
+        before="        elif isinstance(each, BrokeOff) and each.__cause__ is not None:",
+        after="        elif False:",
+        killed_by=(f"{_LOOPS}::test_node_lives_when_a_task_of_a_handler_exits[in_group-exits]",),
+    ),
+    Mutant(
+        "handling",
+        "a message whose handler ends the event loop is handed back unmarked",
+        "durable/node.py",
+        before="self._interrupted() if is_cut_off else ()",
+        after="()",
+        killed_by=(
+            f"{_LOOPS}::test_message_becomes_a_dead_letter_when_its_handler_ends_the_loop_at_each_start[stop_the_loop]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a stop that is asked for marks what it cuts off",
+        "durable/node.py",
+        before="self._interrupted() if is_cut_off else ()",
+        after="self._interrupted()",
+        killed_by=(f"{_LOOPS}::test_ordered_stop_marks_no_message[leaving]",),
+    ),
+    Mutant(
+        "handling",
+        "every cancellation of its task is taken for that of the agent",
+        "durable/agents/attempts.py",
+        before="        return group.timeout.expired() or group.bound.expired() or self.is_cancelled()\n",
+        after="        task = current_task()\n        return task is not None and task.cancelling() > 0\n",
+        killed_by=(
+            f"{_FAULTS}::test_fault_of_the_database_counts_no_attempt_when_the_handler_cancels_its_own_task[asyncpg-conflict-cancel_and_wait-1]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "the end of an attempt meets a cancellation that the handler has left behind",
+        "durable/agents/runner.py",
+        before="                await self._forget_cancellations()\n",
+        after="                pass\n",
+        killed_by=(
+            f"{_FAULTS}::test_error_beside_a_cancellation_of_the_own_task_is_named_by_the_dead_letter[asyncpg-cancel_and_return]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a cancellation while the session is closed replaces the error of the handler",
+        "durable/agents/runner.py",
+        before="            with suppress(asyncio.CancelledError):  # one that the handler left behind must not replace its error\n",
+        after="            with suppress():\n",
+        killed_by=(
+            f"{_FAULTS}::test_error_beside_a_cancellation_of_the_own_task_is_named_by_the_dead_letter[asyncpg-raise_before_a_timer]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a shortage that the handler has swallowed counts as its failure",
+        "durable/agents/runner.py",
+        before="is_short = fence.shortage is not None",
+        after="is_short = False",
+        killed_by=(
+            f"{_FAULTS}::test_fault_of_the_database_counts_no_attempt_when_the_handler_cancels_its_own_task[asyncpg-full disk-cancel_and_return-1]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "the next attempt of a thread begins before the session of the last one is closed",
+        "durable/agents/threads.py",
+        before="        while not (closed.done() or is_ended()):\n",
+        after="        while False:\n",
+        killed_by=(
+            f"{_FAULTS}::test_next_attempt_of_a_thread_meets_none_of_its_locks[psycopg-a timeout of the middleware]",
+        ),
+    ),
     Mutant(
         "handling",
         "a message that meets an error of durable each time is handled again without an end",
@@ -181,8 +274,8 @@ ROWS = (
         "handling",
         "waits of a handler beside its session are overlooked",
         "durable/agents/runner.py",
-        before="driven(variables, variables.run(self.handle, call), fence.traces.when_waiting)",
-        after="driven(variables, variables.run(self.handle, call), int)",
+        before="Enclosed(variables.run(self.handle, call)), fence.traces.when_waiting)",
+        after="Enclosed(variables.run(self.handle, call)), int)",
         killed_by=(f"{_GROUPS}::test_group_ends_when_a_message_waits_beside_its_session[a turn of the loop]",),
     ),
     Mutant(
@@ -395,8 +488,8 @@ ROWS = (
         "handling",
         "a fault of the database counts when the handler panics in its place",
         "durable/agents/runner.py",
-        before="                except BaseException as error:\n                    if _is_asked_for(error):",
-        after="                except Exception as error:\n                    if _is_asked_for(error):",
+        before="                except BaseException as error:\n                    if self._is_asked_for(error):",
+        after="                except Exception as error:\n                    if self._is_asked_for(error):",
         killed_by=(
             f"{_FAULTS}::test_fault_of_the_database_counts_no_attempt_in_other_words[asyncpg-lost connection-panic-async]",
         ),
@@ -405,8 +498,8 @@ ROWS = (
         "handling",
         "a cancellation by the handler is taken for that of its node",
         "durable/agents/runner.py",
-        before="        return is_cancelled()\n",
-        after="        return True\n",
+        before="(isinstance(error, asyncio.CancelledError) and self.is_ended())",
+        after="isinstance(error, asyncio.CancelledError)",
         killed_by=(
             f"{_FAULTS}::test_fault_of_the_database_counts_no_attempt_in_other_words[asyncpg-conflict-cancellation-async]",
         ),
@@ -731,7 +824,7 @@ ROWS = (
         "handling",
         "a rolled back commit of a lost connection is a failure of the handler",
         "durable/agents/runner.py",
-        before="            if is_lost or isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage_itself(error):",
+        before="            if is_lost or is_short or isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage_itself(error):",
         after="            if False:",
         killed_by=(
             "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_loss_of_the_database_is_no_attempt[completion-async]",
