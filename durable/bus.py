@@ -77,6 +77,9 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
 Mode = Literal["full", "send-only"]
 MessageClass = Annotated[type, "a message class, such as OrderPlaced"]
 ServiceClass = Annotated[type, "a class declared with @service"]
@@ -642,14 +645,43 @@ class Bus:
     async def wait_for(self, message: UUID, *, timeout: Duration = ...) -> Receipt: ...  # noqa: ASYNC109
 
     @overload
+    async def wait_for(self, message: UUID, a: type[A], /, *, timeout: Duration = ...) -> A: ...  # noqa: ASYNC109
+
+    @overload
     async def wait_for(
         self,
         message: UUID,
-        answer: type[A],
+        a: type[A],
+        b: type[B],
         /,
-        *others: type[A],
+        *,
         timeout: Duration = ...,  # noqa: ASYNC109
-    ) -> A: ...
+    ) -> A | B: ...
+
+    @overload
+    async def wait_for(
+        self,
+        message: UUID,
+        a: type[A],
+        b: type[B],
+        c: type[C],
+        /,
+        *,
+        timeout: Duration = ...,  # noqa: ASYNC109
+    ) -> A | B | C: ...
+
+    @overload
+    async def wait_for(
+        self,
+        message: UUID,
+        a: type[A],
+        b: type[B],
+        c: type[C],
+        d: type[D],
+        /,
+        *others: type[D],
+        timeout: Duration = ...,  # noqa: ASYNC109
+    ) -> A | B | C | D: ...
 
     @checked
     async def wait_for(  # the callers of one process share a task, which no caller may cancel

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from durable.application import signatures
 from durable.application.circuit_breaker import CircuitBreaker
 from durable.application.incoming import Incoming
-from durable.application.injection import CONTEXT, SESSION, Injected, resolve, takes_list
+from durable.application.injection import CONTEXT, SESSION, Asking, Injected, resolve, takes_list
 from durable.application.retry import ByError, RetryPolicy
 from durable.arguments import Argument, annotations_of, refuse_misfits
 from durable.envelope import Envelope
@@ -100,7 +100,8 @@ class Handler:
             raise InvalidSetting(f"{self.name}: a list has one message with max_batch=1; give max_batch=, such as 100")
         if self.takes_list and self.inherit_deliver_by:
             raise InvalidSetting(f"{self.name}: a list of messages has no one deliver_by to inherit; take them singly")
-        object.__setattr__(self, "_injected", resolve(self.function, self.cls, is_async=is_async, of=self.name))
+        asking = Asking(self.name, self.cls, is_async, self.takes_list)
+        object.__setattr__(self, "_injected", resolve(self.function, asking))
         if self.takes_list and self._injected.takes(CONTEXT):
             raise InvalidSetting(
                 f"handler {self.name}: a provider takes a Context, and there is no one Context for a list of messages; "

@@ -21,7 +21,7 @@ from contextlib import (
 from dataclasses import dataclass
 from functools import cached_property
 from types import GenericAlias
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -93,10 +93,25 @@ class Injected:
         return self.function(**values)
 
 
-def resolve(
-    function: Callable[..., Any], cls: type[Any], *, is_async: bool, of: str, within: Sequence[Any] = ()
-) -> Injected:
+class Asking(NamedTuple):
+    """The handler whose parameters are to be found, also those of its dependencies."""
+
+    name: str
+    cls: type[Any]
+    is_async: bool
+    takes_list: bool = False
+
+    def known_types(self) -> str:
+        """The annotations that a parameter may have."""
+        message = f"list[{self.cls.__name__}]" if self.takes_list else self.cls.__name__
+        session = "AsyncSession" if self.is_async else "Session"
+        context = [] if self.takes_list else ["Context"]
+        return f"{', '.join([message, session, *context])} or Annotated[T, Depends(provider)]"
+
+
+def resolve(function: Callable[..., Any], asking: Asking, *, within: Sequence[Any] = ()) -> Injected:
     """Find the source of each parameter. Raises InvalidSetting for one that has none."""
+    of, cls, is_async, _ = asking
     direct: dict[str, Source] = {}
     dependencies: dict[str, Injected] = {}
     hints = signatures.hints_of(function, of)
@@ -110,7 +125,7 @@ def resolve(
                 raise InvalidSetting(
                     f"handler {of}: a sync handler cannot depend on the async {signatures.short_name(provider)}"
                 )
-            dependencies[name] = resolve(provider, cls, is_async=is_async, of=of, within=(*within, provider))
+            dependencies[name] = resolve(provider, asking, within=(*within, provider))
             continue
         signatures.refuse_parameter(parameter, hint, [cls, AsyncSession, Session, Context], of)
         if hint is cls or hint == GenericAlias(list, (cls,)):
@@ -129,9 +144,7 @@ def resolve(
             )
         elif parameter.default is inspect.Parameter.empty:
             raise InvalidSetting(
-                f"handler {of}: parameter {name!r} has no known type; annotate it with "
-                f"{cls.__name__}, AsyncSession, Session, "
-                "Context or Annotated[T, Depends(provider)]"
+                f"handler {of}: parameter {name!r} has no known type; annotate it with {asking.known_types()}"
             )
     return Injected(function, direct, dependencies)
 

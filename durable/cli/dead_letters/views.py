@@ -203,7 +203,7 @@ def rehearsal(rows: Sequence[Row]) -> list[Block]:
 
 def sends(rows: Sequence[Row], title: str) -> list[Block]:
     cells = [
-        (row["letter_id"], each["message_type"], each["destination"], _short(_shown(each)))
+        (row["letter_id"], each["message_type"], each["destination"], _short(_shown(each, is_kept=False)))
         for row in rows
         for each in row["sends"]
     ]
@@ -254,9 +254,9 @@ def _body_lines(name: str, row: Row) -> list[Block]:
     return ["", name.replace("_", " "), f"  {both_ends(_shown(row, name), 4_000)}"]
 
 
-def _shown(row: Row, name: str = "body") -> str:
+def _shown(row: Row, name: str = "body", *, is_kept: bool = True) -> str:
     if (key_id := row.get(f"{name}_key")) is not None:
-        return f"(encrypted with key {key_id}; show --decrypt opens it)"
+        return f"(encrypted with key {key_id}{'; show --decrypt opens it' if is_kept else ''})"
     return str(row[name]) if row[name] is not None else f"base64 {row[f'{name}_base64']}"
 
 

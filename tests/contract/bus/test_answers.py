@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from typing import assert_type
 from uuid import UUID, uuid4
 
 import msgspec
@@ -11,7 +12,8 @@ import pytest
 
 from durable import Context, InvalidMessage, InvalidSetting, NoAnswer, Reject, StillWaiting, UnknownMessage, message
 from durable.envelope import IN_REPLY_TO, Envelope
-from tests.contract.bus.orders import BILLING, NEVER, arriving
+from durable.requests.receipts import Receipt
+from tests.contract.bus.orders import BILLING, NEVER, OrderBilled, arriving
 from tests.contract.bus.worlds import World
 
 SOON = 20  # seconds: a bound, no measure
@@ -67,6 +69,21 @@ async def test_answer_is_given_to_all_callers_as_often_as_they_ask(world: World)
         assert await asyncio.gather(*callers) == [Reserved(3)] * 3
         assert await world.bus.wait_for(request, SoldOut, Reserved, timeout=SOON) == Reserved(3)
         assert (await world.bus.wait_for(request, timeout=SOON)).outcome == "handled"
+
+
+async def test_type_of_an_answer_is_one_of_the_awaited_classes(world: World) -> None:
+    stock(world)
+    expecting(world)
+    async with world:
+        request = await requested(world, 3)
+        await world.settle()
+        wait_for = world.bus.wait_for
+        assert_type(await wait_for(request), Receipt)
+        assert_type(await wait_for(request, Reserved), Reserved)
+        assert_type(await wait_for(request, SoldOut, Reserved), SoldOut | Reserved)
+        assert_type(await wait_for(request, SoldOut, Reserved, Reserve), SoldOut | Reserved | Reserve)
+        four = await wait_for(request, SoldOut, Reserved, Reserve, OrderBilled, timeout=SOON)
+        assert_type(four, SoldOut | Reserved | Reserve | OrderBilled)
 
 
 async def test_early_caller_gets_the_answer_when_the_request_is_handled(world: World) -> None:

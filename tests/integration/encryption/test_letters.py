@@ -193,7 +193,8 @@ def test_rehearsal_opens_and_prints_no_body(app: App) -> None:
         (f"{app.name}.shipped", None, "a")
     ]
     assert canary.in_text(ended.out) == []
-    assert "(encrypted with key a" in app("edit", *words, "--body", body, "--rehearse").out
+    rehearsed = app("edit", *words, "--body", body, "--rehearse").out
+    assert ("(encrypted with key a)" in rehearsed, "show" in rehearsed) == (True, False), "it is stored nowhere"
 
 
 def test_letter_is_handled_by_hand(app: App) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
@@ -303,6 +304,26 @@ class TestDeclaring:
             InvalidSetting, match=r"parameter 'mystery' has no known type; annotate it with Placed, AsyncSession"
         ):
             declared(handle)
+
+    def test_advice_for_an_unknown_parameter_names_types_of_this_kind_of_handler_alone(self) -> None:
+        def single(order: Placed, mystery: int) -> None: ...
+
+        async def single_async(order: Placed, mystery: int) -> None: ...
+
+        def many(orders: list[Placed], mystery: int) -> None: ...
+
+        async def many_async(orders: list[Placed], made: Annotated[str, Depends(with_mystery)]) -> None: ...
+
+        told: dict[Callable[..., Any], str] = {
+            single: "Placed, Session, Context or",
+            single_async: "Placed, AsyncSession, Context or",
+            many: "list[Placed], Session or",
+            many_async: "list[Placed], AsyncSession or",
+        }
+        for function, types in told.items():
+            options = {"max_batch": 10} if types.startswith("list") else {}
+            with pytest.raises(InvalidSetting, match=re.escape(f"annotate it with {types} Annotated[T, Dep")):
+                declared(function, **options)
 
     def test_parameter_of_another_message_class_is_refused_with_both_ways_out(self) -> None:
         @message("handlers.returned")
