@@ -10,6 +10,7 @@ from typing import Final
 _NEAR: Final = 0.65
 """Likeness from which on a name may be a misspelling of another, of 1."""
 
+_HISSING: Final = ("sses", "ches", "shes", "xes")
 _SINGULAR: Final = {"": "", "are": "is", "were": "was", "have": "has"}
 
 
@@ -25,9 +26,14 @@ def several(count: int, nouns: str, verb: str = "", *, written: str | None = Non
     """
     number = written or f"{count:,}"
     if count == 1:
-        noun = f"{nouns[:-3]}y" if nouns.endswith("ies") else nouns.removesuffix("s")
-        nouns, verb = noun, _SINGULAR.get(verb, f"{verb}s")
+        nouns, verb = _singular(nouns), _SINGULAR.get(verb, f"{verb}s")
     return f"{number} {nouns} {verb}".rstrip()
+
+
+def _singular(nouns: str) -> str:
+    if nouns.endswith("ies"):
+        return f"{nouns[:-3]}y"
+    return nouns[:-2] if nouns.endswith(_HISSING) else nouns.removesuffix("s")
 
 
 def lasting(duration: timedelta) -> str:

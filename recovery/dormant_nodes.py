@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 from durable.agents.context import AgentContext
 from durable.envelope import NodeId
 from durable.failpoints import failpoint
+from durable.grammar import several
 from durable.recovery.policy import DormancyPolicy, NodeFacts
 from durable.storage import leases, nodes
 from durable.storage.locks import Job, try_lock
@@ -58,7 +59,7 @@ class DormantNodes:
                 total += released
                 failpoint("C21")
         if total:
-            log.warning("node %d is dormant: %d envelopes released", node, total)
+            log.warning("node %d is dormant: %s released", node, several(total, "envelopes"))
         else:
             log.info("node %d is dormant: it owned nothing and is struck off", node)
         self._counters.add(Event.RECOVERED, total)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from durable.agents.context import AgentContext
 from durable.envelope import LeaseKey
+from durable.grammar import several
 from durable.recovery.policy import ForgottenPolicy
 from durable.storage import leases
 from durable.storage.sql.recovery import Recovery
@@ -33,6 +34,6 @@ class Forgotten:
         if not forgotten:
             return 0
         released = await self._database.transaction(leases.release, self._table, self._node, forgotten)
-        log.warning("released %d envelopes that a lost reply had left behind", released)
+        log.warning("released %s that a lost reply had left behind", several(released, "envelopes"))
         self._counters.add(Event.FORGOTTEN, released)
         return released

@@ -17,6 +17,7 @@ from typing import Final
 from sqlalchemy import Connection
 
 from durable.envelope import NodeId
+from durable.grammar import several
 from durable.storage import leases, nodes
 from durable.storage.database import Database
 from durable.storage.sql.recovery import INCOMING, OUTGOING
@@ -60,7 +61,7 @@ class Memberships:
         for node in former:
             self.released(node)
         of_these = ", ".join(map(str, former))
-        log.info("took back %d envelopes of former memberships of this process: nodes %s", count, of_these)
+        log.info("took back %s of former memberships of this process: nodes %s", several(count, "envelopes"), of_these)
         counters.add(Event.RECOVERED, count)
 
 

@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter
 from typing import Final
 
+from durable.grammar import several
 from durable.telemetry import log
 
 _SECONDS: Final = 1.0
@@ -53,9 +54,9 @@ class Drops:
     def _log_untold(self) -> None:
         if self._untold:
             log.warning(
-                "listener %s dropped %d more connections; the last, of %s: %s",
+                "listener %s dropped %s; the last, of %s: %s",
                 self._listener,
-                self._untold,
+                several(self._untold, "more connections"),
                 *self._last,
             )
             self._untold = 0

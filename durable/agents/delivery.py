@@ -43,6 +43,7 @@ from durable.application.retry import DeadLetter, Pause, Policy, RunAgain, RunLa
 from durable.encryption.decoding import decode
 from durable.envelope import LeasedEnvelope
 from durable.errors import LeaseLost, MissingKey, place_of, said, told_by
+from durable.grammar import several
 from durable.storage.outages import is_conflict, met_lock
 from durable.storage.rows import UNCOUNTED, Failure, Letter, Tried
 from durable.telemetry import Event, log
@@ -330,7 +331,9 @@ class Delivery:
 
     async def _give_back(self, tasks: Sequence[Task], error: NoRoom, held: BlockedKeys) -> None:
         """Hand messages back to any node, uncounted: there was no room for their attempt."""
-        log.warning("handler %s hands %d messages back uncounted: %s", self._handler.name, len(tasks), error)
+        log.warning(
+            "handler %s hands %s back uncounted: %s", self._handler.name, several(len(tasks), "messages"), error
+        )
         now = time.monotonic()
         self.no_room = NoRoomSpell(self.no_room.first if self.no_room else now, now, str(error))
         for task in tasks:

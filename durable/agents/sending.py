@@ -30,6 +30,7 @@ from durable.agents.pace import Pace
 from durable.envelope import Envelope, LeasedEnvelope, LeaseKey
 from durable.errors import ProtocolViolation, TransportError, said, text_of
 from durable.failpoints import failpoint
+from durable.grammar import several
 from durable.messages.ordering import Fairness
 from durable.outcomes import Busy, Duplicate, Failed, Outcome, Rejected, Stored
 from durable.statistics import SendingStatistics
@@ -264,7 +265,9 @@ class SendingAgent:
             with forgiving(partial(self._spans.sending, self.destination, batch)):
                 outcomes = await self._sender.send(batch)
         if len(outcomes) != len(batch):
-            raise ProtocolViolation(f"transport fault: {len(outcomes)} outcomes for {len(batch)} envelopes")
+            raise ProtocolViolation(
+                f"transport fault: {several(len(outcomes), 'outcomes')} for {several(len(batch), 'envelopes')}"
+            )
         return outcomes
 
     async def _settle(self, batch: Sequence[LeasedEnvelope], outcomes: Sequence[Outcome], ticket: int) -> None:

@@ -41,6 +41,7 @@ from durable.errors import (
     RemoteError,
     WiringError,
 )
+from durable.grammar import several
 from durable.kinds import shown
 from durable.redaction import shown as tidied
 from durable.statistics import CallSide
@@ -148,7 +149,7 @@ class _Course:
         """Return the error with the number of those that were asked."""
         if len(self.asked) < 2:
             return error
-        return type(error)(f"{error} ({len(self.asked)} addresses were asked)")
+        return type(error)(f"{error} ({several(len(self.asked), 'addresses', 'were')} asked)")
 
 
 class RemoteService:

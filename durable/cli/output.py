@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from durable.grammar import several
 from durable.plain import plain
 
 Cell = str | int | date | UUID | None
@@ -191,7 +192,7 @@ def age(duration: timedelta) -> str:
 
 def counted(count: int, noun: str) -> str:
     """Write a count with its noun, such as "1 letter" or "no letter"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s" if count else f"no {noun}"
+    return several(count, f"{noun}s") if count else f"no {noun}"
 
 
 def done_of(done: int, total: int, noun: str) -> str:

@@ -14,6 +14,7 @@ from durable.console.access import Person, Role
 from durable.console.pages import Pages
 from durable.console.shown import age
 from durable.console.viewers import HIDDEN
+from durable.grammar import several
 from durable.settings import Settings
 from durable.storage import maintenance, upkeep
 from durable.storage.upkeep import Statements, TableSize, Upkeep, VacuumHolder
@@ -72,7 +73,8 @@ def needs(found: Upkeep, settings: Settings) -> Iterator[str]:
             yield f"{who(holder)} holds vacuum up{_since(holder)}"
     for table in found.tables.found or ():
         if is_bloated(table):
-            yield f"{table.name} has {table.dead:,} dead rows beside {table.rows:,} live ones: vacuum does not keep up"
+            dead, live = several(table.dead, "dead rows"), several(table.rows, "live ones")
+            yield f"{table.name} has {dead} beside {live}: vacuum does not keep up"
     for days in found.days.found or ():
         keep = _kept(settings)[days.name]
         if days.oldest is not None and days.oldest + keep + _SLACK < days.today:

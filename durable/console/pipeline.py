@@ -19,6 +19,7 @@ from durable.console.access import Person, Role
 from durable.console.pages import Pages
 from durable.console.shown import age, count
 from durable.console.viewers import HIDDEN
+from durable.grammar import several
 from durable.pipeline.lake_tables import SOURCES, LakeTable
 from durable.pipeline.recovering import known_gaps
 from durable.pipeline.spans import Gap
@@ -177,8 +178,8 @@ def needs(found: PipelineState) -> Iterator[str]:
         yield (f"{are} not done; run: durable-agent pipeline erase with the same --id or --key again")
     if len(found.days_to_purge) > _LONG_BEHIND.days:
         yield (
-            f"{len(found.days_to_purge)} archived days of history, from {found.days_to_purge[0]} on, are past their "
-            "retention; run: durable-agent pipeline purge"
+            f"{several(len(found.days_to_purge), 'archived days')} of history, from {found.days_to_purge[0]} on, are "
+            "past their retention; run: durable-agent pipeline purge"
         )
 
 

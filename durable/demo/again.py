@@ -17,6 +17,7 @@ from durable.demo.observer import Observer
 from durable.demo.stage import make_database
 from durable.embedded import postgres
 from durable.errors import DurableError
+from durable.grammar import several
 
 SERVICE = "punctuality"
 LOOK_SECONDS = 0.2
@@ -40,7 +41,7 @@ class Again:
             if handled != seen:
                 seen, moved = handled, time.monotonic()
             elif time.monotonic() - moved > STALL_SECONDS:
-                raise DurableError(f"replay stalled: {handled:,} of {count:,} messages were handled")
+                raise DurableError(f"replay stalled: {handled:,} of {several(count, 'messages', 'were')} handled")
             time.sleep(LOOK_SECONDS)
 
 

@@ -19,6 +19,7 @@ from durable.demo.events import Events
 from durable.demo.fleet import SERVICES, Fleet, Member
 from durable.demo.observer import Observer
 from durable.demo.outages import Outages
+from durable.grammar import several
 
 KILLS = 2
 """Kills on each side; one more for every FLIGHTS_PER_KILL."""
@@ -164,14 +165,14 @@ class Misfortune:
         self.kills[member.service] += 1
         self.in_hand[member.service] += len(in_hand)
         replacement = self._fleet.start(member.service, member.slot)
-        details = f" with {len(in_hand)} messages in hand; pid {replacement.pid} takes its place"
+        details = f" with {several(len(in_hand), 'messages')} in hand; pid {replacement.pid} takes its place"
         self._events.happened(f"killed {member}", details)
 
     def _pause(self, member: Member, in_hand: list[UUID]) -> None:
         assert member.node_id is not None
         self.in_hand[member.service] += len(in_hand)
         self.pauses.append(Pause(member, member.node_id, in_hand, time.monotonic()))
-        self._events.happened(f"paused {member}", f" with {len(in_hand)} messages in hand")
+        self._events.happened(f"paused {member}", f" with {several(len(in_hand), 'messages')} in hand")
 
     def _follow(self, pause: Pause) -> None:
         silence = time.monotonic() - pause.began

@@ -29,6 +29,7 @@ from durable.demo.steps import RunStep, Steps
 from durable.demo.verdict import Totals
 from durable.embedded import postgres
 from durable.errors import InvalidSetting
+from durable.grammar import several
 from durable.pipeline.session import find_java
 
 DAY = date(2013, 1, 1)
@@ -101,7 +102,7 @@ class Pipeline:
         """The one that is in the folder, or a new one; a new one makes everything new."""
         folder = self._folder / "demo"
         result = folder / stage.RESULT
-        with self._steps.step(f"Two services, {self._wish.flights:,} flights, nodes killed") as step:
+        with self._steps.step(f"Two services, {several(self._wish.flights, 'flights')}, nodes killed") as step:
             is_new = not result.exists()
             if is_new:
                 self._clear("demo", "lake")
@@ -110,7 +111,8 @@ class Pipeline:
             found: Facts = json.loads(result.read_text())
             if found["flights"] != self._wish.flights:
                 raise InvalidSetting(
-                    f"--pipeline: {self._folder} holds a demo of {found['flights']:,} flights; name another folder"
+                    f"--pipeline: {self._folder} holds a demo of {several(found['flights'], 'flights')}; "
+                    "name another folder"
                 )
             self.differences += found["differences"]
             handled = f"{found['handled']:,} handled, {sum(found['kills'].values())} nodes killed"
@@ -138,7 +140,7 @@ class Pipeline:
         )
         for outcome, rows in _outcomes(found).items():
             if rows != count:
-                self.differences.append(f"{lake}: {rows:,} messages {outcome}, should be {count:,}")
+                self.differences.append(f"{lake}: {several(rows, 'messages')} {outcome}, should be {count:,}")
         self.differences += [f"{lake}: {count:,} {kind}" for kind, count in found["counts"].items() if count]
 
     def _report(self, events: Sequence[Mapping[str, str]]) -> None:
@@ -149,7 +151,7 @@ class Pipeline:
             *("--lake", str(self.lake), "--out", str(self.page)),
             *("--title", "Flights from New York City", "--by", "body.carrier", *marks),
             environment={},
-            summary=lambda found: f"{found['totals']['total']:,} rows of history on {found['page']}",
+            summary=lambda found: f"{several(found['totals']['total'], 'rows')} of history on {found['page']}",
         )
 
     def _again(self) -> None:
@@ -174,10 +176,12 @@ class Pipeline:
             *("--lake", str(self.lake), "--name", REPLAY),
             *("--service", "airline", "--side", "outgoing", "--where", CHOSEN, "--destination", again.address),
             environment={"DURABLE_DATABASE_URL": again.url},
-            summary=lambda found: f"{found['messages']:,} messages replayed, {found['added']:,} of them added",
+            summary=lambda found: (
+                f"{several(found['messages'], 'messages')} replayed, {found['added']:,} of them added"
+            ),
         )
         if (done["messages"], done["added"]) != (count, added):
-            self.differences.append(f"{title}: {done['added']:,} messages were added, should be {added:,}")
+            self.differences.append(f"{title}: {several(done['added'], 'messages', 'were')} added, should be {added:,}")
 
     def _handle(self, again: Again, count: int, expected: Mapping[str, Totals]) -> None:
         with self._steps.step("The fresh service adds them up") as step:
@@ -185,7 +189,9 @@ class Pipeline:
             found = verdict.differences(verdict.added_totals(again.watch), expected)
             self.differences += found
             right = "NOT as in the data set" if found else "as in the data set, to the minute"
-            step.result = f"{again.watch.handled():,} flights of {len(expected)} carriers, {right}"
+            step.result = (
+                f"{several(again.watch.handled(), 'flights')} of {several(len(expected), 'carriers')}, {right}"
+            )
 
     def _clear(self, *names: str) -> None:
         """Remove the files that this job makes anew."""
@@ -222,7 +228,8 @@ def _check_installed() -> None:
 
 def _archived(found: Facts) -> str:
     (history,) = (table for table in found["tables"] if table["table"] == "history")
-    return f"{history['rows']:,} rows of history in {history['files']} files, {history['size'] / 1e6:.1f} MB"
+    rows, files = several(history["rows"], "rows"), several(history["files"], "files")
+    return f"{rows} of history in {files}, {history['size'] / 1e6:.1f} MB"
 
 
 def _audited(found: Facts) -> str:

@@ -13,6 +13,7 @@ from rich.table import Table
 from durable.demo.flights import carrier_names
 from durable.demo.latches import Latch
 from durable.demo.verdict import Evidence, PauseFacts, Totals
+from durable.grammar import several
 
 
 def as_json(evidence: Evidence) -> str:
@@ -33,7 +34,8 @@ def show(evidence: Evidence, console: Console) -> None:
         console.print("[bold red]The totals differ.[/bold red]")
     else:
         console.print(
-            f"[bold green]Equal to the minute: {evidence.handled:,} messages, none lost, none twice.[/bold green]"
+            f"[bold green]Equal to the minute: {several(evidence.handled, 'messages')}, none lost, none twice."
+            "[/bold green]"
         )
 
 
@@ -68,11 +70,11 @@ def _summary(evidence: Evidence) -> Table:
 
 def _summary_rows(evidence: Evidence) -> dict[str, str]:
     rows = {
-        "sent and handled": f"{evidence.sent:,} and {evidence.handled:,} messages over {evidence.transport}",
+        "sent and handled": f"{evidence.sent:,} and {several(evidence.handled, 'messages')} over {evidence.transport}",
         "nodes killed": " and ".join(f"{count} of {service}" for service, count in evidence.kills.items()),
         "nodes paused": "; ".join(map(_pause_line, evidence.pauses)) or "none",
         "broker killed": "; ".join(f"away for {seconds} s" for seconds in evidence.broker_away_seconds),
-        "work taken over": f"{evidence.recovered_outgoing:,} messages of dead senders, "
+        "work taken over": f"{several(evidence.recovered_outgoing, 'messages')} of dead senders, "
         f"{evidence.recovered_incoming:,} of dead or paused receivers",
         "sends repeated": f"{evidence.failed_sends:,}, because a connection or what it led to was gone",
         "duplicates refused": f"at least {evidence.duplicates_refused_at_least:,} "

@@ -18,6 +18,7 @@ from durable.demo.flights import FLIGHT_COUNT, data_folder
 from durable.demo.screen import screen_for
 from durable.demo.verdict import Evidence
 from durable.errors import DurableError, InvalidSetting
+from durable.grammar import several
 
 DEFAULT_FLIGHTS = 20_000
 WIDTH = 120
@@ -87,7 +88,9 @@ def play(folder: Path, wish: Wish, *, silent: bool, bodies: bool = False, shows_
     console = console_of_some_width()
     with stage.prepared(folder, wish.flights, wish.transport, bodies=bodies) as ready, ExitStack() as stack:
         with screen_for(console, wish.flights, silent=silent) as screen:
-            screen.tell(f"Postgres is running; {wish.flights:,} flights over {wish.transport}; seed {wish.seed}")
+            screen.tell(
+                f"Postgres is running; {several(wish.flights, 'flights')} over {wish.transport}; seed {wish.seed}"
+            )
             shown = stack.enter_context(operators.console(ready)) if shows_console else None
             if shown is not None:
                 screen.tell(f"console: {shown.url} token: {shown.token}")

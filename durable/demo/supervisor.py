@@ -120,8 +120,8 @@ class Supervisor:
     def _what_is_missing(self) -> list[str]:
         return [
             f"nothing moved for {STALL_SECONDS:g} s",
-            f"{self._flights - self._recorded:,} of {self._flights:,} flights are not recorded",
-            f"{self._recorded - self._handled:,} recorded ones are not handled",
+            f"not recorded: {self._flights - self._recorded:,} of {self._flights:,}",
+            f"recorded and not handled: {self._recorded - self._handled:,}",
             *(f"{member} is paused" for member in self._fleet.members if member.paused),
             *self._watch.what_waits(),
         ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from durable.errors import RoutingError
+from durable.grammar import several
 from durable.messages.ordering import OrderingRules
 from durable.messages.registry import class_name
 from durable.messages.upcasting import newer_types
@@ -60,7 +61,9 @@ class Routes:
         if len(subscribers) == 1:
             return subscribers[0]
         if subscribers:
-            raise RoutingError(f"{message_type} has {len(subscribers)} subscribers: use publish() for an event")
+            raise RoutingError(
+                f"{message_type} has {several(len(subscribers), 'subscribers')}: use publish() for an event"
+            )
         routed = {*self._commands, *self._subscribers}
         if newer := next((each for each in newer_types(message_type) if each in routed), None):
             raise RoutingError(

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from durable.duration import LATEST as LATEST
 from durable.envelope import Envelope, unix_ms
 from durable.errors import InvalidSetting
+from durable.grammar import several
 from durable.messages.sealed import is_sealed, message_bytes, parted
 
 MAX_HEADERS = 100
@@ -135,7 +136,7 @@ def too_old(envelope: Envelope, now: datetime, dedupe_window: timedelta) -> bool
 
 def _headers_flaw(headers: dict[str, str], max_headers: int, max_header_bytes: int) -> str | None:
     if len(headers) > max_headers:
-        return f"{len(headers)} headers, more than max_headers ({max_headers})"
+        return f"{several(len(headers), 'headers')}, more than max_headers ({max_headers})"
     for name, value in headers.items():
         if name == "":
             return "a header has no name"

@@ -39,6 +39,7 @@ from sqlalchemy import Connection, Engine
 
 from durable.errors import DurableError
 from durable.failpoints import failpoint
+from durable.grammar import several
 from durable.pipeline import lost_lives, recovering
 from durable.pipeline.beginning import NO_WISH, Wish, begin
 from durable.pipeline.columns import COLUMNS
@@ -277,7 +278,9 @@ class _Run:
         """
         written = sum(file.rows for file in files)
         if written != rows:
-            raise DurableError(f"{self.table}: the tasks wrote {written:,} rows of {rows:,}; nothing was archived")
+            raise DurableError(
+                f"{self.table}: the tasks wrote {several(written, 'rows')} of {rows:,}; nothing was archived"
+            )
 
     def clean(self, part: _Part) -> None:
         """Remove what attempts of this table have left behind that began at this offset, or before it.

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from durable.grammar import several
 from durable.pipeline import checksums, places
 from durable.pipeline.digests import row_blocks, row_digests
 from durable.pipeline.lake import Lake
@@ -277,7 +278,7 @@ def _check_counts(metadata: pq.FileMetaData, expected: int | None) -> None:
     if metadata.num_rows != sum(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)):
         raise ValueError("the counts of its footer contradict each other")
     if expected is not None and metadata.num_rows != expected:
-        raise ValueError(f"it holds {metadata.num_rows:,} rows, and the lake's log says {expected:,}")
+        raise ValueError(f"it holds {several(metadata.num_rows, 'rows')}, and the lake's log says {expected:,}")
 
 
 def _check_columns(schema: pa.Schema, table: LakeTable) -> None:

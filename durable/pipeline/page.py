@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from durable.grammar import several
 from durable.pipeline import figures
 from durable.pipeline.figures import Figure, duration
 from durable.pipeline.report import Record, Report
@@ -74,7 +75,7 @@ def _sections(report: Report, plots: list[Figure]) -> Iterator[Section]:
         return Block("plot", figure["layout"]["height"], caption)
 
     marks = [(_time(mark.time), mark.label) for mark in report.marks[:_MOST_ROWS]]
-    events = [Block("marks", marks, f"{len(report.marks):,} events")] if marks else []
+    events = [Block("marks", marks, f"{several(len(report.marks), 'events')}")] if marks else []
     yield Section("Throughput", f"in windows of {_seconds(report)}", [plot(figures.throughput(report)), *events])
     if any(row["commit_to_handled_count"] for row in report.message_types):
         whole, *parts = (plot(figures.latency(report, name), label) for name, label in _LATENCIES.items())

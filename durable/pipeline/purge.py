@@ -143,7 +143,7 @@ class _Purge:
         unarchived = purging.unarchived_days(self._conn, self._origin.schema, offset, until)
         for day, rows in unarchived.items():
             raise InvalidSetting(
-                f"--keep: not all rows are archived: {rows:,} rows of {day} are not in the lake; "
+                f"--keep: not all rows are archived: the lake lacks {several(rows, 'rows')} of {day}; "
                 "run: durable-agent pipeline archive, or keep more"
             )
 
@@ -160,9 +160,10 @@ class _Purge:
         )
         if not verified.is_whole:
             raise DurableError(
-                f"{table}: the lake lacks {verified.missing:,} rows of what is to be purged, has {verified.twice:,} "
-                f"too often, {verified.differing:,} with another content, and {len(verified.unreadable):,} files that "
-                "cannot be read as written; nothing was purged, see: durable-agent pipeline verify"
+                f"{table}: the lake lacks {several(verified.missing, 'rows')} of what is to be purged, has "
+                f"{verified.twice:,} too often, {verified.differing:,} with another content, and "
+                f"{several(len(verified.unreadable), 'files')} that cannot be read as "
+                "written; nothing was purged, see: durable-agent pipeline verify"
             )
         return verified
 

@@ -13,6 +13,7 @@ from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from durable.errors import InvalidSetting
+from durable.grammar import several
 from durable.pipeline.progress import Phases, silent
 from durable.pipeline.session import needs_spark
 
@@ -177,7 +178,11 @@ def _seen(throughput: Sequence[Record], nodes: Sequence[Record], window: timedel
         if node["first"] > begun[node["service"]] + window
     ]
     deaths = [
-        Mark(row["window"], f"{row['service']}: {row['interrupted']:,} envelopes had lost their node", is_told=False)
+        Mark(
+            row["window"],
+            f"{row['service']}: {several(row['interrupted'], 'envelopes')} had lost their node",
+            is_told=False,
+        )
         for row in throughput
         if row["interrupted"]
     ]

@@ -26,6 +26,7 @@ from sqlalchemy.exc import IntegrityError
 
 from durable.errors import InvalidMessage, StorageUnavailable
 from durable.failpoints import failpoint
+from durable.grammar import several
 from durable.storage import replays
 from durable.storage.database import channel
 from durable.storage.locks import Job, try_lock
@@ -252,8 +253,8 @@ def _refuse_changed(
         if is_told:
             return
         raise InvalidMessage(
-            f"bodies of {sum(each.rows for each in changed):,} rows cannot be compared with those published before "
-            f"under the same ids, such as {min(each.id for each in changed)}, because {_WHY}; "
+            f"bodies of {several(sum(each.rows for each in changed), 'rows')} cannot be compared with those published "
+            f"before under the same ids, such as {min(each.id for each in changed)}, because {_WHY}; "
             f"nothing was published: {_ADVICE}"
         )
     if changed:
@@ -262,8 +263,8 @@ def _refuse_changed(
             counts.update(dict.fromkeys(each.columns or [not_kept], each.rows))
         columns = ", ".join(f"{column} ({count:,})" for column, count in counts.items())
         raise InvalidMessage(
-            f"{sum(each.rows for each in changed):,} rows were published before, under the same ids, and differ in "
-            f"{columns}, such as {min(each.id for each in changed)}; nothing was published: "
+            f"{several(sum(each.rows for each in changed), 'rows', 'were')} published before, under the same ids, and "
+            f"differ in {columns}, such as {min(each.id for each in changed)}; nothing was published: "
             "give corrections keys of their own, such as with a revision"
         )
 

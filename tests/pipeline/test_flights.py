@@ -77,7 +77,7 @@ def test_kept_demo_is_used_again_and_a_lost_message_is_found(first: tuple[int, A
     code, document = run(folder)
     results = [step["result"] for step in document["steps"]]
     assert "from an earlier run" in results[0]
-    assert results[1].startswith("1 rows of history")
+    assert results[1].startswith("1 row of history")
     assert results[3].startswith("1,001 sent, 1,000 handled: lost 1, undone 0, twice 0")
     assert (code, document["differences"][-1]) == (1, f"{folder}/lake: 1 lost")
     with pytest.raises(InvalidSetting, match="holds a demo of 1,000 flights"):

@@ -64,8 +64,8 @@ def test_report_marks_starts_of_nodes_interruptions_and_given_marks(spark: Spark
     found = report(spark, lake, marks=[Mark(at(30), "release 7")])
     assert [mark.label for mark in found.marks] == [
         "release 7",
-        "billing: 1 envelopes had lost their node",
-        "shop: 1 envelopes had lost their node",
+        "billing: 1 envelope had lost their node",
+        "shop: 1 envelope had lost their node",
         "shop: node 2 begins",
         "billing: node 2 begins",
     ]

@@ -18,6 +18,10 @@ from durable.grammar import several, with_article
         (1, ("threads", "are"), "1 thread is"),
         (1, ("days", "were"), "1 day was"),
         (1, ("readable bodies",), "1 readable body"),
+        (1, ("addresses", "were"), "1 address was"),
+        (1, ("batches",), "1 batch"),
+        (1, ("boxes",), "1 box"),
+        (1, ("releases",), "1 release"),
     ],
 )
 def test_noun_and_verb_agree_with_their_number(count: int, words: tuple[str, ...], told: str) -> None:

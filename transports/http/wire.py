@@ -22,6 +22,7 @@ from msgspec import Meta, Struct
 
 from durable.envelope import Envelope, Moment
 from durable.errors import InvalidMessage, ProtocolViolation
+from durable.grammar import several
 from durable.outcomes import Outcome, printable, tidy
 from durable.transports.deadlines import departure
 from durable.transports.frames import MAX_ENVELOPES, Count, Directory, Listing, Offers, PartlyReadable
@@ -131,5 +132,7 @@ def decode_outcomes(body: bytes, count: int) -> list[Outcome]:
     except UNREADABLE as error:
         raise ProtocolViolation(f"the outcomes cannot be read: {printable(str(error))}") from error
     if len(outcomes) != count:
-        raise ProtocolViolation(f"malformed answer: {len(outcomes)} outcomes for {count} envelopes")
+        raise ProtocolViolation(
+            f"malformed answer: {several(len(outcomes), 'outcomes')} for {several(count, 'envelopes')}"
+        )
     return tidy(outcomes)

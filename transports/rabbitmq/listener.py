@@ -26,6 +26,7 @@ from typing import Any, Final, NoReturn
 from durable.envelope import Envelope
 from durable.errors import InvalidSetting, StorageUnavailable, TransportError
 from durable.failpoints import failpoint
+from durable.grammar import several
 from durable.outcomes import Duplicate, Outcome, Rejected, Stored
 from durable.settings import Settings
 from durable.tasks.cancelling import raise_if_cancelled
@@ -287,9 +288,9 @@ class RabbitListener:
         is_new, self._cannot_store = str(error) != self._cannot_store, str(error)
         if not isinstance(error, StorageUnavailable):
             log.error(
-                "listener %s cannot store %d deliveries: %r",
+                "listener %s cannot store %s: %r",
                 self.address,
-                count,
+                several(count, "deliveries"),
                 error,
                 exc_info=error if is_new else None,
             )

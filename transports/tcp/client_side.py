@@ -10,6 +10,7 @@ from typing import Final
 
 from durable.envelope import Envelope
 from durable.errors import ConnectionFailed, InvalidMessage, ProtocolViolation
+from durable.grammar import several
 from durable.outcomes import LONGEST_REASON, Failed, Outcome, printable, tidy
 from durable.transports.deadlines import departure
 from durable.transports.frames import (
@@ -178,7 +179,9 @@ class ClientSide:
         if count is None:  # its credit was counted the first time, if ever
             return Stray(channel)
         if count != len(outcomes):
-            raise ProtocolViolation(f"malformed answer: {len(outcomes)} outcomes for {count} envelopes")
+            raise ProtocolViolation(
+                f"malformed answer: {several(len(outcomes), 'outcomes')} for {several(count, 'envelopes')}"
+            )
         self.credit += credit
         return Answered(channel, tidy(outcomes, LONGEST_REASON))
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 from durable.envelope import Envelope
 from durable.errors import ConnectionFailed, PeerTimeout, TransportError, again
 from durable.failpoints import failpoint, is_armed
+from durable.grammar import several
 from durable.outcomes import BUSY, Outcome, Rejected, all_settled
 from durable.settings import Settings
 from durable.telemetry import log
@@ -157,7 +158,9 @@ class _Connection:
                 self._stream.post(encode(Frame(Goodbye())))
                 self._finish(ConnectionFailed(f"{self._peer}: the sender was closed"))
             if self._strays > 1:
-                log.warning("answers of %s ignored: %d batches were not under way", self._peer, self._strays)
+                log.warning(
+                    "answers of %s ignored: %s not under way", self._peer, several(self._strays, "batches", "were")
+                )
             await self._stream.close()
 
     async def send(self, envelopes: Sequence[Envelope]) -> list[Outcome]:

@@ -10,6 +10,7 @@ import msgspec
 
 from durable.envelope import Envelope
 from durable.errors import InvalidMessage, ProtocolViolation
+from durable.grammar import several
 from durable.outcomes import BUSY, LONGEST_REASON, Outcome, Rejected, merged, tidy
 from durable.transports.frames import (
     MAX_ENVELOPES,
@@ -199,7 +200,9 @@ class ServerSide:
     def answer(self, channel: int, outcomes: list[Outcome], room: int) -> Frame:
         """The batch on this channel is dealt with."""
         if len(outcomes) != self._under_way[channel]:
-            raise ValueError(f"{len(outcomes)} outcomes for {self._under_way[channel]} envelopes")
+            raise ValueError(
+                f"{several(len(outcomes), 'outcomes')} for {several(self._under_way[channel], 'envelopes')}"
+            )
         del self._under_way[channel]
         return self._outcomes(channel, outcomes, room)
 

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
 
 from durable.errors import ConnectionFailed, InvalidMessage
+from durable.grammar import several
 from durable.settings import Settings
 from durable.tasks.crew import in_turn
 from durable.telemetry import log
@@ -138,7 +139,11 @@ class _Connection:
             match self._side.listen(item):
                 case Learned(listings, left_out):
                     if left_out:
-                        log.warning("directory of %s is incomplete: %d listings are left out", self._peer, left_out)
+                        log.warning(
+                            "directory of %s is incomplete: %s left out",
+                            self._peer,
+                            several(left_out, "listings", "are"),
+                        )
                     self._spoke.learn(self._usable(listings))
                 case Offered(offers):
                     self._spoke.learn(self._listed(offers))

@@ -20,7 +20,7 @@ from durable.cli.arguments import parse_period
 from durable.cli.command import taking
 from durable.cli.target import DatabaseUrl, SchemaName, connection, load_target, schema_connection
 from durable.errors import DurableError, InvalidSetting
-from durable.grammar import suggestion
+from durable.grammar import several, suggestion
 from durable.settings import Settings
 from durable.storage import dead_letters, known_names
 from durable.storage.dead_letters import DeadLetter, LetterRange, Selection, Summary
@@ -161,7 +161,9 @@ def find_letter(chosen: Chosen, *, resolved: bool | None = False) -> DeadLetter:
     if not named:
         raise InvalidSetting("LETTER: name a letter, such as 1: `durable-agent dead-letters list APP:BUS` shows them")
     if len(named) != 1:
-        raise InvalidSetting(f"LETTER: {len(named)} letters are named; name one, by its number or its message's UUID")
+        raise InvalidSetting(
+            f"LETTER: {several(len(named), 'letters', 'are')} named; name one, by its number or its message's UUID"
+        )
     with schema_connection(settings) as conn:
         found = dead_letters.page(conn, settings.db_schema, replace(selection, resolved=None), limit=1)
         if not found:

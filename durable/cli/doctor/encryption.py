@@ -10,6 +10,7 @@ from durable.cli.doctor.checks import Check, fail, ok, warn
 from durable.cli.target import Target, connection, ring_of
 from durable.encryption.ring import KeyRing
 from durable.errors import DurableError
+from durable.grammar import several
 from durable.messages.registry import encrypted_types
 from durable.storage import encrypted, migrator
 from durable.storage.encrypted import KeyUse
@@ -76,7 +77,7 @@ def _bodies(target: Target, ring: KeyRing) -> Iterator[Check]:
         detail = f"{_counted(locked)}: messages wait for them"
         yield fail("missing keys", detail, f"restore these keys and {_GIVE}; what waits for them goes on by itself")
     if count:
-        detail = f"{count:,} waiting messages and dead letters of types that are to be encrypted"
+        detail = f"{several(count, 'waiting messages')} and dead letters of types that are to be encrypted"
         yield warn("readable bodies", detail, "encrypt them: durable-agent keys rotate APP:BUS")
 
 

@@ -36,7 +36,7 @@ async def _broker(bus: Bus, name: str, topology: Topology) -> list[Check]:
     except (InvalidSetting, TransportError) as error:
         return [_failed(error)]
     if not seen.problems:
-        return [ok(_NAME, f"all {len(seen.found)} exchanges and queues on rabbitmq://{name} exist as declared")]
+        return [ok(_NAME, f"exchanges and queues on rabbitmq://{name} exist as declared ({len(seen.found)})")]
     return [_problem(thing, found) for thing, found in seen.found.items() if found.state != "present"]
 
 

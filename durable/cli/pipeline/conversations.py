@@ -17,6 +17,7 @@ from durable.cli.output import Block, Columns, Table, phases
 from durable.cli.pipeline.options import SparkPlace, find_lake, row_count
 from durable.cli.pipeline.report import Since, Until, parse_period_of_days
 from durable.cli.pipeline.steps import Ended, Step
+from durable.grammar import several
 from durable.pipeline.session import needs_spark, spark_errors
 from durable.settings import load_settings
 
@@ -91,7 +92,7 @@ def _list(seen: Overview, order: Order) -> list[Block]:
         ),
     }
     return [
-        f"{seen.conversations:,} conversations of {seen.messages:,} messages; {_quantiles(seen)}, "
+        f"{several(seen.conversations, 'conversations')} of {several(seen.messages, 'messages')}; {_quantiles(seen)}, "
         f"the deepest has {seen.deepest} levels",
         Table.of(f"the {order.value}", seen.chosen, columns),
     ]
@@ -109,7 +110,8 @@ def _tree(found: trees.Conversation) -> list[Block]:
 
     critical = {message.id for message in found.path}
     lines: list[Block] = [
-        f"conversation {UUID(bytes=found.correlation_id)}: {len(found.messages):,} messages, depth {found.depth}, "
+        f"conversation {UUID(bytes=found.correlation_id)}: {several(len(found.messages), 'messages')}, "
+        f"depth {found.depth}, "
         f"{(found.ended_at - found.began_at) / 1e6:.3f} s from {moment(found.began_at):%Y-%m-%d %H:%M:%S.%f} UTC",
         "",
     ]

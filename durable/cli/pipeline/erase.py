@@ -226,8 +226,8 @@ def _blocks(there: Survey, done: Erasure | None, removed: Scrubbed | None) -> li
         blocks.append(f"files removed from the lake: {removed.removed:,}")
         if removed.busy:
             blocks.append(
-                f"left: {removed.busy:,} files that another process writes, or left unfinished within the last hour, "
-                "and that may hold erased content; run the same command again when no compaction runs"
+                f"left: {several(removed.busy, 'files')} that another process writes, or left unfinished within "
+                "the last hour, and that may hold erased content; run the same command again when no compaction runs"
             )
     for whose, rows in there.others.items():
         blocks.append(

@@ -16,6 +16,7 @@ from durable.cli.pipeline.options import LakeUrl, SparkPlace, find_lake
 from durable.cli.pipeline.steps import Ended, Step
 from durable.cli.target import Target, connection, load_target, ring_of
 from durable.errors import InvalidSetting
+from durable.grammar import several
 from durable.pipeline.session import needs_spark, spark_errors
 from durable.pipeline.texts import check_name
 from durable.pipeline.undisturbed import Undisturbed, publishing
@@ -211,5 +212,5 @@ def _table(groups: Sequence[Group]) -> Table:
 def _sentence(outcome: dict[str, int], dry_run: bool) -> str:
     left = f"; {outcome['without_body']:,} have no body and stay out" if outcome["without_body"] else ""
     if dry_run:
-        return f"{outcome['messages']:,} messages would be replayed{left}"
-    return f"{outcome['messages']:,} messages replayed, {outcome['added']:,} of them added{left}"
+        return f"{several(outcome['messages'], 'messages')} would be replayed{left}"
+    return f"{several(outcome['messages'], 'messages')} replayed, {outcome['added']:,} of them added{left}"

@@ -17,6 +17,7 @@ from durable.cli.output import phases
 from durable.cli.pipeline.options import SparkPlace, load_lake
 from durable.cli.pipeline.steps import Ended, Step
 from durable.errors import InvalidSetting
+from durable.grammar import several
 from durable.pipeline.lake import Lake
 from durable.pipeline.session import spark_errors
 from durable.pipeline.unwritable import writing
@@ -75,7 +76,8 @@ def report(
         phase("writing the page")
         with writing(str(out), "--out"):
             out.write_text(render(found, title), encoding="utf-8")
-    said = f"{out}: {found.totals['total']:,} rows of history, {found.days_computed} days computed anew"
+    computed = several(found.days_computed, "days")
+    said = f"{out}: {several(found.totals['total'], 'rows')} of history, {computed} computed anew"
     return Ended({"page": str(out), **asdict(found)}, [said])
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from durable.envelope import Envelope, new_id
+from durable.grammar import several
 from durable.outcomes import BUSY, DUPLICATE, STORED, Failed, Outcome, Rejected
 
 REJECTED_TYPE = "to be rejected"
@@ -109,7 +110,7 @@ class MemoryReceiver:
         except TimeoutError:
             raise AssertionError(
                 f"waited {_PATIENCE:g} seconds for {what}; {self.arrivals} envelopes have arrived in "
-                f"{len(self.batches)} batches, {len(self.stored)} are stored, {len(self.letters)} are letters"
+                f"{several(len(self.batches), 'batches')}, stored: {len(self.stored)}, letters: {len(self.letters)}"
             ) from None
 
     # ------------------------------------------------------------------ storing

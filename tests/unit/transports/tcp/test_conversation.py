@@ -151,7 +151,7 @@ class TestClient:
     def test_an_answer_with_too_few_outcomes_is_a_violation(self) -> None:
         side = client()
         channel, _ = sent(side, envelopes(2))
-        with pytest.raises(ProtocolViolation, match="1 outcomes for 2 envelopes"):
+        with pytest.raises(ProtocolViolation, match="1 outcome for 2 envelopes"):
             side.hear(Frame(Outcomes([STORED]), channel))
 
     def test_a_refused_batch_fails_as_a_whole_and_costs_no_credit(self) -> None:

@@ -67,7 +67,7 @@ ANSWERS: Mapping[str, tuple[Handle, type[TransportError], str]] = {
     "too few outcomes": (
         saying(response("200 OK", encode_outcomes([STORED]), content_type=OUTCOMES)),
         ProtocolViolation,
-        "1 outcomes for 2 envelopes",
+        "1 outcome for 2 envelopes",
     ),
     "too many outcomes": (
         saying(response("200 OK", encode_outcomes([STORED] * 3), content_type=OUTCOMES)),
