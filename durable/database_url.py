@@ -18,7 +18,7 @@ from typing import Final
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from durable.errors import InvalidSetting
-from durable.grammar import suggestion
+from durable.grammar import several, suggestion
 
 DRIVERS: Final = ("", "asyncpg", "psycopg")
 MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
@@ -192,16 +192,17 @@ def _places(
     written: tuple[tuple[str, int | None], ...], query: dict[str, str], port: str | None, setting: str
 ) -> tuple[tuple[str, int | None], ...]:
     """Return each host with its port. Parameters stand before the place of the URL; one `host` stays a parameter."""
-    several = query["host"].split(",") if "," in query.get("host", "") else None
-    hosts = [host for host, _ in written] if several is None else several
+    named = query["host"].split(",") if "," in query.get("host", "") else None
+    hosts = [host for host, _ in written] if named is None else named
     ports = [each for _, each in written]
     if port is not None:
         ports = [_port(each, setting) for each in port.split(",")]
     if len(ports) == 1:
         ports *= len(hosts)
     if len(ports) != len(hosts):
-        raise InvalidSetting(f"{setting}: {len(ports)} ports for {len(hosts)} hosts; give one port, or one for each")
-    if several is not None:
+        counted = f"{several(len(ports), 'ports')} for {several(len(hosts), 'hosts')}"
+        raise InvalidSetting(f"{setting}: {counted}; give one port, or one for each")
+    if named is not None:
         del query["host"]
     if len(hosts) > 1:
         if not all(each and each.isprintable() for each in hosts):

@@ -365,7 +365,7 @@ def test_edit_refuses_a_body_when_its_handler_cannot_decode_the_message(agent: A
     assert dead_letters(agent, *edit, "{}").code == 1, "it was resolved"
 
 
-def test_edit_refuses_a_field_unless_the_class_or_the_letter_has_it(agent: Agent, tables: Tables) -> None:
+def test_edit_refuses_a_field_unless_known_to_the_class_or_the_letter(agent: Agent, tables: Tables) -> None:
     module = agent.application(APPLICATION)
     newer = msgspec.structs.replace(order(module, 1), body=b'{"order_id": -1, "newer": {"a": [1]}}')
     (one,) = dead(tables, newer)

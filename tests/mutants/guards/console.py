@@ -12,7 +12,7 @@ ROWS = (
         before="    codec.refuse_unknown_fields(body, sent_as, before.content_type, before=_readable(before, application.ring))\n",
         after="",
         killed_by=(
-            "tests/integration/cli/test_dead_letters.py::test_edit_refuses_a_field_unless_the_class_or_the_letter_has_it",
+            "tests/integration/cli/test_dead_letters.py::test_edit_refuses_a_field_unless_known_to_the_class_or_the_letter",
         ),
     ),
     Mutant(

@@ -214,7 +214,7 @@ def test_unknown_field_is_refused_by_its_name_and_place(
 
 @pytest.mark.parametrize(("cls", "document", "place"), PLACES)
 @KINDS
-def test_unknown_field_may_stay_as_it_was(
+def test_unknown_field_may_stay_unchanged(
     cls: type, document: Any, place: Place, content_type: str, written: Callable[[bytes], bytes]
 ) -> None:
     before = written(changed(document, place, tset=[3]))
