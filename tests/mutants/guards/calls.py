@@ -28,9 +28,7 @@ ROWS = (
         "durable/calls/provider.py",
         before="await Enclosed(calling)",
         after="await calling",
-        killed_by=(
-            f"{_SINGLETONS}::test_exit_of_a_method_is_answered_as_its_error[in_task-interrupt-KeyboardInterrupt]",
-        ),
+        killed_by=(f"{_SINGLETONS}::test_exit_of_a_method_is_answered_as_its_error[in_task-exit-SystemExit]",),
     ),
     Mutant(
         "calls",
