@@ -46,6 +46,7 @@ def lasting(duration: timedelta) -> str:
 
 
 def suggestion(name: str, known: Iterable[str], written: str = "{}") -> str:
-    """`; did you mean 'x'?` for the nearest known name as it is `written`, or nothing."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=_NEAR)
+    """`; did you mean 'x'?` for the nearest other name as it is `written`, or nothing."""
+    others = [each for each in known if each != name]
+    near = difflib.get_close_matches(name, others, n=1, cutoff=_NEAR)
     return f"; did you mean {written.format(near[0])!r}?" if near else ""

@@ -7,7 +7,7 @@ in the settings of the service, and its transports say it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from durable.errors import InvalidSetting
@@ -50,3 +50,15 @@ def canonical_name(name: str) -> str:
         return canonical(name)
     except InvalidSetting:
         return name
+
+
+def spellings(name: str) -> list[str]:
+    """Return the spellings under which an address may be stored: the present one, and the written one, which may be
+    that of an older release.
+    """
+    return list(dict.fromkeys([canonical_name(name), name]))
+
+
+def as_stored(keys: Sequence[str], name: str, stored: Collection[str]) -> Sequence[str]:
+    """Return the keys of a name in their present spelling, or the name as it was written where that alone is stored."""
+    return [name] if name in stored and set(keys).isdisjoint(stored) else keys

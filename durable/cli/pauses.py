@@ -18,7 +18,7 @@ from durable.errors import InvalidSetting, WiringError
 from durable.grammar import several, suggestion
 from durable.storage import actions, circuits, known_names, nodes
 from durable.storage.circuits import CircuitKind
-from durable.transports.addresses import canonical_name
+from durable.transports.addresses import as_stored, canonical_name
 
 _MOST_SHOWN = 5
 
@@ -79,6 +79,7 @@ def pause(
         keys = _keys(bus, kind, name)
         if not anyway and set(declared).isdisjoint([name, *keys]):
             known = known_names.read(conn, settings.db_schema, kind)
+            keys = as_stored(keys, name, known)
             _refuse_unknown(circuit, keys, list(dict.fromkeys([*declared, *known])))
         named = [(kind, each) for each in keys]
         handler = _handler(bus, conn, settings.db_schema, circuit)
@@ -101,7 +102,7 @@ def resume(target: Target, circuit: CircuitName, actor: str) -> None:
     (bus, settings), (kind, name) = target, circuit
     with schema_connection(settings) as conn:
         open_now = [row.key for row in circuits.read(conn, settings.db_schema) if row.kind == kind]
-        named = [(kind, each) for each in _keys(bus, kind, name)]
+        named = [(kind, each) for each in as_stored(_keys(bus, kind, name), name, open_now)]
         handler = _handler(bus, conn, settings.db_schema, circuit)
         resumed = actions.resume(conn, settings.db_schema, named, actor=actor)
     text = "is resumed" if resumed else f"was not paused{suggestion(name, open_now)}"
@@ -112,7 +113,7 @@ def resume(target: Target, circuit: CircuitName, actor: str) -> None:
         raise typer.Exit(1)
 
 
-def _keys(bus: Bus | None, kind: CircuitKind, name: str) -> list[str]:
+def _keys(bus: Bus | None, kind: CircuitKind, name: str) -> Sequence[str]:
     """List the keys of a name: an address resolved by message type is one destination for each type."""
     if kind is not CircuitKind.DESTINATION:
         return [name]

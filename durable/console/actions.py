@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -25,6 +26,7 @@ from durable.storage import actions, dead_letters, known_names, schedules
 from durable.storage.actions import Action
 from durable.storage.circuits import CircuitKind
 from durable.storage.dead_letters import Selection
+from durable.transports.addresses import as_stored
 
 _LONGEST: Final = 500
 _PAUSED_HERE: Final = (CircuitKind.DESTINATION, CircuitKind.HANDLER)
@@ -120,7 +122,7 @@ class Actions:
             raise HTTPException(422, f"verb: {verb!r} is none of run-now, cancel, reschedule")
         return None if done else f"message {message} does not wait for its time any more"
 
-    async def _keys(self, kind: CircuitKind, name: str) -> list[str]:
+    async def _keys(self, kind: CircuitKind, name: str) -> Sequence[str]:
         """Return the keys of a name; an address that is resolved by message type is one destination for each.
 
         Refuses a name that nobody knows: its pause would pause nothing.
@@ -128,11 +130,12 @@ class Actions:
         application, is_handler = self._bus.application, kind is CircuitKind.HANDLER
         declared = list(application.by_type()) if is_handler else application.destinations()
         try:
-            keys = [name] if is_handler else self._bus.runtime.envelope_factory.destinations_of(name)
+            keys: Sequence[str] = [name] if is_handler else self._bus.runtime.envelope_factory.destinations_of(name)
         except DurableError as error:
             raise HTTPException(422, f"key: {error}") from error
         if set(declared).isdisjoint([name, *keys]):
-            known = [*declared, *await self._bus.runtime.database.transaction(known_names.read, kind)]
+            stored = await self._bus.runtime.database.transaction(known_names.read, kind)
+            keys, known = as_stored(keys, name, stored), [*declared, *stored]
             if name not in known:
                 raise HTTPException(422, f"no {kind} {name!r} is declared or stored{suggestion(name, known)}")
         return keys

@@ -37,6 +37,7 @@ from durable.grammar import with_article
 from durable.storage import receipts
 from durable.storage.dead_letters import Selection
 from durable.storage.gauges import MOST_COUNTED
+from durable.transports.addresses import canonical_name
 from durable.version import __version__
 
 Page = Callable[[Request, Person], Awaitable[Response]]
@@ -212,7 +213,8 @@ class Pages:
             raise HTTPException(403, f"text: {person.name} is a viewer here, and may not search in contents")
         before, now = request.query_params.get("before", ""), datetime.now(UTC)
         times = {name: moment_of(name, chosen[name], now) for name in ("since", "until") if name in chosen}
-        selection = Selection(**chosen | times)  # type: ignore[arg-type]
+        place = {"address": canonical_name(chosen["address"])} if "address" in chosen else {}
+        selection = Selection(**chosen | times | place)  # type: ignore[arg-type]
         number = int(before) if before.isascii() and before.isdigit() and len(before) < 19 else None
         found = await self._reading.page(person, selection, number)
         look = await self._reading.survey(selection) if selection.is_narrowed else None

@@ -8,6 +8,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from io import StringIO
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
@@ -17,6 +18,7 @@ from durable.pipeline.progress import Show
 from durable.pipeline.rows import records
 from durable.pipeline.session import spark_errors
 from durable.pipeline.texts import check_texts
+from durable.transports.addresses import spellings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -155,7 +157,7 @@ def matching(rows: DataFrame, choice: Choice) -> DataFrame:
         *([F.col("service") == choice.service] if choice.service else []),
         *([F.col("side") == choice.side] if choice.side else []),
         *([F.col("message_type").isin(*choice.types)] if choice.types else []),
-        *([F.col("address").isin(*choice.addresses)] if choice.addresses else []),
+        *([F.col("address").isin(*chain.from_iterable(map(spellings, choice.addresses)))] if choice.addresses else []),
         *([F.col("id").isin(*ids)] if ids else []),
         *([F.col("moment") >= F.lit(choice.since)] if choice.since else []),
         *([F.col("moment") < F.lit(choice.until)] if choice.until else []),

@@ -301,6 +301,18 @@ def agent(
     return Agent(tmp_path, monkeypatch, capsys)
 
 
+def test_destination_of_an_older_release_is_named_in_its_stored_spelling(agent: Agent, database_url: str) -> None:
+    old, new = "tcp://localhost:9", "tcp://127.0.0.1:9"
+    assert agent("pause", "--destination", old, "--anyway").code == 0
+    with psycopg.connect(database_url) as conn:
+        conn.execute("UPDATE durable.circuits SET key = %s WHERE key = %s", (old, new))
+    assert agent("pause", "--destination", old).code == 0
+    assert [row["key"] for row in msgspec.json.decode(agent("circuits", "--json").out)] == [old]
+    assert agent("resume", "--destination", new).code == 1
+    assert agent("resume", "--destination", old).code == 0
+    assert agent("resume", "--destination", old)[:2] == (1, f"the destination {old} was not paused\n")
+
+
 def test_pause_and_resume_commands_stop_and_restart_a_handler(agent: Agent) -> None:
     assert agent("pause", "--handler", "a.b", "--for", "60", "--reason", "moving house", "--anyway") == (
         0,

@@ -173,6 +173,8 @@ class TestSearch:
             ("text=%22number%22", True),
             ("key=tenant-7", True),
             ("key=tenant-8", False),
+            ("address=tcp://localhost:9", True),
+            ("address=tcp://localhost:8", False),
             ("since=1h", True),
             ("until=1h", False),
             ("since=2000-01-01", True),
@@ -180,7 +182,7 @@ class TestSearch:
     )
     async def test_letter_is_found_by(self, app: Starlette, tables: Tables, query: str, found: bool) -> None:
         add_letters(tables, 1, Letter.because("Card 4111 refused", "x"))
-        tables.execute("UPDATE durable.dead_letters SET partition_key = 'tenant-7'")
+        tables.execute("UPDATE durable.dead_letters SET partition_key = 'tenant-7', address = 'tcp://127.0.0.1:9'")
         async with bearer(app, OPERATOR) as client:
             page = (await client.get(f"/dead-letters/all?{query}")).text
             assert ("No unresolved letter fits" not in page) == found

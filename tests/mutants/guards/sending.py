@@ -379,4 +379,12 @@ ROWS = (
         after="return _AUTHORITY",
         killed_by=("tests/unit/transports/test_spellings.py::test_odd_host_is_refused_with_advice",),
     ),
+    Mutant(
+        "sending",
+        "what an older release has stored under another spelling cannot be named",
+        "transports/addresses.py",
+        before="return [name] if name in stored and set(keys).isdisjoint(stored) else keys",
+        after="return keys",
+        killed_by=("tests/unit/transports/test_spellings.py::test_address_of_a_person_has_the_stored_spelling",),
+    ),
 )

@@ -16,11 +16,12 @@ from durable.cli import pauses
 from durable.cli.dead_letters import selection as letters
 from durable.cli.scheduled import selection as scheduled
 from durable.errors import InvalidSetting
+from durable.grammar import suggestion
 from durable.pipeline.publishable import whole
 from durable.settings import Settings
 from durable.storage.circuits import CircuitKind
 from durable.transports import peers
-from durable.transports.addresses import canonical, canonical_name
+from durable.transports.addresses import as_stored, canonical, canonical_name, spellings
 
 T = TypeVar("T")
 
@@ -241,3 +242,16 @@ def test_spellings_of_one_socket_are_one_destination(data: st.DataObject, path: 
     one = canonical(spelling(path))
     assert one == canonical(spelling(path)) == canonical(one)
     assert (canonical(spelling(other)) == one) is (path == other)
+
+
+def test_address_of_a_person_has_the_stored_spelling() -> None:
+    old, new = "tcp://localhost:1", "tcp://127.0.0.1:1"
+    assert spellings(old) == [new, old]
+    assert spellings(new) == [new]
+    assert as_stored([new], old, [old]) == [old]
+    assert as_stored([new], old, [old, new]) == as_stored([new], old, []) == [new]
+
+
+def test_suggestion_is_another_name_than_the_written_one() -> None:
+    assert suggestion("tcp://localhost:1", ["tcp://localhost:1"]) == ""
+    assert "localhost:2" in suggestion("tcp://localhost:1", ["tcp://localhost:1", "tcp://localhost:2"])
