@@ -90,11 +90,11 @@ ROWS = (
     ),
     Mutant(
         "lakes",
-        "an archive goes on in an earlier state of a lake that is away",
+        "an archive goes on in a place that has the lake no more",
         "durable/pipeline/beginning.py",
         before="            if not wish.is_new_lake:\n",
         after="            if False:\n",
-        killed_by=(f"{_COPIES}::test_earlier_state_is_refused_when_the_lake_is_away[history-an_empty_folder-wish0]",),
+        killed_by=(f"{_COPIES}::test_missing_lake_is_told_in_its_own_place[an_empty_folder]",),
     ),
     Mutant(
         "lakes",
