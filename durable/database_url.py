@@ -193,6 +193,8 @@ def _places(
 ) -> tuple[tuple[str, int | None], ...]:
     """Return each host with its port. Parameters stand before the place of the URL; one `host` stays a parameter."""
     named = query["host"].split(",") if "," in query.get("host", "") else None
+    if named is None and "host" in query:
+        written = written[:1]
     hosts = [host for host, _ in written] if named is None else named
     ports = [each for _, each in written]
     if port is not None:

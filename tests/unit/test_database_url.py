@@ -205,6 +205,13 @@ def test_mistake_in_a_parameter_is_told_by_its_setting(setting: Any, query: str,
         load_settings(**{setting: f"postgresql:///orders?{query}"})
 
 
+def test_host_of_a_parameter_stands_for_several_of_the_url() -> None:
+    url = database_url.parse("postgresql://one,two/orders?host=/run/pg")
+    told = conninfo_to_dict(url.libpq())
+    assert told["host"] == "/run/pg"
+    assert sync_url(load_settings(database_url=url.libpq())).query["host"] == "/run/pg"
+
+
 def test_part_of_a_password_is_no_parameter() -> None:
     with pytest.raises(InvalidSetting, match="not a Postgres URL") as refused:
         database_url.parse("postgresql://app:12?MARK=x@db/orders")
