@@ -84,16 +84,6 @@ ROWS = (
     ),
     Mutant(
         "handling",
-        "a shortage that the handler has swallowed counts as its failure",
-        "durable/agents/runner.py",
-        before="is_short = fence.shortage is not None",
-        after="is_short = False",
-        killed_by=(
-            f"{_FAULTS}::test_fault_of_the_database_counts_no_attempt_when_the_handler_cancels_its_own_task[asyncpg-full disk-cancel_and_return-1]",
-        ),
-    ),
-    Mutant(
-        "handling",
         "the next attempt of a thread begins before the session of the last one is closed",
         "durable/agents/threads.py",
         before="        while not (closed.done() or is_ended()):\n",
@@ -546,7 +536,10 @@ ROWS = (
         "durable/agents/runner.py",
         before="is_lost = fence.shortage_behind(error) is not None or (",
         after="is_lost = (",
-        killed_by=(f"{_FAULTS}::test_swallowed_fault_counts_no_attempt_without_a_savepoint[asyncpg-full disk]",),
+        killed_by=(
+            f"{_FAULTS}::test_swallowed_fault_counts_no_attempt_without_a_savepoint[asyncpg-full disk]",
+            f"{_FAULTS}::test_fault_of_the_database_counts_no_attempt_when_the_handler_cancels_its_own_task[asyncpg-full disk-cancel_and_return-1]",
+        ),
     ),
     Mutant(
         "handling",
@@ -824,7 +817,7 @@ ROWS = (
         "handling",
         "a rolled back commit of a lost connection is a failure of the handler",
         "durable/agents/runner.py",
-        before="            if is_lost or is_short or isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage_itself(error):",
+        before="            if is_lost or isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage_itself(error):",
         after="            if False:",
         killed_by=(
             "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_loss_of_the_database_is_no_attempt[completion-async]",
