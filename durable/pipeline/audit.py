@@ -9,6 +9,7 @@ gap there.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -51,6 +52,9 @@ from durable.storage.days import within_reach
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
+_Owner: TypeAlias = tuple[str, str | None]
+"""A service and one of its databases: rows of the first version name none."""
 
 _CLOCK_SKEW: Final = timedelta(days=1)  # by which a row may be filed under an earlier day than its message was sent
 _FEW: Final = 50_000  # ids that each task may be sent as a whole
@@ -300,14 +304,15 @@ def _histories(
     """Return the spans that these lakes have whole of each database of each service, and of both tables where both have
     one. A database counts as soon as a lake knows it, with rows of the period or without: its rows may be yet to come.
     """
-    firsts: dict[tuple[str, str, str | None], datetime] = {}
+    firsts: dict[str, dict[_Owner, datetime]] = defaultdict(dict)
     for row in counted:
-        firsts[_whose(row)] = min(row["first"], firsts.get(_whose(row), row["first"]))
-    found: dict[tuple[str, str | None], list[tuple[Span, datetime | None]]] = {}
+        url, owner = _owner(row)
+        firsts[url][owner] = min(row["first"], firsts[url].get(owner, row["first"]))
+    found: dict[_Owner, list[tuple[Span, datetime | None]]] = defaultdict(list)
     for url, lake in {lake.url: lake for lake in lakes}.items():
-        known = {(url, *whose) for table in tables for whose in lake.owners(table)}
-        for whose in sorted({*known, *(each for each in firsts if each[0] == url)}, key=str):
-            found.setdefault(whose[1:], []).append((_span(lake, tables, *whose[1:]), firsts.get(whose)))
+        known: set[_Owner] = {(whose.service, whose.database) for table in tables for whose in lake.owners(table)}
+        for owner in sorted(known | firsts[url].keys(), key=str):
+            found[owner].append((_span(lake, tables, *owner), firsts[url].get(owner)))
     services: dict[str, dict[str | None, Span]] = {}
     for (service, database), in_lakes in found.items():
         begins = [begin for span, first in in_lakes if (begin := span.begin or first)]
@@ -329,8 +334,8 @@ def _ended(span: Span, lake: Lake) -> Span:
     return span._replace(until=span.until or span.begin or lake.archived_at("history"))
 
 
-def _whose(row: Mapping[str, Any]) -> tuple[str, str, str | None]:
-    return row["lake"], row["service"], row["database"]
+def _owner(row: Mapping[str, Any]) -> tuple[str, _Owner]:
+    return row["lake"], (row["service"], row["database"])
 
 
 def _examples(found: DataFrame, kinds: Collection[str], count: int) -> list[dict[str, Any]]:

@@ -37,7 +37,8 @@ class Enclosed(Coroutine[Any, Any, T_co]):
         self._steps.close()
 
     def __await__(self) -> Generator[Any, Any, T_co]:
-        return self
+        steps: Any = self
+        return steps  # type: ignore[no-any-return]
 
     def __iter__(self) -> Enclosed[T_co]:
         return self

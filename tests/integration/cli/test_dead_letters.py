@@ -524,13 +524,13 @@ def ending_connections(tables: Tables) -> Iterator[None]:
     """End those of others, and let nobody connect again meanwhile."""
     database = tables.one("SELECT current_database()")
     with psycopg.connect(make_conninfo(tables.url, dbname="postgres"), autocommit=True) as conn:
-        conn.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS false")
+        conn.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS false".encode())
         tables.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
         yield
-        conn.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS true")
+        conn.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS true".encode())
 
 
 def test_replay_reports_its_progress_when_the_database_goes_away(agent: Agent, tables: Tables) -> None:

@@ -4,7 +4,7 @@ sessions are its own again afterwards.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from durable import Bus, NoUnitOfWork, Retry, WiringError, message
 from durable.application.incoming import Incoming
-from durable.application.middleware import Middleware
+from durable.application.middleware import HandleNext, Middleware
 from durable.outbox.outbox import Outbox
 from durable.testing import InMemoryBus, eventually
 from tests.integration.outbox.unit_of_work.sessions import BILLING, Base, Flavour, Line, Placed, sent_numbers
@@ -186,8 +186,8 @@ class Lent:
 
 
 class PassingOn(Middleware):
-    async def handle(self, incoming: Incoming, proceed: Callable[[Incoming], Awaitable[Any]]) -> Any:
-        return await proceed(incoming)
+    async def handle(self, incoming: Incoming, call_next: HandleNext) -> object:
+        return await call_next(incoming)
 
 
 @pytest.fixture(params=["asyncpg", "psycopg"])
