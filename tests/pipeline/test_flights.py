@@ -60,11 +60,11 @@ def test_every_flight_is_archived_audited_and_reported_and_a_day_is_replayed(fir
     assert (code, document["differences"]) == (0, [])
     results = [step["result"] for step in document["steps"]]
     assert "4 nodes killed, every total right" in results[0]
-    assert results[3].startswith("1,000 sent, 1,000 handled: lost 0, undone 0, twice 0, forgotten 0, alien 0")
+    assert results[3].startswith("1,000 sent, 1,000 handled: lost 0, undone 0, twice 0, overdue 0, forgotten 0")
     assert results[5] == "842 messages replayed, 842 of them added"
     assert results[6].startswith("842 flights of 14 carriers, as in the data set")
     assert results[7] == "842 messages replayed, 0 of them added"
-    assert results[9].startswith("842 sent, 842 handled: lost 0, undone 0, twice 0, forgotten 0, alien 0")
+    assert results[9].startswith("842 sent, 842 handled: lost 0, undone 0, twice 0, overdue 0, forgotten 0")
     page = Path(document["page"]).read_text()
     assert page.count("</time> killed ") == 4
     assert "Volume by body.carrier" in page

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from durable.errors import InvalidSetting
+from durable.grammar import several
 from durable.pipeline.choosing import Choice, matching
 from tests.pipeline.test_replay import history
 from tests.support.command import Agent, Ended
@@ -152,7 +153,7 @@ def test_condition_over_one_row_chooses(agent: Agent, database_url: str, message
     where, count = CHOOSING[name]
     ended = replayed(agent, database_url, messages, where, "--dry-run")
     assert (ended.code, ended.err) == (0, "")
-    assert f"{count} messages would be replayed" in ended.out
+    assert f"{several(count, 'messages')} would be replayed" in ended.out
 
 
 def test_every_function_without_arguments_is_refused_or_known_to_be_alike(spark: SparkSession) -> None:

@@ -88,6 +88,7 @@ class VirtualLoop(_Loop):
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._number = itertools.count()
         self._tasks: dict[int, asyncio.Task[Any]] = {}
+        self._task_factory: Callable[..., Any] = self._make_task
         self._is_closed = False
         self.failures: list[str] = []
         """Exceptions that no task has taken."""
@@ -121,10 +122,20 @@ class VirtualLoop(_Loop):
         return _Future(loop=self)
 
     def create_task(self, coro: Any, *, name: object = None, context: Context | None = None) -> asyncio.Task[Any]:
-        task = _Task(coro, loop=self, name=name, context=context)
+        task: asyncio.Task[Any] = self._task_factory(self, coro, name=name, context=context)
+        return task
+
+    def _make_task(self, _: object, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        task = _Task(coro, loop=self, **options)
         self._tasks[task.number] = task
         task.add_done_callback(self._forget)
         return task
+
+    def get_task_factory(self) -> Any:
+        return self._task_factory
+
+    def set_task_factory(self, factory: Any) -> None:
+        self._task_factory = factory
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         assert isinstance(task, _Task)

@@ -188,7 +188,7 @@ class TestEnvelopesOnReceive:
             pytest.param({"headers": {"a": "\0"}}, "control character", id="NUL in a header"),
             pytest.param({"headers": {"a": "\ud800"}}, "lone surrogate", id="lone surrogate in a header"),
             pytest.param({"headers": {"\ud800": "a"}}, "lone surrogate", id="lone surrogate in a header's name"),
-            pytest.param({"headers": {str(n): "" for n in range(1_000)}}, "1000 headers", id="1,000 headers"),
+            pytest.param({"headers": {str(n): "" for n in range(1_000)}}, "1,000 headers", id="1,000 headers"),
             pytest.param({"headers": {"a": "b\r\nc"}}, "control character", id="CRLF in a header"),
             pytest.param({"headers": {"a": "x" * 200_000}}, "max_header_bytes (8192)", id="a header of 200 kB"),
             pytest.param({"partition_key": "\0"}, "partition_key", id="NUL in the key"),

@@ -93,7 +93,7 @@ def test_headers_are_bounded_in_bytes_of_any_alphabet(letter: str) -> None:
 def test_headers_are_bounded_in_number_and_size() -> None:
     assert flaw_with(headers={str(number): "" for number in range(MAX_HEADERS)}) is None
     many = {str(number): "" for number in range(1_000)}
-    assert flaw_with(headers=many) == "1000 headers, more than max_headers (100)"
+    assert flaw_with(headers=many) == "1,000 headers, more than max_headers (100)"
     assert flaw_with(headers={"a": "x" * (MAX_HEADER_BYTES - 1)}) is None
     assert "max_header_bytes (8192)" in str(flaw_with(headers={"a": "x" * MAX_HEADER_BYTES}))
 

@@ -127,6 +127,7 @@ def explain(conn: Connection, schema: str, statement: Statement, keys: Sequence[
     params = leases.fence(A, keys) | dict(zip(("id", "endpoint", "epoch"), keys[0], strict=True))
     params |= LETTER.parameters() | ONCE.columns() | {"message_digest": 0}
     params |= {"delay": timedelta(seconds=1), "counted": 1, "within": timedelta(0), "keep_body": False}
+    params |= {"is_interrupted": False}
     explained = text(f"EXPLAIN (FORMAT JSON) {statement.within(schema).text}")
     plan = conn.execute(explained, {key: params[key] for key in explained.compile().params}).scalar_one()
     return json.loads(plan) if isinstance(plan, str) else plan

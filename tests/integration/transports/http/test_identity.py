@@ -339,7 +339,7 @@ async def test_message_under_a_taken_id_is_no_silent_duplicate(
             assert (await client.ask(request(path, REAL, **key, **taken))).status == 202
             refusal = await client.ask(request(path, REAL, **key))
             assert (refusal.status, (await client.ask(request(path, REAL, **key, **taken))).status) == (422, 200)
-        assert "another body, other headers or other times" in refusal.problem["detail"]
+        assert "another body or version, other headers or other times" in refusal.problem["detail"]
         assert billing.rows("SELECT body FROM durable.dead_letters") == [REAL]
         assert "another message was received under the same id before" in caplog.text
         assert bus.statistics().tallies[Subject.ENDPOINT]["billing"].counts[Event.QUARANTINED] == 1

@@ -122,7 +122,7 @@ async def test_dead_letter_of_a_body_over_the_limit_keeps_size_and_hash(shop: Ra
         pytest.param({"message_type": "os.system"}, b'"true"', "os.system", id="os.system"),
         pytest.param({"message_type": "rabbit.unknown"}, b"{}", "rabbit.unknown", id="unknown type"),
         pytest.param({"message_type": "x" * 255}, b"{}", "", id="the longest type"),
-        pytest.param({"headers": {str(n): "" for n in range(1_000)}}, b'{"number":17}', "1000 headers",
+        pytest.param({"headers": {str(n): "" for n in range(1_000)}}, b'{"number":17}', "1,000 headers",
                      id="1,000 headers"),
         pytest.param({"headers": {"a": "x" * 100_000}}, b'{"number":17}', "8192", id="a header of 100 kB"),
         pytest.param({"headers": {"a": "b\0"}}, b'{"number":17}', "control character", id="NUL in a header"),
