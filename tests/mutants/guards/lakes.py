@@ -459,8 +459,8 @@ ROWS = (
         "lakes",
         "a service without a row of the period is no receiver",
         "durable/pipeline/audit.py",
-        before="        for whose in sorted({*known, *(each for each in firsts if each[0] == url)}, key=str):\n",
-        after="        for whose in sorted({each for each in firsts if each[0] == url}, key=str):\n",
+        before="        for owner in sorted(known | firsts[url].keys(), key=str):\n",
+        after="        for owner in sorted(firsts[url], key=str):\n",
         killed_by=(f"{_AUDITED}::test_message_after_the_end_of_a_history_is_open[receiver-never-True]",),
     ),
     Mutant(
