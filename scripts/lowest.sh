@@ -16,4 +16,5 @@ mapfile -t tools < <(pinned 'asyncapi3|attrs|fastapi|hypothesis|numpy|openapi-sp
     -W "ignore:The anyio.abc.BlockingPortal alias is deprecated:DeprecationWarning" \
     --ignore tests/unit/docs --ignore tests/unit/pipeline \
     --ignore tests/unit/benchmarks/test_plots.py --ignore tests/unit/console/test_plots.py \
-    --ignore tests/unit/transports/test_addresses.py --ignore tests/unit/transports/test_spellings.py
+    --ignore tests/unit/transports/test_addresses.py --ignore tests/unit/transports/test_spellings.py \
+    --ignore tests/unit/messages/test_versions.py
