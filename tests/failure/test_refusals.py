@@ -89,7 +89,6 @@ async def test_start_waits_for_the_end_of_a_refusal(
     with refusing(role_url, refusal):
         starting = asyncio.create_task(bus.__aenter__())
         await eventually(lambda: "waiting for the database" in caplog.text)
-        await asyncio.sleep(0.2)
         assert not starting.done()
     async with asyncio.timeout(30):
         await starting
@@ -136,13 +135,12 @@ async def test_node_works_again_after_a_refusal(role_url: str, refusal: str, cap
 
     async with bus:
         await send(1)
-        await eventually(lambda: seen == [1])
+        await eventually(lambda: 1 in seen)  # its COMMIT may be refused, upon which it is handled again
         with refusing(role_url, refusal):
             await eventually(lambda: "no node now" in caplog.text)
-            await asyncio.sleep(1)
         await eventually(joined(bus))
         await send(2)
-        await eventually(lambda: seen == [1, 2])
+        await eventually(lambda: 2 in seen)
     assert not faults(caplog.records)
 
 
