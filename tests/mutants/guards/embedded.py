@@ -216,6 +216,14 @@ ROWS: Final = (
     ),
     Mutant(
         "embedded",
+        "two processes make the user of servers at once",
+        "durable/embedded/account.py",
+        before="        fcntl.flock(users, fcntl.LOCK_EX)\n",
+        after="",
+        killed_by=("tests/unit/embedded/test_account.py::test_user_is_made_by_one_process_at_a_time",),
+    ),
+    Mutant(
+        "embedded",
         "a start as root locks the owner of the folder out",
         "durable/embedded/account.py",
         before="(_known(user) if user != 0 else None) or unprivileged()",
