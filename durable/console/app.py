@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.resources import files
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
@@ -26,7 +27,7 @@ from durable.console.reading import Reading
 from durable.console.recorded import Record
 from durable.console.rehearsing import Rehearsals
 from durable.console.runs import Runs
-from durable.console.security import Home, OwnRoutes, SecureHeaders, secure
+from durable.console.security import Home, OwnRoutes, SecureHeaders, home, secure
 from durable.errors import InvalidSetting, SchemaMismatch, StorageUnavailable
 
 
@@ -81,10 +82,17 @@ def console_app(
     }
 
     async def begin(request: Request) -> Response:
-        return RedirectResponse(f"{request.scope.get('root_path', '')}/{bus.service}/services", 303)
+        return RedirectResponse(f"{home(request)}/{bus.service}/services", 303)
 
+    async def look_in_one(request: Request) -> Response:
+        """Go to the console of a service, or to this page in the first one: that knows it, or tells of it."""
+        path = request.path_params["path"]
+        found = f"{path}/" if path in consoles else f"{bus.service}/{path}"
+        return RedirectResponse(f"{home(request)}/{quote(found)}", 303)
+
+    mounts = (Mount(f"/{name}", console) for name, console in consoles.items())
     return Starlette(
-        routes=[Route("/", begin), *(Mount(f"/{name}", console) for name, console in consoles.items())],
+        routes=[Route("/", begin), *mounts, Route("/{path:path}", look_in_one)],
         middleware=[Middleware(SecureHeaders), Middleware(Home)],
     )
 

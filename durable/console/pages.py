@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from durable.console import shown, tracing
 from durable.console.access import SESSION_SECONDS, Authorize, Person, Role, Tokens, cookie_name
 from durable.console.packing import packed
-from durable.console.reading import PAGE, Feed, Letter, Overview, Reading
+from durable.console.reading import PAGE, UNREAD, Feed, Letter, Overview, Reading, why_unread
 from durable.console.runs import Runs
 from durable.console.security import (
     FORM_COOKIE,
@@ -267,6 +267,8 @@ class Pages:
             if not asked["key"].isprintable() or len(asked["key"]) > _LONGEST_FILTER:
                 raise HTTPException(422, f"key: give printable text of up to {_LONGEST_FILTER} characters")
             way = await tracing.of_key(services, asked["key"], datetime.now(UTC))
+        page = request.query_params.get("page", "")
+        shown_page = int(page) if page.isascii() and page.isdigit() and len(page) < 4 else 0
         return self.render(
             request,
             "message_search.html",
@@ -274,6 +276,8 @@ class Pages:
             asked=asked,
             found=found,
             way=way,
+            page=(shown_page or way.page_of(asked["id"])) if way else 1,
+            page_size=PAGE,
             most=tracing.MOST_STEPS,
             home=home(request),
         )
@@ -341,5 +345,5 @@ async def _state(reading: Reading, person: Person) -> Overview | str:
     """Return the state of a service, or why it cannot be read."""
     try:
         return await reading.overview(person)
-    except StorageUnavailable as error:
-        return str(error)
+    except UNREAD as error:
+        return why_unread(error)

@@ -10,12 +10,14 @@ from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 from uuid import UUID
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from durable.application.handlers import Handler, MaxBatch
 from durable.bus import Bus
 from durable.console import viewers
 from durable.console.access import Person, Role
 from durable.envelope import NodeId
+from durable.errors import DurableError
 from durable.observability import health
 from durable.observability.health import NodeState
 from durable.observability.stops import Stops
@@ -27,12 +29,15 @@ from durable.storage.dead_letters import Attempt, DeadLetter, Group, LetterRange
 from durable.storage.flow import Flow, Slice
 from durable.storage.gauges import MOST_COUNTED, Gauges, Side
 from durable.storage.nodes import Node
+from durable.storage.outages import described
 from durable.storage.receipts import Standing
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 PAGE = 50
+UNREAD: Final = (DurableError, DBAPIError)
+"""Errors of one service, for which a page of several leaves it out, and tells why_unread()."""
 _FRESH_SECONDS: Final = 1.0
 _EVER: Final = datetime.min.replace(tzinfo=UTC)
 
@@ -232,6 +237,11 @@ class Feed:
             task.add_done_callback(_retrieved)
             self._reads[person.role] = time.monotonic(), task
         return await asyncio.shield(task)
+
+
+def why_unread(error: Exception) -> str:
+    """Say why a service cannot be read."""
+    return described(error) if isinstance(error, DBAPIError) else str(error)
 
 
 def _retrieved(task: asyncio.Task[Overview]) -> None:

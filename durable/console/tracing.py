@@ -14,8 +14,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from durable.console.reading import Reading
-from durable.errors import StorageUnavailable
+from durable.console.reading import PAGE, UNREAD, Reading, why_unread
 from durable.storage import receipts
 from durable.storage.bounded import Look, limit_times, look
 from durable.storage.receipts import Step, Window
@@ -46,6 +45,15 @@ class Way(NamedTuple):
     def has_more(self) -> bool:
         return len(self.steps) >= MOST_STEPS
 
+    def page_of(self, message_id: str) -> int:
+        """Return the number of the page on which a message is first met; the first one when it is on none."""
+        met = (number for number, each in enumerate(self.steps) if str(each.step.id) == message_id)
+        return next(met, 0) // PAGE + 1
+
+    def page(self, number: int) -> Sequence[Placed]:
+        """Return the steps of a page, which is counted from 1."""
+        return self.steps[(number - 1) * PAGE : number * PAGE]
+
 
 async def conversation(services: Mapping[str, Reading], correlation_id: UUID, begun: datetime) -> Way:
     """Find the messages of a conversation that began then."""
@@ -72,8 +80,8 @@ async def _way(services: Mapping[str, Reading], read: Read) -> Way:
 async def _look(reading: Reading, read: Read) -> Look[list[Step]]:
     try:
         return await reading.transaction(_bounded, read)
-    except StorageUnavailable as error:
-        return Look(None, str(error))
+    except UNREAD as error:
+        return Look(None, why_unread(error))
 
 
 def _bounded(conn: Connection, schema: str, read: Read) -> Look[list[Step]]:

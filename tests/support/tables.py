@@ -48,11 +48,11 @@ class Tables:
 
     def __init__(self, url: str, conn: psycopg.Connection[Any]) -> None:
         self.url = url
-        self._conn = conn
+        self.connection = conn
 
     def rows(self, query: str, *params: object) -> list[Any]:
         """What this query returns; a column alone comes as its values."""
-        cursor = self._conn.execute(query.encode(), params)
+        cursor = self.connection.execute(query.encode(), params)
         rows = cursor.fetchall() if cursor.description else []
         return [row[0] if len(row) == 1 else row for row in rows]
 
@@ -86,14 +86,14 @@ class Tables:
             )
 
     def execute(self, query: str, *params: object) -> None:
-        self._conn.execute(query.encode(), params)
+        self.connection.execute(query.encode(), params)
 
     async def change(self, query: str, *params: object) -> None:
         """The same in a thread: what it waits for may be held by a transaction of a node in this loop."""
         await asyncio.to_thread(self.execute, query, *params)
 
     def clear(self) -> None:
-        self._conn.execute(_CLEAR)  # all in one question to the server
+        self.connection.execute(_CLEAR)  # all in one question to the server
 
 
 async def change(url: str, query: str) -> None:

@@ -292,6 +292,17 @@ class TestRehearsing:
             assert (response.status_code, "no licence" in response.text) == (409, True)
 
 
+_BROKEN_TABLES = """
+CREATE SCHEMA other;
+DO $$ DECLARE name text; BEGIN
+    FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = 'durable' LOOP
+        EXECUTE 'CREATE VIEW other.' || quote_ident(name) || ' AS SELECT * FROM durable.' || quote_ident(name)
+            || ' WHERE 1 / (random() * 0)::integer = 1';
+    END LOOP;
+END $$
+"""
+
+
 class TestServices:
     async def test_one_login_is_for_all_services(self, bus: Bus, tables: Tables) -> None:
         add_letters(tables, 3)
@@ -311,6 +322,40 @@ class TestServices:
             assert (await client.get("/shop/")).status_code == 303
         for each in (stock, away):
             await each.runtime.stop()
+
+    @pytest.mark.parametrize(
+        ("path", "led_to"),
+        [
+            ("/login", "/console/shop/login"),
+            ("/stock", "/console/stock/"),
+            ("/handlers?q=1", "/console/shop/handlers"),
+            ("/no/such page", "/console/shop/no/such%20page"),
+            ("//elsewhere.example/a", "/console/shop//elsewhere.example/a"),
+        ],
+    )
+    async def test_page_outside_every_service_is_looked_for_in_the_first_one(
+        self, bus: Bus, tables: Tables, path: str, led_to: str
+    ) -> None:
+        stock = Bus("stock", tables.url)
+        app = Starlette(routes=[Mount("/console", console_app(bus, stock, tokens=TOKENS))])
+        async with browser(app) as client:
+            assert (await client.get(f"https://durable.example/console{path}")).headers["location"] == led_to
+            await submit(client, "/stock/login", "/stock/login", token=OPERATOR)
+            page = await client.get("/no-such-page", follow_redirects=True)
+            assert (page.status_code, "<title>" in page.text) == (404, True)
+        await stock.runtime.stop()
+
+    async def test_service_of_other_tables_leaves_the_others(self, bus: Bus, tables: Tables) -> None:
+        add_letters(tables, 1)
+        tables.execute(_BROKEN_TABLES)
+        other = Bus("other", tables.url, db_schema="other")
+        app = Starlette(routes=[Mount("/console", console_app(bus, other, tokens=TOKENS))])
+        async with browser(app) as client:
+            await submit(client, "/shop/login", "/shop/login", token=OPERATOR)
+            page = await client.get("/shop/services")
+            assert (page.status_code, ">away<" in page.text, "DivisionByZero" in page.text) == (200, True, True)
+        tables.execute("DROP SCHEMA other CASCADE")
+        await other.runtime.stop()
 
     async def test_routes_of_the_application_are_no_pages_of_the_console(self, bus: Bus) -> None:
         async def own(request: Request) -> Response:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Callable
+from html import unescape
+from urllib.parse import urlencode
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -17,6 +20,7 @@ from durable.embedded import Embedded
 from durable.envelope import new_id
 from durable.testing import eventually
 from tests.integration.console.visiting import OPERATOR, TOKENS, VIEWER, bearer, browser, submit
+from tests.support.history import add_history
 from tests.support.tables import Tables, shared_tables
 
 
@@ -124,6 +128,30 @@ async def test_messages_of_a_key_are_shown_over_all_services(pair: Pair) -> None
         assert (rows(page), "No service here knows a message" in page) == ([], True)
         assert (await client.get("/shop/messages?conversation=17")).status_code == 422
         assert (await client.get("/shop/messages?key=%00")).status_code == 422
+
+
+async def test_many_messages_of_a_key_are_shown_in_pages(pair: Pair) -> None:
+    key = "customer 17 & 4"
+    add_history(pair.tables.connection, 120, outcome="handled")
+    pair.tables.execute("UPDATE durable.envelope_history SET partition_key = %s", key)
+    async with bearer(pair.app, VIEWER) as client:
+        here, numbers = f"?{urlencode({'key': key})}", list[int]()
+        for page, steps in enumerate(("1 to 50", "51 to 100", "101 to 120"), start=1):
+            shown = (await client.get(f"/shop/messages{here}")).text
+            numbers += [int(number, 16) for number in re.findall(r"\?id=0{8}-0000-0000-0000-([0-9a-f]{12})", shown)]
+            assert (f"Steps {steps} of 120." in shown, 'rel="prev"' in shown) == (True, page > 1)
+            following = re.search(r'rel="next" href="([^"]*)"', shown)
+            here = unescape(following[1]) if following else ""
+        assert (numbers, here) == ([*range(1, 121)], "")
+        assert "There is no page 7." in (await client.get("/shop/messages", params={"key": key, "page": "7"})).text
+
+
+async def test_message_is_shown_on_the_page_of_its_step(pair: Pair) -> None:
+    add_history(pair.tables.connection, 120, outcome="handled")
+    pair.tables.execute("UPDATE durable.envelope_history SET correlation_id = %s", UUID(int=1))
+    async with bearer(pair.app, VIEWER) as client:
+        page = (await client.get(f"/shop/messages?id={UUID(int=70)}")).text
+        assert ("Steps 51 to 100 of 120." in page, page.count('class="chosen"')) == (True, 1)
 
 
 async def test_destination_is_pinged_on_demand(pair: Pair) -> None:
