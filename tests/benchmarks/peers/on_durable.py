@@ -2,6 +2,8 @@
 
 default                as in all the following but one: as many messages in a transaction as take 20 ms
 alone                  a transaction for each message
+groups                 up to 100 messages in a transaction
+lists                  up to 100 messages for one call of the handler, with one effect for all of them
 here                   the process that enlists is the node that handles
 tcp, http, rabbitmq    a node sends to a node of another service
 """
@@ -24,6 +26,8 @@ SECOND_SCHEMA: Final = "durable_second"
 _TRANSPORTS: Final = ("tcp", "http", "rabbitmq")
 _POOL: Final = {"pool_size": AT_ONCE, "pool_timeout": POOL["pool_timeout"]}
 _INSERT = text(INSERT)
+_INSERT_ALL = text("INSERT INTO business (number) SELECT unnest(CAST(:numbers AS integer[]))")
+_MAX_BATCH: Final = {"alone": 1, "groups": 100, "lists": 100}
 
 
 @message("bench.note")
@@ -36,11 +40,16 @@ async def take(note: Note, session: AsyncSession) -> None:
     await session.execute(_INSERT, {"number": -note.number})
 
 
+async def take_all(notes: list[Note], session: AsyncSession) -> None:
+    await session.execute(_INSERT_ALL, {"numbers": [-note.number for note in notes]})
+
+
 def make_bus(order: Order) -> Bus:
     """Make the bus of the process that handles, or of one of the same service."""
     is_node = order.work == "handle" or order.variant == "here"
     bus = Bus("bench", order.url, mode="full" if is_node else "send-only", **_POOL)
-    bus.handles(Note, max_batch=1 if order.variant == "alone" else None, concurrency=AT_ONCE)(take)
+    handler = take_all if order.variant == "lists" else take
+    bus.handles(Note, max_batch=_MAX_BATCH.get(order.variant), concurrency=AT_ONCE)(handler)
     return bus
 
 

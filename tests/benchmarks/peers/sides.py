@@ -43,6 +43,8 @@ class Side:
 SIDES: Final = (
     Side(OURS, OURS, (ENLIST, HANDLE, LATENCY), "default"),
     Side("durable, max_batch=1", OURS, (HANDLE,), "alone"),
+    Side("durable, max_batch=100", OURS, (HANDLE,), "groups"),
+    Side("durable, lists of 100", OURS, (HANDLE,), "lists"),
     Side("durable, in one process", OURS, (LATENCY,), "here", is_one_process=True),
     Side("durable, to another service over TCP", OURS, (LATENCY,), "tcp"),
     Side("pgqueuer", "pgqueuer", (ENLIST, HANDLE, LATENCY)),
