@@ -16,7 +16,7 @@ them come before.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Final, Protocol
 
 from sqlalchemy import Connection, Engine, event
@@ -26,7 +26,8 @@ from sqlalchemy.sql.elements import ReleaseSavepointClause, RollbackToSavepointC
 
 from durable.errors import NoUnitOfWork, WiringError
 from durable.outbox.sql_text import About, control_of
-from durable.storage.engines import is_in_autocommit, refuses_while_busy
+from durable.storage.engines import is_in_autocommit
+from durable.storage.left_in_use import watch
 
 _ENDED_AS_TEXT: Final = (
     "SQL text must not end the transaction of a session that sends messages ({told!r}): use commit() or rollback() of "
@@ -87,9 +88,7 @@ class Enlistment:
         self.outboxes: dict[Hashable, Any] = {}
         """By the envelope_factory of their bus."""
         self.opened: list[Connection] = []
-        """The connections of the last transaction that the session has opened itself, whoever has ended that, where the
-        driver refuses a ROLLBACK while a statement runs.
-        """
+        """Connections that the session has opened itself beside its outboxes; closed ones until it opens another."""
         self.commit_allowed = True
         """False while a handler has the session: then every COMMIT of its connection is refused."""
         self.closes_with_commit = False
@@ -111,10 +110,32 @@ def enlistment_of(session: Session) -> Enlistment:
     return found
 
 
-def opened_by(session: Session) -> list[Connection]:
-    """Return the connections as Enlistment.opened; none for a session without outboxes."""
+def open_connections(session: Session) -> list[Connection]:
+    """Return those of Enlistment.opened that nobody has closed: the session has lost some of them, when the end of a
+    transaction failed.
+    """
     found: Enlistment | None = vars(session).get(_KEY)
-    return [] if found is None else found.opened
+    return [] if found is None else [connection for connection in found.opened if not connection.closed]
+
+
+def close_connections(session: Session) -> None:
+    """Close what the session has opened, so that Session.close() has nothing to roll back there.
+
+    It would begin with the innermost savepoint. One that could not be released is in the way of those around it: it
+    would fail, and keep the connection with its transaction open.
+    """
+    transaction, opened = session.get_transaction(), open_connections(session)
+    others = () if transaction is None else transaction.connections.difference(opened)
+    with ExitStack() as closing:
+        for connection in opened:
+            closing.callback(connection.close)
+        for connection in others:
+            closing.callback(_leave_failed_savepoints, connection)
+
+
+def _leave_failed_savepoints(connection: Connection) -> None:
+    while (savepoint := connection.get_nested_transaction()) is not None and not savepoint.is_active:
+        savepoint.close()
 
 
 def give_back_what_comes(session: Session) -> None:
@@ -171,8 +192,6 @@ def _outboxes(session: Session) -> Sequence[Follower]:
 @event.listens_for(Session, "after_transaction_create")
 def _transaction_created(session: Session, transaction: SessionTransaction) -> None:
     outboxes = _outboxes(session)
-    if transaction.parent is None and outboxes:
-        opened_by(session).clear()
     if transaction.nested or transaction.parent is None:
         for outbox in outboxes:
             outbox.transaction_begun(transaction)
@@ -185,13 +204,19 @@ def _connected(session: Session, transaction: SessionTransaction, connection: Co
             connection.close()
         raise NoUnitOfWork(_OVER)
     outboxes = _outboxes(session)
-    if outboxes and has_opened(transaction, connection) and refuses_while_busy(connection.engine):
-        opened_by(session).append(connection)
+    if outboxes and has_opened(transaction, connection):
+        _opened(session, connection)
     for outbox in outboxes:
         if transaction.parent is None:
             outbox.connected(transaction, connection)
         elif transaction.nested:
             outbox.savepoint_connected(transaction, connection)
+
+
+def _opened(session: Session, connection: Connection) -> None:
+    enlistment_of(session).opened = [*open_connections(session), connection]
+    if connection.engine.dialect.is_async:  # all in one thread, while others may use the pool of a sync one
+        watch(connection.engine)
 
 
 def _root(transaction: SessionTransaction) -> SessionTransaction:

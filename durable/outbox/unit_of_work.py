@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import Final, NoReturn, Self, Unpack
 from uuid import UUID
 
-from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -18,8 +17,13 @@ from durable.errors import NoUnitOfWork, WiringError
 from durable.outbox.envelope_factory import EnvelopeFactory, SendOptions
 from durable.outbox.outbox import Dispatcher, Outbox
 from durable.outbox.scope import Scope
-from durable.outbox.transactions import enlistment_of, forget, give_back_what_comes, opened_by
-from durable.storage.left_in_use import end_in_use
+from durable.outbox.transactions import (
+    close_connections,
+    enlistment_of,
+    forget,
+    give_back_what_comes,
+    open_connections,
+)
 from durable.tasks.cancelling import raise_if_cancelled, run_to_completion
 
 _NOT_ENTERED: Final = (
@@ -50,13 +54,9 @@ def enlist(
 
 
 async def close(session: AsyncSession) -> None:
-    """Close a session to its end, however often the current task is cancelled meanwhile.
-
-    A connection that cannot be rolled back, because a task that was left behind is in a statement of it, is ended: its
-    transaction would keep its locks, and the pool would lose it.
-    """
+    """Close a session to its end, and its connections, however often the current task is cancelled meanwhile."""
     give_back_what_comes(session.sync_session)
-    if session.in_transaction() or any(map(_is_open, opened_by(session.sync_session))):
+    if session.in_transaction() or open_connections(session.sync_session):
         await run_to_completion(_close(session))
     else:
         session.sync_session.close()  # without a connection there is nothing to wait for
@@ -64,26 +64,26 @@ async def close(session: AsyncSession) -> None:
 
 async def _close(session: AsyncSession) -> None:
     with suppress(*_ENDED_ANYHOW):
-        await session.close()
-    for connection in filter(_is_open, opened_by(session.sync_session)):
-        await greenlet_spawn(end_in_use, connection)
+        try:
+            await greenlet_spawn(close_connections, session.sync_session)
+        finally:
+            await session.close()
 
 
 def close_sync(session: Session) -> None:
-    """Close a Session. The error for which it ends stays when its connection is lost."""
+    """Close a Session, and its connections. The error for which it ends stays when one of them is lost."""
     give_back_what_comes(session)
     with suppress(*_ENDED_ANYHOW):
-        session.close()
+        try:
+            close_connections(session)
+        finally:
+            session.close()
 
 
 async def _roll_back(session: AsyncSession) -> None:
     give_back_what_comes(session.sync_session)
     with suppress(*_ENDED_ANYHOW):
         await session.rollback()
-
-
-def _is_open(connection: Connection) -> bool:
-    return not (connection.closed or connection.invalidated)
 
 
 class Enlisting(AbstractContextManager[Outbox]):

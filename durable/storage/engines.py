@@ -317,17 +317,6 @@ def close_left_behind(engine: Engine) -> None:
             entry.invalidate()
 
 
-def refuses_while_busy(engine: Engine) -> bool:
-    """Tell whether the driver refuses to roll back, and to close, while a statement runs. asyncpg does; psycopg waits.
-
-    From then on, the connections of an async engine are watched: one in use would stay open, with its transaction and
-    the locks of that, for as long as anything refers to the task whose statement it is.
-    """
-    if engine.dialect.is_async:  # all in one thread, while others may use the pool of a sync one
-        left_in_use.watch(engine)
-    return engine.dialect.driver == "asyncpg"
-
-
 def _set_formats(connection: DBAPIConnection) -> None:
     """Let the server write dates and intervals as psycopg reads them, whatever the database or the role has set. The
     order of day and month in what the application writes stays. Every pooler keeps the first for its client, and not

@@ -20,7 +20,7 @@ from threading import Thread
 from typing import Any, Final
 from weakref import WeakSet
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Engine, event
 from sqlalchemy.engine import Dialect
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -53,10 +53,10 @@ def watch(engine: Engine) -> None:
         event.listen(engine.pool, "checkin", _returned)
 
 
-def end_in_use(given: Connection | ConnectionPoolEntry) -> None:
+def _end(entry: ConnectionPoolEntry) -> None:
     """Let the server end the transaction of a connection: nothing of it goes back to the pool."""
     _tell()
-    given.invalidate()
+    entry.invalidate()
 
 
 def _tell() -> None:
@@ -91,7 +91,7 @@ def _returned_to_asyncpg(connection: Any, entry: ConnectionPoolEntry) -> None:
         return
     is_executing = connection._execute_mutex.locked()  # also a BEGIN
     if is_executing or connection.driver_connection.is_in_transaction():
-        end_in_use(entry)
+        _end(entry)
 
 
 def _terminate(connection: Any) -> None:
@@ -111,7 +111,7 @@ def _taken(connection: Any, _: ConnectionPoolEntry, __: object) -> None:
 
 def _returned(connection: Any, entry: ConnectionPoolEntry) -> None:
     if connection is not None and not _is_given_up(_driver(connection)):
-        end_in_use(entry)
+        _end(entry)
 
 
 def _is_given_up(driver: Any) -> bool:

@@ -1275,8 +1275,8 @@ ROWS = (
         "handling",
         "a lost connection takes the place of a sync handler's error",
         "durable/outbox/unit_of_work.py",
-        before="    with suppress(*_ENDED_ANYHOW):\n        session.close()\n",
-        after="    session.close()\n",
+        before="    with suppress(*_ENDED_ANYHOW):\n        try:\n            close_connections",
+        after="    with suppress():\n        try:\n            close_connections",
         killed_by=(
             "tests/integration/agents/test_tasks_left_behind.py::test_sync_handler_keeps_its_error_when_postgres_has_ended_its_connection[False]",
         ),

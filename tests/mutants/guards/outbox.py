@@ -17,6 +17,7 @@ _THREADS = (
 )
 _CANCELLED_ENDS = "tests/integration/outbox/unit_of_work/test_cancelled_ends.py"
 _CANCELLED = f"{_CANCELLED_ENDS}::test_session_beside_a_statement_gives_its_connection_back_when_cancelled"
+_ENDS = "tests/integration/outbox/unit_of_work/test_ends_of_sessions.py"
 _LEFT_IN_USE = "tests/integration/outbox/unit_of_work/test_left_in_use.py"
 
 ROWS = (
@@ -774,11 +775,52 @@ ROWS = (
         "outbox",
         "a lost connection takes the place of an async handler's error",
         "durable/outbox/unit_of_work.py",
-        before="    with suppress(*_ENDED_ANYHOW):\n        await session.close()\n",
-        after="    await session.close()\n",
+        before="    with suppress(*_ENDED_ANYHOW):\n        try:\n            await greenlet",
+        after="    with suppress():\n        try:\n            await greenlet",
         killed_by=(
             "tests/integration/agents/test_tasks_left_behind.py::test_async_handler_keeps_its_error_when_postgres_has_ended_its_connection[psycopg]",
         ),
+    ),
+    Mutant(
+        "outbox",
+        "a unit of work keeps its connection when one of its savepoints could not be released",
+        "durable/outbox/unit_of_work.py",
+        before="            await greenlet_spawn(close_connections, session.sync_session)\n",
+        after="            pass\n",
+        killed_by=(
+            f"{_ENDS}::test_session_gives_its_connection_back[unit_of_work asyncpg-2]",
+            f"{_ENDS}::test_session_gives_its_connection_back[handler psycopg-2]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a Session keeps its connection when one of its savepoints could not be released",
+        "durable/outbox/unit_of_work.py",
+        before="            close_connections(session)\n",
+        after="            pass\n",
+        killed_by=(
+            f"{_ENDS}::test_session_gives_its_connection_back[here-2]",
+            f"{_ENDS}::test_session_gives_its_connection_back[threads-2]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a session leaves the transaction that it has joined with savepoints that could not be released",
+        "durable/outbox/transactions.py",
+        before="            closing.callback(_leave_failed_savepoints, connection)\n",
+        after="            pass\n",
+        killed_by=(
+            f"{_ENDS}::test_joined_transaction_goes_on_when_its_session_has_ended[unit_of_work asyncpg-2]",
+            f"{_ENDS}::test_session_gives_an_older_connection_back[here]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a connection is forgotten that a session has lost before it opened another",
+        "durable/outbox/transactions.py",
+        before="opened = [*open_connections(session), connection]\n",
+        after="opened = [connection]\n",
+        killed_by=(f"{_ENDS}::test_session_gives_its_connection_back_after_any_steps[here]",),
     ),
     Mutant(
         "outbox",
