@@ -109,6 +109,10 @@ def roll_back(session: Session) -> None:
     session.rollback()
 
 
+def reset(session: Session) -> None:
+    session.reset()
+
+
 def close(session: Session) -> None:
     session.close()
 
@@ -131,7 +135,7 @@ _WITHIN: Sequence[Step] = (
     break_the_commit,
 )
 _FAULTS: Sequence[Step] = (execute, fail_in_a_statement, fail_in_a_flush, break_the_commit)
-_ENDS: Sequence[Step] = (execute, commit, roll_back, close, leave)
+_ENDS: Sequence[Step] = (execute, commit, roll_back, reset, close, leave)
 _STEPS = (*_WITHIN, *_ENDS, break_the_rollback, lose_the_connection)
 
 
@@ -249,7 +253,7 @@ async def test_session_gives_its_connection_back(kind: str, savepoints: int, tab
 @example(
     steps=[begin_savepoint_and_execute, begin_savepoint_and_execute, fail_in_a_statement, commit, roll_back, execute]
 )
-@example(steps=[break_the_rollback, roll_back, execute])
+@example(steps=[break_the_rollback, reset, execute])
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_session_gives_its_connection_back_after_any_steps(kind: str, steps: list[Step], tables: Tables) -> None:
     asyncio.run(take(kind, tables, steps))
