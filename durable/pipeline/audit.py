@@ -4,7 +4,7 @@
 
 It fails when anything is lost, undone or was handled twice, or is open because an archive stands still. What is
 forgotten, alien or late is shown, and so is what is open otherwise, and what cannot be judged because an archive has a
-gap there.
+gap there, or begins later.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from durable.pipeline.matching import (
     unbalanced,
 )
 from durable.pipeline.rows import records
-from durable.pipeline.spans import Span, common, joint, settled
+from durable.pipeline.spans import Span, common, joint, of_any, settled
 from durable.pipeline.spellings import absolute
 from durable.storage.days import within_reach
 
@@ -68,8 +68,8 @@ class Verdict:
     sent_until: datetime | None
     received_until: datetime | None
     spans: Sequence[Mapping[str, Any]]
-    """From when to when each service's history can be judged, but for its gaps; which database holds its end back, and
-    how long before the newest history it ends, where that is overdue."""
+    """From when to when each service's history can be judged, but for its gaps; which of its databases begin later;
+    which one holds its end back, and how long before the newest history it ends, where that is overdue."""
     totals: Sequence[Mapping[str, Any]]
     counts: Mapping[str, int]
     examples: Sequence[Mapping[str, Any]]
@@ -256,10 +256,11 @@ class _Sides:
         return Edges(
             since=self.question.since,
             until=self.question.until,
-            senders={service: common(spans.values()) for service, spans in self.senders.items()},
-            receivers={service: common(spans.values()) for service, spans in self.receivers.items()},
+            senders={service: of_any(spans.values()) for service, spans in self.senders.items()},
+            receivers={service: of_any(spans.values()) for service, spans in self.receivers.items()},
             due=newest and newest - self.question.overdue_after,
             routes=self.routes,
+            first_databases={service: first for service, spans in self.receivers.items() if (first := _first(spans))},
         )
 
     @property
@@ -272,15 +273,22 @@ class _Sides:
         return [self._shown(side, service, spans) for side, service, spans in self._each()]
 
     def _shown(self, side: str, service: str, spans: Databases) -> dict[str, Any]:
-        whole, newest = common(spans.values()), self._newest
-        first = [database for database, span in spans.items() if span.until is not None and span.until == whole.until]
+        whole, newest = of_any(spans.values()), self._newest
+        ends_first = [
+            database for database, span in spans.items() if span.until is not None and span.until == whole.until
+        ]
         behind = newest - whole.until if newest and whole.until else timedelta(0)
         return {
             "service": service,
             "side": side,
             "begin": whole.begin,
             "until": whole.until,
-            "held_by": first[0] if first else None,
+            "held_by": ends_first[0] if ends_first else None,
+            "later": [
+                {"database": database, "begin": span.begin}
+                for database, span in spans.items()
+                if span.begin is not None and span.begin != whole.begin
+            ],
             "behind_seconds": behind.total_seconds() if behind > self.question.overdue_after else None,
             "gaps": [{"begin": gap.begin, "end": gap.end} for gap in whole.gaps],
         }
@@ -296,6 +304,12 @@ class _Sides:
         for name in self.question.lost_databases:
             if name not in known:
                 raise InvalidSetting(f"--lost-database: no lake has rows of {name}; name one that the audit shows")
+
+
+def _first(spans: Databases) -> str | None:
+    """Return the database with which the history of a service begins; None where it has no known begin."""
+    begin = of_any(spans.values()).begin
+    return next((database for database, span in spans.items() if begin is not None and span.begin == begin), None)
 
 
 def _histories(

@@ -32,7 +32,7 @@ from pyspark.sql import functions as F
 
 from durable.messages.routing import LOCAL
 from durable.pipeline.rows import records
-from durable.pipeline.spans import NO_SPAN, Span, common
+from durable.pipeline.spans import NO_SPAN, Span, common, of_any
 from durable.pipeline.transform import uuid_text
 
 FINDINGS: Final = ("lost", "undone", "twice", "overdue", "forgotten", "alien", "late", "open", "unarchived")
@@ -112,6 +112,8 @@ class Edges:
     """What the senders had done before should have come to its end in the receivers' histories by now."""
     routes: Mapping[str, Collection[str]] = field(default_factory=dict)
     """Which services have received what was sent to an address. What an unknown one leads to may be any receiver."""
+    first_databases: Mapping[str, str] = field(default_factory=dict)
+    """The database with which the history of a receiver begins."""
 
     def of_address(self, address: str) -> dict[str, Span]:
         """The spans of the services that receive what is sent to an address."""
@@ -227,12 +229,13 @@ def compared(history: History, edges: Edges) -> DataFrame:
 
 def _missing(history: History, remote: DataFrame, edges: Edges) -> DataFrame:
     """Sent to more places than it was seen at; open while the last copy may still be on its way to an end, overdue when
-    a receiver's history has stood still since, unarchived where its end may lie in a gap of one, undone where all
-    others had an end in a lost life.
+    a receiver's history has stood still since, unarchived where its end may lie in a gap of one or before it begins,
+    undone where all others had an end in a lost life.
     """
     sent = history.sent
     addresses = [row["address"] for row in records(sent.select("address").distinct())]
-    spans = _spans(sent.sparkSession, "address", {name: edges.of_address(name) for name in addresses})
+    ways = {name: edges.of_address(name) for name in addresses}
+    spans = _spans(sent.sparkSession, "address", ways).join(_ways(sent.sparkSession, ways, edges), "address")
     deliveries = (
         sent.where("outcome = 'sent'")
         .join(F.broadcast(spans), "address", "left")
@@ -242,11 +245,10 @@ def _missing(history: History, remote: DataFrame, edges: Edges) -> DataFrame:
             F.array_sort(F.collect_set("address")).alias("destinations"),
             F.min("sent_at").alias("sent_at"),
             F.max("finished_at").alias("finished_at"),
-            F.max("begin").alias("begin"),
             F.min("end").alias("end"),
             F.flatten(F.collect_list("gaps")).alias("gaps"),
+            F.collect_set("way").alias("ways"),
         )
-        .where(_may_be_judged())
     )
     places = ("id", "service", "address")
     receipts = (
@@ -272,11 +274,12 @@ def _missing(history: History, remote: DataFrame, edges: Edges) -> DataFrame:
     return (
         found.withColumn("copies", copies)
         .where("copies > 0")
-        .withColumn("finding", _finding(missing, F.expr(_IN_GAP_OF_RECEIVER), edges.due))
+        .withColumn("too_early", F.expr(_BEFORE_A_HISTORY))
+        .withColumn("finding", _finding(missing, F.expr(_IN_GAP_OF_RECEIVER) | (F.size("too_early") > 0), edges.due))
         .withColumn("address", F.concat_ws(" ", "destinations"))
         .withColumn("detail", _listed("seen only at ", seen, "seen nowhere"))
         .withColumn("detail", F.when(F.size("undone") == 0, F.col("detail")).otherwise(_in_lost_life("undone")))
-        .withColumn("detail", _explained("a receiver's history"))
+        .withColumn("detail", _explained("a receiver's history", F.expr(_BEGINNINGS)))
         .select(*_COLUMNS)
     )
 
@@ -304,7 +307,7 @@ def _alien(history: History, remote: DataFrame, edges: Edges) -> DataFrame:
             F.first(F.when(is_forgotten, "forgotten").otherwise("alien")).alias("missing"),
         )
         .join(F.broadcast(spans), "source", "left")
-        .where(_may_be_judged())
+        .where(_was_recorded())
         .withColumn("finding", _finding(F.col("missing"), F.expr(_IN_GAP)))
         .withColumn("detail", _explained("its source's history"))
         .withColumn("copies", F.lit(1))
@@ -388,6 +391,20 @@ COALESCE(exists(gaps, gap -> finished_at >= gap.begin AND sent_at < gap.end
 """
 
 
+# Messages sent before the history of an address begins. Where as many places have seen one as destinations may lead to
+# the services of that address, nothing of it is missing there.
+_BEFORE_A_HISTORY: Final = """
+filter(ways, way -> sent_at < way.begin
+    AND size(filter(COALESCE(places, array()), place -> array_contains(way.services, place.service)))
+        < size(filter(ways, other -> arrays_overlap(other.services, way.services)))
+)
+"""
+_BEGINNINGS: Final = """
+array_join(array_sort(array_distinct(transform(too_early, way ->
+    concat(way.database, ' begins at ', date_format(way.begin, 'yyyy-MM-dd HH:mm:ss'))))), ', of ')
+"""
+
+
 _MOMENT: Final = pa.timestamp("us", "UTC")
 _GAP: Final = pa.struct({"service": pa.string(), "address": pa.string(), "begin": _MOMENT, "end": _MOMENT})
 _SPAN_DDL: Final = (
@@ -412,8 +429,28 @@ def _spans(spark: SparkSession, key: str, spans: Mapping[str, Mapping[str, Span]
     return spark.createDataFrame(pa.Table.from_pylist(rows, schema), _SPAN_DDL.format(key=key))
 
 
-def _may_be_judged() -> Column:
-    """Tell whether a row can be judged: the counterpart of a message sent before a history begins may lie before it."""
+_WAY: Final = pa.struct(
+    {"address": pa.string(), "services": pa.list_(pa.string()), "begin": _MOMENT, "database": pa.string()}
+)
+_WAY_DDL: Final = (
+    "address STRING, way STRUCT<address: STRING, services: ARRAY<STRING>, begin: TIMESTAMP, database: STRING>"
+)
+
+
+def _ways(spark: SparkSession, ways: Mapping[str, Mapping[str, Span]], edges: Edges) -> DataFrame:
+    """Make a table of where each address leads to: its services, and the first of whose histories begins when."""
+    rows = []
+    for address, spans in ways.items():
+        begin = of_any(spans.values()).begin
+        first = next((service for service, span in spans.items() if span.begin == begin), None)
+        way = {"services": list(spans), "begin": begin, "database": first and edges.first_databases.get(first, first)}
+        rows.append({"address": address, "way": {"address": address, **way}})
+    schema = pa.schema({"address": pa.string(), "way": _WAY})
+    return spark.createDataFrame(pa.Table.from_pylist(rows, schema), _WAY_DDL)
+
+
+def _was_recorded() -> Column:
+    """Tell whether a sender's history reaches back to a message: what it sent before is out of the question."""
     return F.col("begin").isNull() | (F.col("sent_at") >= F.col("begin"))
 
 
@@ -423,8 +460,11 @@ def _finding(otherwise: Column, is_in_gap: Column, due: datetime | None = None) 
     return F.when(_may_come(), may_come).when(is_in_gap, "unarchived").otherwise(otherwise)
 
 
-def _explained(whose: str) -> Column:
-    gap = F.concat("detail", F.lit(f"; {whose} has a gap there"))
+def _explained(whose: str, beginnings: Column | None = None) -> Column:
+    why = F.lit(f"; {whose} has a gap there")
+    if beginnings is not None:
+        why = F.when(beginnings == "", why).otherwise(F.concat(F.lit("; the history of "), beginnings))
+    gap = F.concat("detail", why)
     end = F.concat("detail", F.lit(f"; {whose} stands still since before"))
     found = F.when(F.col("finding") == "unarchived", gap).when(F.col("finding") == "overdue", end)
     return found.otherwise(F.col("detail"))

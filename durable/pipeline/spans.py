@@ -78,6 +78,16 @@ def common(spans: Iterable[Span]) -> Span:
     return Span(max(begins, default=None), min(ends, default=None), gaps)
 
 
+def of_any(spans: Iterable[Span]) -> Span:
+    """Return the span of several databases, each of which may have had a message: it begins with the first of them.
+
+    A database that joins later, empty or with rows of late, takes nothing from what the others can tell of before.
+    """
+    found = list(spans)
+    begins = [span.begin for span in found if span.begin]
+    return common(found)._replace(begin=min(begins) if begins and len(begins) == len(found) else None)
+
+
 def _complete(span: Span) -> Iterator[Gap]:
     """The parts of a span between its gaps."""
     begin, until = span.begin or _EVER[0], span.until or _EVER[1]

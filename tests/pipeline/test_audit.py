@@ -440,7 +440,7 @@ HISTORIES = {
 
 
 def in_own_histories(lakes: tuple[str, ...], billing: tuple[int, int], shipping: tuple[int, int]) -> Archives:
-    """Every fifth message was lost."""
+    """Every fifth message was lost, and of what a service was sent before it began to archive there is no trace."""
     spans, planted = {"billing": billing, "shipping": shipping}, set()
     sends: list[Mapping[str, Any]] = []
     receipts: dict[str, list[Mapping[str, Any]]] = {"billing": [], "shipping": []}
@@ -449,7 +449,9 @@ def in_own_histories(lakes: tuple[str, ...], billing: tuple[int, int], shipping:
             n = number + offset
             sends.append(sent(n, address=TO[service]))
             is_lost = number % 5 == 0
-            if is_lost and begin <= n < until - 1.01:
+            if n < begin:
+                planted.add(("unarchived", n))
+            elif is_lost and n < until - 1.01:
                 planted.add(("lost", n))
             if not is_lost and begin <= n and n + 0.025 < until:
                 receipts[service].append(handled(n, service=service))

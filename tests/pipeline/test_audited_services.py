@@ -17,7 +17,7 @@ from durable.pipeline.lake import Lake
 from durable.pipeline.lake_marks import Whole
 from durable.pipeline.lake_tables import SOURCES, Whose
 from durable.pipeline.spans import Span
-from tests.support.lakes import BILLING, SHOP, at, fill, handled, sent, table
+from tests.support.lakes import BILLING, SHOP, TO_BILLING, at, fill, handled, sent, table
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -27,13 +27,14 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class Service(NamedTuple):
-    """Rows of one database of a service, all of which its lake has up to `until`."""
+    """Rows of one database of a service, all of which its lake has from `begin` up to `until`."""
 
     lake: str
     name: str
     rows: Rows
     until: float
     database: str = "first"
+    begin: float = 0
 
 
 def lakes(folder: Path, services: Sequence[Service]) -> list[Lake]:
@@ -41,13 +42,13 @@ def lakes(folder: Path, services: Sequence[Service]) -> list[Lake]:
     for lake in found.values():
         for name in SOURCES:
             lake.create(name)
-    for place, service, rows, until, database in services:
+    for place, service, rows, until, database, begin in services:
         own = [{**row, "service": service, "database": f"{service}-{database}"} for row in rows]
         if own:
             fill(found[place], table(own))
         whose = Whose(service, f"{service}-{database}")
         for name in SOURCES:
-            whole = Whole(whose, Span(at(0), at(until)))
+            whole = Whole(whose, Span(at(begin), at(until)))
             found[place].commit(name, [], app_id=f"{whose}", low=0, high=1, whole=whole)
     return [*found.values()]
 
@@ -134,6 +135,88 @@ def test_lost_database_unknown_to_every_lake_is_refused(tmp_path: Path) -> None:
     found = retired(tmp_path)
     with pytest.raises(InvalidSetting, match="--lost-database: no lake has rows of billing-frist; name one that"):
         audit_here(found, found, Question(lost_databases=["billing-frist"]))
+
+
+LOST_AT = {TO_BILLING: 4, "tcp://nowhere:1": 3}
+"""How many messages were lost at each address; at the second one nothing ever arrived."""
+JOINED: Mapping[str, Sequence[Service]] = {
+    "nothing": (),
+    "an empty database": [Service("one", BILLING, [], NOW, "second", 7 * DAY)],
+    "an empty database in a lake of its own": [Service("two", BILLING, [], NOW, "second", 7 * DAY)],
+    "an unrelated service": [Service("one", "catalog", [], NOW, begin=7 * DAY)],
+    "the same service by another name": [Service("one", "invoicing", [handled(7 * DAY + HOUR)], NOW, begin=7 * DAY)],
+}
+
+
+def with_losses(joined: Sequence[Service]) -> Sequence[Service]:
+    addresses = [address for address, count in LOST_AT.items() for _ in range(count)]
+    losses = [sent(4 * DAY + number, address=address) for number, address in enumerate(addresses)]
+    known = [*joined, Service("one", BILLING, [handled(DAY)], NOW)]
+    arrived = [sent(row["id"].int) for service in known for row in service.rows]
+    return [Service("one", SHOP, [*arrived, *losses], NOW), *known]
+
+
+@pytest.mark.parametrize(("who", "is_first_lost"), [*product(JOINED, (False, True))])
+def test_what_joins_later_hides_no_loss(spark: SparkSession, tmp_path: Path, who: str, is_first_lost: bool) -> None:
+    found = lakes(tmp_path, with_losses(JOINED[who]))
+    verdict = judged(spark, found, lost_databases=["billing-first"] if is_first_lost else [])
+    assert (counts(verdict), verdict.failed) == ({"lost": 7}, True)
+
+
+def test_database_beginning_later_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    """What is complete from when is told of the first one, and of each that joined."""
+    verdict = judged(spark, lakes(tmp_path, with_losses(JOINED["an empty database"])))
+    (billing,) = (row for row in verdict.spans if (row["service"], row["side"]) == (BILLING, "incoming"))
+    assert billing["begin"] == at(0)
+    assert billing["later"] == [{"database": "billing-second", "begin": at(7 * DAY)}]
+
+
+def test_second_database_of_a_sender_hides_no_alien(spark: SparkSession, tmp_path: Path) -> None:
+    services = [
+        Service("one", SHOP, [], NOW),
+        Service("one", SHOP, [], NOW, "second", 7 * DAY),
+        Service("one", BILLING, [handled(4 * DAY)], NOW),
+    ]
+    assert counts(judged(spark, lakes(tmp_path, services))) == {"alien": 1}
+
+
+def test_message_from_before_the_history_of_its_receiver_is_unarchived(spark: SparkSession, tmp_path: Path) -> None:
+    of_shop = [sent(DAY), sent(2 * DAY), sent(3 * DAY)]
+    services = [
+        Service("one", SHOP, of_shop, NOW),
+        Service("one", BILLING, [handled(3 * DAY)], NOW, begin=2 * DAY),
+    ]
+    verdict = judged(spark, lakes(tmp_path, services))
+    assert (counts(verdict), verdict.failed) == ({"lost": 1, "unarchived": 1}, True)
+    details = {row["finding"]: row["detail"] for row in verdict.examples}
+    assert details == {
+        "lost": "seen nowhere",
+        "unarchived": f"seen nowhere; the history of billing-first begins at {at(2 * DAY):%Y-%m-%d %H:%M:%S}",
+    }
+
+
+TO_MAIL = "tcp://mail:1"
+SEEN: Mapping[str, tuple[Sequence[str], Mapping[str, int]]] = {
+    "nowhere": ((), {"unarchived": 1}),
+    "where the history is whole": ((BILLING,), {"unarchived": 1}),
+    "where it begins later": (("mail",), {"lost": 1}),
+}
+
+
+@pytest.mark.parametrize("where", SEEN)
+def test_missing_copy_is_unknown_only_where_a_history_begins_later(
+    spark: SparkSession, tmp_path: Path, where: str
+) -> None:
+    """An event of the first day went to billing, and to mail, whose history begins on the second but for a few rows."""
+    services, found = SEEN[where]
+    event = [sent(DAY, address=address) for address in (TO_BILLING, TO_MAIL)]
+    alone = [sent(3 * DAY), sent(3 * DAY + 1, address=TO_MAIL)]
+    rows = {BILLING: [handled(3 * DAY)], "mail": [handled(3 * DAY + 1)]}
+    for service in services:
+        rows[service].append(handled(DAY))
+    archived = [Service("one", name, rows[name], NOW, begin=2 * DAY if name == "mail" else 0) for name in rows]
+    verdict = judged(spark, lakes(tmp_path, [Service("one", SHOP, [*event, *alone], NOW), *archived]))
+    assert counts(verdict) == found
 
 
 def test_databases_of_a_lake_are_known_from_checkpoints_and_commits(tmp_path: Path) -> None:

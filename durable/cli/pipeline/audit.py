@@ -33,7 +33,7 @@ _MEANINGS = {
     "alien": "received, and sent by none of the senders",
     "late": "handled after its deadline, or after --late-after",
     "open": "too new to be judged",
-    "unarchived": "unknown: the other side lies in a gap of an archive",
+    "unarchived": "unknown: the other side lies in a gap of an archive, or before it begins",
 }
 
 Senders = Annotated[
@@ -146,6 +146,7 @@ def _blocks(verdict: Verdict) -> list[Block]:
         f"judged: what was sent from {_since(verdict.since)} on, as far as the histories reach",
         Table.of("histories", verdict.spans, _SPANS),
         *_behind(verdict),
+        *_later(verdict),
         *_gaps(verdict),
         *([] if verdict.totals else ["no lake has a row of this period: nothing was judged"]),
         Table.of("history", verdict.totals, _TOTALS),
@@ -177,6 +178,16 @@ def _behind(verdict: Verdict) -> list[Block]:
         "that exists no more by --lost-database"
     )
     return [Table(title, ("service", "side", "database", "until", "behind"), rows)] if rows else []
+
+
+def _later(verdict: Verdict) -> list[Block]:
+    rows = [
+        (row["service"], row["side"], later["database"], utc(later["begin"]))
+        for row in verdict.spans
+        for later in row["later"]
+    ]
+    title = "begin later: what came to these databases before is unknown, and does not keep a loss from being one"
+    return [Table(title, ("service", "side", "database", "complete from"), rows)] if rows else []
 
 
 def _gaps(verdict: Verdict) -> list[Block]:
