@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
@@ -157,7 +158,9 @@ def with_losses(joined: Sequence[Service]) -> Sequence[Service]:
 
 
 @pytest.mark.parametrize(("who", "is_first_lost"), [*product(JOINED, (False, True))])
-def test_what_joins_later_hides_no_loss(spark: SparkSession, tmp_path: Path, who: str, is_first_lost: bool) -> None:
+def test_service_joining_later_hides_no_loss(
+    spark: SparkSession, tmp_path: Path, who: str, is_first_lost: bool
+) -> None:
     found = lakes(tmp_path, with_losses(JOINED[who]))
     verdict = judged(spark, found, lost_databases=["billing-first"] if is_first_lost else [])
     assert (counts(verdict), verdict.failed) == ({"lost": 7}, True)
@@ -217,6 +220,75 @@ def test_missing_copy_is_unknown_only_where_a_history_begins_later(
     archived = [Service("one", name, rows[name], NOW, begin=2 * DAY if name == "mail" else 0) for name in rows]
     verdict = judged(spark, lakes(tmp_path, [Service("one", SHOP, [*event, *alone], NOW), *archived]))
     assert counts(verdict) == found
+
+
+FIRST = 6 * DAY
+"""When what joins begins to archive."""
+PLACES: Final = 24
+
+
+def to(place: int) -> str:
+    return f"tcp://place-{place}:1"
+
+
+def random_services() -> list[Service]:
+    """A shop, and services with an address each. All had a message of late, and some have purged what they did before
+    their history begins; half of the rest is lost, also of what went to places at which nothing arrived.
+    """
+    random = np.random.default_rng(2030)
+    of_shop, receivers = list[Mapping[str, Any]](), list[Service]()
+    for place in range(PLACES):
+        begin, moments = int(random.integers(0, 4)) * DAY, random.integers(0, 5 * DAY, 8).tolist()
+        numbers = [5 * DAY + place, *(moment // PLACES * PLACES + place for moment in {*moments})]
+        of_shop += [sent(number, address=to(place)) for number in numbers]
+        seen = [number for number in numbers if number >= begin and (number >= 5 * DAY or random.random() < 0.5)]
+        if place % 4:
+            receivers.append(Service("one", f"place-{place}", [handled(number) for number in seen], FIRST, begin=begin))
+    return [Service("one", SHOP, of_shop, FIRST), *receivers]
+
+
+def empty_databases(services: Sequence[Service]) -> list[Service]:
+    return [Service("one", each.name, [], NOW, "second", FIRST) for each in services]
+
+
+def unrelated_services(services: Sequence[Service]) -> list[Service]:
+    return [Service("two", f"unrelated-{number}", [], NOW, begin=FIRST) for number, _ in enumerate(services)]
+
+
+def renamed_services(services: Sequence[Service]) -> list[Service]:
+    """Each of them has received a message at the address of the one before it."""
+    numbers = {FIRST + number: each.name for number, each in enumerate(services) if each.name != SHOP}
+    sends = [sent(number, address=f"tcp://{name}:1") for number, name in numbers.items()]
+    receivers = [
+        Service("one", f"{name}-renamed", [handled(number)], NOW, begin=FIRST) for number, name in numbers.items()
+    ]
+    return [Service("one", SHOP, sends, NOW, "second", FIRST), *receivers]
+
+
+def failing(verdict: Verdict) -> set[str]:
+    assert len(verdict.examples) == sum(verdict.counts.values())
+    return {row["id"] for row in verdict.examples if row["finding"] in ("lost", "undone", "twice", "overdue")}
+
+
+@pytest.fixture(scope="module")
+def failed_before(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Messages of the random history that failed before anything joined it."""
+    found = lakes(tmp_path_factory.mktemp("before"), random_services())
+    return failing(judged(spark, found, example_count=10_000))
+
+
+@pytest.mark.parametrize("joined", [empty_databases, unrelated_services, renamed_services])
+def test_failure_stays_one_when_others_join(
+    spark: SparkSession, tmp_path: Path, failed_before: set[str], joined: Callable[[Sequence[Service]], list[Service]]
+) -> None:
+    """Each message that does not balance is found, whether anybody knows what became of it or not."""
+    services = random_services()
+    verdict = judged(spark, lakes(tmp_path, [*services, *joined(services)]), example_count=10_000)
+    assert len(failed_before) > 50
+    assert failed_before <= failing(verdict)
+    seen = {row["id"] for each in services for row in each.rows if row["side"] == "incoming"}
+    of_shop = {row["id"] for row in services[0].rows}
+    assert {str(each) for each in of_shop - seen} == {row["id"] for row in verdict.examples}
 
 
 def test_databases_of_a_lake_are_known_from_checkpoints_and_commits(tmp_path: Path) -> None:
