@@ -150,11 +150,12 @@ class Caller(Protocol):
         """Return what can be called there now. Raises TransportError when it cannot be reached."""
         ...
 
-    async def call(self, call: Call) -> Answer:
+    async def call(self, call: Call, sent: Callable[[], None]) -> Answer:
         """Send the call once, and return its answer; a cancelled one is cancelled at the other end too.
 
-        Raises ConnectionFailed when the call was not sent, or the connection ended before the answer: then the call may
-        have been run. Raises InvalidMessage for a call that is larger than the peer takes.
+        `sent` is called just before the first byte of the call leaves. Until then the call was surely not run, and
+        afterwards it may have been, whatever is raised. Raises TransportError for no answer, InvalidMessage for a call
+        that is larger than the peer takes.
         """
         ...
 

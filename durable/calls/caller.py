@@ -311,13 +311,11 @@ class RemoteService:
     async def _answer_of(self, target: Target, method: Method, call: Call, course: _Course) -> Answer | None:
         """Return the answer of this target; None when it has surely not run the call, and another one may."""
         try:
-            caller = await self._reach_in_time(target, course)
+            answer = await self._ask(target, call, course)
         except (NoProvider, IncompatibleService) as error:
             self._place.failed(target)
             course.refusal = error
             return None
-        course.sent_to = target
-        answer = await self._send(caller, call if call.epoch == target.epoch else replaced(call, epoch=target.epoch))
         if not isinstance(answer, Fault) or answer.kind not in _FOR_THE_NEXT:
             return answer
         course.sent_to, course.refusal = None, self._error(method, answer, target)
@@ -328,28 +326,39 @@ class RemoteService:
             self._place.look_again()
         return None
 
-    async def _reach_in_time(self, target: Target, course: _Course) -> Caller:
-        """Return what sends calls to a provider, which has a share of the call's time where there are others."""
+    async def _ask(self, target: Target, call: Call, course: _Course) -> Answer:
+        """Return the answer of a provider. Where there are others it has a share of the call's time, until the call is
+        sent.
+        """
         ends_at = course.share(self._place.left(course.tried)) if self._place.is_choice else None
-        if ends_at is None:
-            return await self._reach(target)
+        share = asyncio.timeout_at(ends_at)
+
+        def sent() -> None:
+            course.sent_to = target
+            share.reschedule(None)
+
+        if call.epoch != target.epoch:
+            call = replaced(call, epoch=target.epoch)
         try:
-            async with asyncio.timeout_at(ends_at):
-                return await self._reach(target)
-        except TimeoutError:
-            raise NoProvider(f"service {self._contract.name}: no answer at {target.name} in time") from None
+            async with share:
+                return await (await self._reach(target)).call(call, sent)
+        except InvalidMessage as error:
+            raise InvalidCall(f"{call.service}.{call.method}: {error}") from error
+        except Exception as error:
+            if _is_misuse(error) or isinstance(error, CallFailed):
+                raise
+            if course.sent_to is not None:
+                raise ProviderGone(
+                    f"call of {call.service}.{call.method}: no answer, it may have been run: {error}"
+                ) from error
+            if share.expired():
+                raise NoProvider(f"service {self._contract.name}: no answer at {target.name} in time") from None
+            raise NoProvider(f"service {self._contract.name}: no answer at {target.name}: {error}") from error
 
     async def _reach(self, target: Target) -> Caller:
-        """Return what sends calls to a provider that fits the contract. Raises CallFailed, whatever goes wrong there;
-        WiringError when the bus does not run.
-        """
-        try:
-            caller = await target.caller()
-            offers = await caller.offers()
-        except Exception as error:
-            if _is_misuse(error):
-                raise
-            raise NoProvider(f"service {self._contract.name}: no answer at {target.name}: {error}") from error
+        """Return what sends calls to a provider. Raises IncompatibleService when that does not fit the contract."""
+        caller = await target.caller()
+        offers = await caller.offers()
         if offers is not self._checked.get(target.name):
             offered = next((each for each in offers.offers if each.service == self._contract.name), None)
             self._contract.check(offered, target.name)
@@ -357,18 +366,6 @@ class RemoteService:
                 self._checked.clear()
             self._checked[target.name] = offers
         return caller
-
-    async def _send(self, caller: Caller, call: Call) -> Answer:
-        try:
-            return await caller.call(call)
-        except InvalidMessage as error:
-            raise InvalidCall(f"{call.service}.{call.method}: {error}") from error
-        except Exception as error:
-            if _is_misuse(error):
-                raise
-            raise ProviderGone(
-                f"call of {call.service}.{call.method}: no answer, it may have been run: {error}"
-            ) from error
 
     def _error(self, method: Method, fault: Fault, target: Target) -> CallFailed:
         if fault.kind is FaultKind.RAISED:

@@ -59,7 +59,7 @@ class Links:
         return self._links[at]
 
     async def close(self) -> None:
-        """Close the connections, for good; calls under way end as ProviderGone."""
+        """Close the connections, for good; calls that were sent end as ProviderGone."""
         async with self._entering:
             self.is_open = False
             links, self._links = self._links, {}
@@ -112,10 +112,10 @@ class _Link:
     async def offers(self) -> Offers:
         return await self._caller.offers()
 
-    async def call(self, call: Call) -> Answer:
+    async def call(self, call: Call, sent: Callable[[], None]) -> Answer:
         self._under_way += 1
         try:
-            return await self._caller.call(call)
+            return await self._caller.call(call, sent)
         finally:
             self._under_way -= 1
             self.use()

@@ -150,7 +150,7 @@ class LocalCaller:
     async def offers(self) -> Offers:
         return self._provider.offers()
 
-    async def call(self, call: Call) -> Answer:
+    async def call(self, call: Call, sent: Callable[[], None]) -> Answer:
         """Run the call. One that nobody waits for goes on when its caller is cancelled. Raises InvalidMessage when the
         arguments are larger than a frame may be.
         """
@@ -158,6 +158,7 @@ class LocalCaller:
         if len(call.body) > most_bytes:
             raise InvalidMessage(f"a call of {len(call.body):,} bytes; max_frame_bytes allows {most_bytes:,}")
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        sent()
         cancel = self._provider.begin(call, None, lambda answer: _set(answered, answer))
         try:
             answer = await answered

@@ -177,7 +177,7 @@ async def _traffic(caller: Caller) -> list[Traffic]:
     """Ask a provider for its traffic. One that does not know, or may not tell, tells nothing."""
     try:
         async with asyncio.timeout(_TRAFFIC_SECONDS):
-            answer = await caller.call(Call(TRAFFIC, "recent", b"", _TRAFFIC_SECONDS))
+            answer = await caller.call(Call(TRAFFIC, "recent", b"", _TRAFFIC_SECONDS), lambda: None)
         return msgspec.msgpack.decode(answer.body, type=list[Traffic]) if isinstance(answer, Result) else []
     except (TimeoutError, msgspec.MsgspecError):
         return []

@@ -1,4 +1,4 @@
-"""Calls: durable beside grpc.aio, and beside plain asyncio streams with msgspec.
+"""Calls: durable beside grpc.aio, and beside plain asyncio streams with msgspec; and over HTTP beside TCP.
 
     one at a time    an integer there and another back, the next call after the answer
     saturated        the same, many at once from one client
@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -31,8 +32,9 @@ from durable.calls.contract import contract_of
 from durable.calls.links import Links
 from durable.calls.places import Elsewhere
 from durable.calls.provider import CallProvider
-from durable.settings import load_settings
+from durable.settings import Settings, load_settings
 from durable.testing.transports import MemoryReceiver
+from durable.transports.http.transport import HttpTransport
 from durable.transports.tcp.transport import TcpTransport
 from tests.benchmarks.rows import Speed
 
@@ -74,11 +76,17 @@ class Callee(NamedTuple):
 # durable -----------------------------------------------------------------------------------------------------------
 
 
+def _transport(address: str, settings: Settings, service: str, provider: CallProvider | None = None) -> Any:
+    if address.startswith("http://"):
+        return HttpTransport(settings, service=service, messages=dict, provider=provider)
+    return TcpTransport(settings, service, 1, provider)
+
+
 async def provide_durable(address: str) -> None:
     settings = load_settings(max_frame_bytes=_FRAME_BYTES)
     provider = CallProvider(lambda: settings)
     provider.offer(contract_of(Numbers), Counting())
-    listener = TcpTransport(settings, "numbers", 1, provider).listener(address, "numbers")
+    listener = _transport(address, settings, "numbers", provider).listener(address, "numbers")
     await listener.serve(MemoryReceiver())
     print(listener.address, flush=True)
     await asyncio.Event().wait()
@@ -87,7 +95,7 @@ async def provide_durable(address: str) -> None:
 @asynccontextmanager
 async def call_durable(address: str) -> AsyncIterator[Callee]:
     settings = load_settings(max_frame_bytes=_FRAME_BYTES)
-    links = Links(lambda _: TcpTransport(settings, "caller", 2))
+    links = Links(lambda at: _transport(at, settings, "caller"))
     place = Elsewhere(address, lambda: links)
     numbers: Any = RemoteService(contract_of(Numbers), place, timeout=60, options={}, on_error=None).stub()
     yield Callee(numbers.next, numbers.echo)
@@ -212,15 +220,15 @@ async def one_by_one(callee: Callee) -> int:
     return ONE_BY_ONE
 
 
-async def saturated(callee: Callee) -> int:
-    numbers = iter(range(SATURATED))
+async def saturated(callee: Callee, count: int = SATURATED) -> int:
+    numbers = iter(range(count))
 
     async def work() -> None:
         for number in numbers:
             assert await callee.next(number) == number + 1
 
     await asyncio.gather(*(work() for _ in range(AT_ONCE)))
-    return SATURATED
+    return count
 
 
 async def large(callee: Callee) -> int:
@@ -235,7 +243,16 @@ MEASURED: Final = (
     (f"{AT_ONCE} at once, Unix socket", "unix", saturated),
     (f"{AT_ONCE} at once, TCP", "tcp", saturated),
     ("10 MB there and back, Unix socket", "unix", large),
+    ("one at a time, HTTP", "http", one_by_one),
+    (f"{AT_ONCE} at once, HTTP", "http", partial(saturated, count=ONE_BY_ONE)),
 )
+
+
+def sides(kind: str) -> dict[str, tuple[str, str]]:
+    """Return who is measured, each as a way to call and a kind of address."""
+    if kind == "http":
+        return {"durable": ("durable", "http"), "durable over TCP": ("durable", "tcp")}
+    return {name: (name, kind) for name in WAYS}
 
 
 @dataclass
@@ -245,26 +262,24 @@ class Contest:
     folder: Path
 
     def __post_init__(self) -> None:
-        others = [name for name in WAYS if name != "durable"]
-        self.rows = [Speed(name, other) for name, _, _ in MEASURED for other in others]
+        self.rows = [Speed(title, other) for title, kind, _ in MEASURED for other in sides(kind) if other != "durable"]
 
     async def run(self, rounds: int) -> None:
         async with AsyncExitStack() as stack:
             callees = {
-                (name, kind): await stack.enter_async_context(way.call(self._provider(stack, name, kind)))
-                for name, way in WAYS.items()
-                for kind in ("unix", "tcp")
+                (name, kind): await stack.enter_async_context(WAYS[name].call(self._provider(stack, name, kind)))
+                for name, kind in {side for _, kind, _ in MEASURED for side in sides(kind).values()}
             }
             for callee in callees.values():
-                await saturated(callee)  # warms up
+                await saturated(callee, ONE_BY_ONE)  # warms up
             for _ in range(rounds):
                 for title, kind, measure in MEASURED:
-                    for name in WAYS:
-                        self._note(title, name, *await _timed(measure, callees[name, kind]))
+                    for name, side in sides(kind).items():
+                        self._note(title, name, *await _timed(measure, callees[side]))
 
     def _provider(self, stack: AsyncExitStack, name: str, kind: str) -> str:
         """Start a provider, and return its address."""
-        wanted = f"unix://{self.folder}/{list(WAYS).index(name)}" if kind == "unix" else "tcp://127.0.0.1:0"
+        wanted = f"unix://{self.folder}/{list(WAYS).index(name)}" if kind == "unix" else f"{kind}://127.0.0.1:0"
         process = stack.enter_context(
             subprocess.Popen(
                 [sys.executable, "-m", "tests.benchmarks.calls", name, wanted],

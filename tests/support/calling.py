@@ -140,7 +140,7 @@ class Offering:
 
 @asynccontextmanager
 async def offering(kind: str, folder: Path, **own: Any) -> AsyncIterator[Offering]:
-    """Offer the inventory: `tcp`, `unix`, `http` or `here`. `own` are settings."""
+    """Offer the inventory: `tcp`, `tls`, `unix`, `http`, `https` or `here`. `own` are settings."""
     settings = load_settings(**{"drain_timeout": 5, **own})
     provider, stock = CallProvider(lambda: settings), Stock()
     provider.offer(contract_of(Inventory), stock)
@@ -149,7 +149,13 @@ async def offering(kind: str, folder: Path, **own: Any) -> AsyncIterator[Offerin
         if kind == "here":
             yield Offering(provider, stock, Here(lambda: provider), settings)
             return
-        uri = {"unix": f"unix://{folder}/s", "http": "http://127.0.0.1:0"}.get(kind, "tcp://127.0.0.1:0")
+        uri = {
+            "tcp": "tcp://127.0.0.1:0",
+            "tls": "tcp://127.0.0.1:0?tls=1",
+            "unix": f"unix://{folder}/s",
+            "http": "http://127.0.0.1:0",
+            "https": "https://127.0.0.1:0",
+        }[kind]
         listener = _transport(kind, settings, "stock", 1, provider).listener(uri, "stock")
         receiver = MemoryReceiver()
         await listener.serve(receiver)
@@ -162,7 +168,7 @@ async def offering(kind: str, folder: Path, **own: Any) -> AsyncIterator[Offerin
 
 
 def _transport(kind: str, settings: Settings, service: str, node: int, provider: CallProvider | None = None) -> Any:
-    if kind == "http":
+    if kind.startswith("http"):
         return HttpTransport(settings, service=service, messages=dict, provider=provider)
     return TcpTransport(settings, service, node, provider)
 

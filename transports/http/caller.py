@@ -5,14 +5,16 @@ a problem with a fault     what became of the call
 413                        InvalidMessage: the arguments are larger than the peer takes
 anything else              TransportError: nobody can tell whether the call was run
 
-A call is sent once: when its connection breaks, it may have been run. A caller that is cancelled closes its connection,
-and with it cancels the call. Where requests are signed, an answer without a signature is a failure, whatever it says.
+A call is sent once: when its connection breaks, it may have been run. One that waits for a connection was not sent. A
+caller that is cancelled closes its connection, and with it cancels the call. Where requests are signed, an answer
+without a signature is a failure, whatever it says.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from http import HTTPStatus
 from types import TracebackType
 from typing import Final, Self
@@ -75,7 +77,7 @@ class HttpCaller:
                 self._asked_at = now
             return self._offers
 
-    async def call(self, call: Call) -> Answer:
+    async def call(self, call: Call, sent: Callable[[], None]) -> Answer:
         """Send the call once, and return its answer. Raises as `durable.transports.base.Caller` says."""
         if len(call.body) > self._most_bytes:
             raise InvalidMessage(f"a call of {len(call.body):,} bytes; at most {self._most_bytes:,} are sent")
@@ -85,7 +87,7 @@ class HttpCaller:
         headers += [("traceparent", call.traceparent)] if call.traceparent else []
         headers += [("tracestate", call.tracestate)] if call.tracestate else []
         endpoint = self._endpoint(call)
-        answered = await self._client.ask("POST", endpoint, call.body, headers)
+        answered = await self._client.ask("POST", endpoint, call.body, headers, sent)
         self._require_proof(answered)
         if answered.status == HTTPStatus.OK and answered.content_type == RESULT:
             return Result(answered.body)

@@ -1,7 +1,7 @@
 """Requests to one peer over a pool of persistent connections, each with a deadline and signed, its answer bounded and
 judged: is it the peer's?
 
-It is built on httpx's transport, without the client around it: that follows redirects, obeys the proxies of the
+It is built on transports of httpx, without the client around them: that follows redirects, obeys the proxies of the
 environment and keeps cookies, none of which is wanted here, and takes nearly half of the time of a request.
 
 A connection that is open may have been closed by the peer just before the next request came. That request is sent
@@ -32,6 +32,7 @@ from durable.settings import Settings
 from durable.tasks.waiting import is_set_within
 from durable.transports.http import auth as http_auth
 from durable.transports.http.address import HttpAddress
+from durable.transports.http.pool import Pool
 from durable.transports.peers import Credentials
 from durable.version import __version__
 
@@ -109,15 +110,6 @@ class _Asked:
         return [(name.lower().encode(), value.encode()) for name, value in self.headers]
 
 
-@dataclass(slots=True, eq=False)
-class _Pool:
-    """Connections with one state of the certificates, and the requests under way on them."""
-
-    tls: ssl.SSLContext
-    connections: httpx.AsyncHTTPTransport
-    requests: int = 0
-
-
 class HttpClient:
     """The connections to one peer. An async context manager: leaving it ends what is under way, and closes them."""
 
@@ -142,16 +134,12 @@ class HttpClient:
         self._connect_seconds = settings.connect_timeout.total_seconds()
         self._most_bytes = settings.max_frame_bytes
         self._most_connections = most_connections or settings.batches_in_flight + 1  # a ping beside the batches
-        self._limits = httpx.Limits(
-            max_connections=self._most_connections,
-            max_keepalive_connections=self._most_connections,
-            keepalive_expiry=settings.idle_timeout.total_seconds() / 2,
-        )
+        self._idle_seconds = settings.idle_timeout.total_seconds() / 2
         self._under_way: set[asyncio.Timeout] = set()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-        self._pool: _Pool | None = None
-        self._former: list[_Pool] = []
+        self._pool: Pool | None = None
+        self._former: list[Pool] = []
         self._closing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -167,7 +155,7 @@ class HttpClient:
         for limit in self._under_way:
             limit.reschedule(now)
         await is_set_within(self._is_idle, _CLOSING_SECONDS)
-        await asyncio.gather(*(pool.connections.aclose() for pool in pools), *self._closing)
+        await asyncio.gather(*(pool.aclose() for pool in pools), *self._closing)
 
     def close_if_idle(self) -> bool:
         """Close the connections; False while a request is under way. The next request opens others."""
@@ -187,22 +175,26 @@ class HttpClient:
         """Return the peer's answer as post() does."""
         return await self._in_time(_Asked("GET", endpoint, b"", headers))
 
-    async def ask(self, method: str, endpoint: Endpoint, body: bytes, headers: Headers = ()) -> Answer:
-        """Return the peer's answer, however long it takes, to a request that is sent once."""
+    async def ask(
+        self, method: str, endpoint: Endpoint, body: bytes, headers: Headers, sent: Callable[[], None]
+    ) -> Answer:
+        """Return the peer's answer, however long it takes, to a request that is sent once. `sent` is called just before
+        its first byte leaves.
+        """
         with self._translated():
-            async with self._pool_in_use() as connections:
-                return await self._once(connections, _Asked(method, endpoint, body, headers), _Connection())
+            async with self._pool_in_use() as pool:
+                return await self._once(pool, _Asked(method, endpoint, body, headers), _Connection(sent))
 
     async def _in_time(self, asked: _Asked) -> Answer:
         try:
-            async with asyncio.timeout(self._send_seconds), self._pool_in_use() as connections:
+            async with asyncio.timeout(self._send_seconds), self._pool_in_use() as pool:
                 with self._translated():
-                    return await self._again_and_again(connections, asked)
+                    return await self._again_and_again(pool, asked)
         except TimeoutError:
             raise PeerTimeout(f"{self.peer}: no answer within {self._send_seconds:g} seconds") from None
 
     @asynccontextmanager
-    async def _pool_in_use(self) -> AsyncIterator[httpx.AsyncHTTPTransport]:
+    async def _pool_in_use(self) -> AsyncIterator[Pool]:
         """The connections with the certificates as they are now. Those with former ones are closed when idle."""
         pool = self._pool
         if pool is None:
@@ -216,7 +208,7 @@ class HttpClient:
             async with limit:
                 self._under_way.add(limit)
                 self._is_idle.clear()
-                yield pool.connections
+                yield pool
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -232,27 +224,28 @@ class HttpClient:
         """Close connections with former certificates in tasks of their own: this one may be cancelled meanwhile."""
         for pool in [each for each in self._former if not each.requests]:
             self._former.remove(pool)
-            closing = asyncio.create_task(pool.connections.aclose(), name=f"close connections to {self.peer}")
+            closing = asyncio.create_task(pool.aclose(), name=f"close connections to {self.peer}")
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
-    def _make_pool(self, tls: ssl.SSLContext) -> _Pool:
-        return _Pool(tls, httpx.AsyncHTTPTransport(verify=tls, trust_env=False, limits=self._limits))
+    def _make_pool(self, tls: ssl.SSLContext) -> Pool:
+        return Pool(tls, self._most_connections, self._idle_seconds)
 
-    async def _again_and_again(self, connections: httpx.AsyncHTTPTransport, asked: _Asked) -> Answer:
+    async def _again_and_again(self, pool: Pool, asked: _Asked) -> Answer:
         for spare in reversed(range(self._most_connections + 1)):
             connection = _Connection()
             try:
-                return await self._once(connections, asked, connection)
+                return await self._once(pool, asked, connection)
             except (httpx.NetworkError, httpx.RemoteProtocolError):
                 if connection.is_fresh or not spare:  # each try takes a dead connection out of the pool
                     raise
         raise AssertionError("the last try has returned or raised")
 
-    async def _once(self, connections: httpx.AsyncHTTPTransport, asked: _Asked, connection: _Connection) -> Answer:
+    async def _once(self, pool: Pool, asked: _Asked, connection: _Connection) -> Answer:
         try:
-            signature = self._sign(asked)
-            return await self._exchange(connections, self._request(asked, signature, connection), signature)
+            async with pool.connection() as carrying:
+                signature = self._sign(asked)
+                return await self._exchange(carrying, self._request(asked, signature, connection), signature)
         except (httpx.NetworkError, httpx.RemoteProtocolError):
             raise
         except BaseException:
@@ -287,9 +280,9 @@ class HttpClient:
         return httpx.Request(asked.method, asked.endpoint.url, headers=headers, stream=stream, extensions=extensions)
 
     async def _exchange(
-        self, connections: httpx.AsyncHTTPTransport, request: httpx.Request, signature: http_auth.Signature | None
+        self, carrying: httpx.AsyncHTTPTransport, request: httpx.Request, signature: http_auth.Signature | None
     ) -> Answer:
-        response = await connections.handle_async_request(request)
+        response = await carrying.handle_async_request(request)
         status = response.status_code
         most_bytes = self._most_bytes if status == HTTPStatus.OK else _MOST_BYTES_UNLESS_OK
         body = bytearray()
@@ -333,15 +326,18 @@ class HttpClient:
 class _Connection:
     """Connection of one request, as httpx tells of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, sent: Callable[[], None] = lambda: None) -> None:
         self.is_fresh = False
         self._opened: Any = None
+        self._sent = sent
 
     async def trace(self, event: str, details: dict[str, Any]) -> None:
         if event == "connection.connect_tcp.started":
             self.is_fresh = True
         elif event == "connection.connect_tcp.complete":
             self._opened = details["return_value"]
+        elif event == "http11.send_request_headers.started":
+            self._sent()
 
     async def abandon(self) -> None:
         """Close it, if it was opened for this request: httpx forgets one when a TLS handshake is cancelled."""

@@ -5,7 +5,7 @@
     http_local                   requests without a secret
     http_headers, cloudevents    one message from any client
     http_address                 URIs
-    http_client, http_sender     the sending end, on httpx; http_caller calls
+    http_client, http_sender     the sending end, on httpx; http_pool keeps its connections; http_caller calls
     http_encryption              the certificates of both ends
     http_exchange                what the endpoints share
     http_batches, http_messages  the endpoints, on Starlette; http_openapi describes them

@@ -52,9 +52,9 @@ class TcpCaller:
         """Return what can be called there now. Raises TransportError when the address cannot be reached."""
         return (self._dialer.open or await self._dialer.dial()).offers
 
-    async def call(self, call: Call) -> Answer:
+    async def call(self, call: Call, sent: Callable[[], None]) -> Answer:
         """Send the call once, and return its answer. Raises as `durable.transports.base.Caller` says."""
-        return await (self._dialer.open or await self._dialer.dial()).call(call)
+        return await (self._dialer.open or await self._dialer.dial()).call(call, sent)
 
 
 class _Connection:
@@ -104,7 +104,7 @@ class _Connection:
                 self._finish(ConnectionFailed(f"{self._peer}: the caller was closed"))
             await self._stream.close()
 
-    async def call(self, call: Call) -> Answer:
+    async def call(self, call: Call, sent: Callable[[], None]) -> Answer:
         """Send the call, and wait for its answer; a cancelled caller cancels the call that it waits for."""
         while self._stream.is_backed_up and self._end is None:
             await self._stream.flush()  # what waits here costs nothing when its time is up
@@ -116,6 +116,7 @@ class _Connection:
         channel = sendable.channel
         answer: asyncio.Future[Answer] = self._loop.create_future()
         self._waiting[channel] = answer
+        sent()
         self._stream.post_soon(sendable.data)
         try:
             if self._stream.is_backed_up:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpcore
 import httpx
 import msgspec
 import pytest
@@ -26,6 +27,7 @@ from durable.settings import load_settings
 from durable.testing import eventually
 from durable.testing.transports import MemoryReceiver
 from durable.transports.frames import Offer
+from durable.transports.http.caller import MOST_CONNECTIONS
 from durable.transports.http.transport import HttpTransport
 from durable.transports.http.wire import ARGUMENTS, DIRECTORY, OFFERS, RESULT, decode_directory, decode_offers
 from tests.support.calling import SOON, Inventory, Offering, Reservation, Stock, offering
@@ -274,6 +276,40 @@ async def test_wrong_secret_calls_nothing() -> None:
         with pytest.raises(NoProvider):
             await inventory.slow("A")
         assert stock.began == []
+
+
+@pytest.mark.parametrize("own", [{}, {"shared_secret": SECRETS["orders"]}], ids=["unsigned", "signed"])
+async def test_calls_made_at_once_all_have_results(own: dict[str, Any], tmp_path: Path) -> None:
+    async with offering("http", tmp_path, call_concurrency=MOST_CONNECTIONS, **own) as stock:
+        inventory = stock.caller()
+        calls = [asyncio.create_task(inventory.slow(str(number))) for number in range(200)]
+        await eventually(lambda: stock.provider.running == MOST_CONNECTIONS)
+        stock.stock.go.set()
+        assert await asyncio.gather(*calls) == [str(number) for number in range(200)]
+        for number in range(50):
+            assert await inventory.reserve("A", number) == Reservation("A", number)
+        assert stock.listener is not None
+        assert stock.listener.statistics()["connections"] == MOST_CONNECTIONS
+
+
+async def test_request_looks_at_its_own_connection_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many others are open, and how many requests wait, costs a call nothing."""
+    looked = 0
+    is_idle = httpcore.AsyncHTTPConnection.is_idle
+
+    def look(connection: httpcore.AsyncHTTPConnection) -> bool:
+        nonlocal looked
+        looked += 1
+        return is_idle(connection)
+
+    async with offering("http", tmp_path) as stock:
+        inventory = stock.caller()
+        await asyncio.gather(*(inventory.reserve("A", number) for number in range(200)))
+        monkeypatch.setattr(httpcore.AsyncHTTPConnection, "is_idle", look)
+        await inventory.reserve("A", 1)
+        alone = looked
+        await asyncio.gather(*(inventory.reserve("A", number) for number in range(200)))
+        assert looked - alone <= 200 * alone
 
 
 async def test_calls_share_pooled_connections(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ async def test_unknown_names_are_not_counted_by_name(offered: Offering) -> None:
     target = offered.place.choose(())
     assert target is not None
     caller = await target.caller()
-    await caller.call(Call("inventory", "stranger", b""))
+    await caller.call(Call("inventory", "stranger", b""), lambda: None)
     assert "stranger" not in {each.method for each in offered.provider.telemetry.statistics()}
 
 
@@ -89,7 +89,7 @@ async def test_provider_tells_its_recent_traffic(offered: Offering) -> None:
         await inventory.fail("no")
     target = offered.place.choose(())
     assert target is not None
-    answer = await (await target.caller()).call(Call(TRAFFIC, "recent", b""))
+    answer = await (await target.caller()).call(Call(TRAFFIC, "recent", b""), lambda: None)
     assert isinstance(answer, Result)
     (told,) = msgspec.msgpack.decode(answer.body, type=list[Traffic])
     assert (told.service, told.calls, told.failed) == ("inventory", 21, 1)

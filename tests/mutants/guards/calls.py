@@ -9,6 +9,9 @@ _CONNECTIONS = "tests/integration/calls/test_connections.py"
 _BUSES = "tests/integration/calls/test_connected_buses.py"
 _BAD = "tests/integration/calls/test_bad_providers.py"
 _HTTP = "tests/integration/calls/test_http.py"
+_NOT_SENT = "tests/integration/calls/test_not_sent.py"
+_SENT = "tests/unit/calls/test_sent.py"
+_POOL = "tests/unit/transports/http/test_pool.py"
 _PROVIDERS = "tests/integration/calls/test_providers.py"
 _CALLS = "tests/integration/calls/test_calls.py"
 _SINGLETONS = "tests/unit/calls/test_provider.py"
@@ -505,9 +508,60 @@ ROWS = (
         "calls",
         "a call over HTTP is sent again",
         "transports/http/client.py",
-        before="                return await self._once(connections, _Asked(method, endpoint, body, headers), _Connection())\n",
-        after="                return await self._again_and_again(connections, _Asked(method, endpoint, body, headers))\n",
+        before="                return await self._once(pool, _Asked(method, endpoint, body, headers), _Connection(sent))\n",
+        after="                return await self._again_and_again(pool, _Asked(method, endpoint, body, headers))\n",
         killed_by=(f"{_HTTP}::test_call_is_sent_once_when_its_connection_breaks",),
+    ),
+    Mutant(
+        "calls",
+        "a call that was not sent may have been run",
+        "durable/calls/caller.py",
+        before="            if course.sent_to is not None:\n                raise ProviderGone(\n",
+        after="            if course.asking is not None:\n                raise ProviderGone(\n",
+        killed_by=(
+            f"{_SENT}::test_failed_call_has_no_provider_when_not_sent[ConnectionFailed]",
+            f"{_SENT}::test_failed_call_goes_to_another_provider_when_not_sent[ConnectionFailed]",
+        ),
+    ),
+    Mutant(
+        "calls",
+        "the result of a sent call has a share of its time",
+        "durable/calls/caller.py",
+        before="            share.reschedule(None)\n",
+        after="            share.when()\n",
+        killed_by=(f"{_SENT}::test_unanswered_call_may_have_been_run_when_sent[anywhere]",),
+    ),
+    Mutant(
+        "calls",
+        "a request counts as sent as soon as it asks for a connection",
+        "transports/http/client.py",
+        before='        elif event == "http11.send_request_headers.started":\n            self._sent()\n',
+        after='        if event == "connection.connect_tcp.started":\n            self._sent()\n',
+        killed_by=(f"{_NOT_SENT}::test_call_has_no_provider_when_failing_before_its_first_byte[http-refuse]",),
+    ),
+    Mutant(
+        "calls",
+        "a call over TCP counts as sent while it waits to be written",
+        "transports/tcp/caller.py",
+        before="        while self._stream.is_backed_up and self._end is None:\n",
+        after="        sent()\n        while self._stream.is_backed_up and self._end is None:\n",
+        killed_by=(f"{_STOPPING}::test_standing_provider_costs_its_callers_no_memory",),
+    ),
+    Mutant(
+        "calls",
+        "the connection that was unused for longest is used first",
+        "transports/http/pool.py",
+        before="connection = self._idle.pop().connection if self._idle else self._make()\n",
+        after="connection = self._idle.popleft().connection if self._idle else self._make()\n",
+        killed_by=(f"{_POOL}::test_connection_used_last_is_used_first",),
+    ),
+    Mutant(
+        "calls",
+        "unused connections stay open",
+        "transports/http/pool.py",
+        before="            while self._idle and self._idle[0].since < now - self._idle_seconds:\n",
+        after="            while self._idle and not now:\n",
+        killed_by=(f"{_POOL}::test_connection_is_closed_when_unused_for_a_while",),
     ),
     Mutant(
         "calls",

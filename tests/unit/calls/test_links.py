@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, cast
 
@@ -40,7 +41,7 @@ class Told:
     async def offers(self) -> Offers:
         return Offers([])
 
-    async def call(self, call: Call) -> Answer:
+    async def call(self, call: Call, sent: Callable[[], None]) -> Answer:
         await self._transport.go.wait()
         return Result(b"")
 
@@ -71,7 +72,7 @@ async def test_used_addresses_stay_open() -> None:
 async def test_address_with_a_call_under_way_stays_open() -> None:
     transport = Calling()
     links = links_of(transport, timedelta(seconds=-1))
-    calling = asyncio.create_task((await links.to("tcp://provider:1")).call(CALL))
+    calling = asyncio.create_task((await links.to("tcp://provider:1")).call(CALL, lambda: None))
     await asyncio.sleep(0)
     await links.to("tcp://provider:2")
     assert transport.open == {"tcp://provider:1", "tcp://provider:2"}
