@@ -6,7 +6,8 @@
     ssl=require                              sslmode=require                           as sslmode=require
     channel_binding= gssencmode= ...         the same                                  left out: it has none of them
 
-Passwords may hold `@` and `:` as they are; `/` and `?` are percent-encoded. No error shows a part of the text.
+Passwords may hold `@` and `:` as they are; `/` and `?` are percent-encoded. No error shows a part of the text. What is
+accepted reaches the server as it is written: a NUL, where libpq's text would end, is refused in every part.
 """
 
 from __future__ import annotations
@@ -59,12 +60,14 @@ _TAKEN: Final = frozenset(
 )
 _SESSION_ATTRS: Final = ("any", "read-write", "read-only", "primary", "standby", "prefer-standby")
 _PORT: Final = 5432
+_PORTS: Final = range(1, 1 << 16)
 _ON: Final = ("1", "on", "true", "yes")
 _OFF: Final = ("0", "off", "false", "no")
 
 _TEXT: Final = re.compile(r"(?:postgres|postgresql)(?:\+([a-z0-9_]*))?://([^?]*)(?:\?(.*))?", re.DOTALL)
 _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")  # bytes of the environment that are not UTF-8 have become such
-_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[\w.%-]*)(?::(\d{1,5}))?")
+_NUL: Final = re.compile("\0|%00")
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[\w.%-]*)(?::([0-9]{1,5}))?")
 _DIGITS: Final = re.compile(r"[0-9]{1,5}")
 _SECONDS: Final = re.compile(r"-?[0-9]{1,9}")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
@@ -103,6 +106,8 @@ def parse(text: str, setting: str = "database_url") -> DatabaseUrl:
     found = _TEXT.fullmatch(text)
     if found is None or _SURROGATE.search(text):
         raise _wrong(setting)
+    if _NUL.search(text):
+        raise InvalidSetting(f"{setting}: the URL holds a NUL (%00), which no name in Postgres has; leave it out")
     driver, head, query = found[1] or "", found[2], found[3] or ""
     if driver not in DRIVERS:
         raise InvalidSetting(f"{setting}: driver {driver!r} is not supported; use asyncpg or psycopg")
@@ -114,21 +119,20 @@ def parse(text: str, setting: str = "database_url") -> DatabaseUrl:
     try:
         hosts = tuple(_host(each, setting) for each in place.split(","))
         parts = [unquote(part, errors="strict") for part in (user, password, path)]
-        given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True, errors="strict")) if query else {}
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True, errors="strict") if query else []
     except ValueError:
         raise _wrong(setting) from None
-    if not all(map(_NAME.fullmatch, given)):
-        raise _wrong(setting)
-    _check_names(list(given), query, setting)
+    _check_names([name for name, _ in pairs], query, setting)
+    given = dict(pairs)
     own = {name: given.pop(name, None) for name in _PLACE}
     hosts = _places(hosts, given, own["port"], setting)
     _check_values(given, setting)
     return DatabaseUrl(
         driver,
         hosts,
-        user=parts[0] or own["user"],
-        password=parts[1] if has_password else own["password"],
-        database=parts[2] or own["dbname"],
+        user=_one("user", parts[0] or None, own, setting),
+        password=_one("password", parts[1] if has_password else None, own, setting),
+        database=_one("dbname", parts[2] or None, own, setting),
         query=_tls(given, setting),
     )
 
@@ -169,9 +173,14 @@ def check_for_asyncpg(url: DatabaseUrl, setting: str = "database_url") -> None:
 
 
 def _check_names(names: Sequence[str], query: str, setting: str) -> None:
-    """Refuse a parameter that no driver takes, by its position: its name may be a part of a password."""
+    """Refuse a parameter that no driver takes, by its position: its name may be a part of a password. And one that is
+    given twice."""
+    if not all(map(_NAME.fullmatch, names)):
+        raise _wrong(setting)
     unknown = next((name for name in names if name not in _TAKEN), None)
     if unknown is None:
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise _twice(twice, setting)
         return
     if "@" in query:
         raise _wrong(setting)
@@ -179,6 +188,15 @@ def _check_names(names: Sequence[str], query: str, setting: str) -> None:
         "; take those of libpq, and options=-c%20NAME%3Dvalue for a setting of the server"
     )
     raise InvalidSetting(f"{setting}: parameter {names.index(unknown) + 1} of the URL is unknown{advice}")
+
+
+def _one(name: str, written: str | None, parameters: Mapping[str, str | None], setting: str) -> str | None:
+    """Return what stands at its place in the URL, or else in a parameter."""
+    if written is None:
+        return parameters[name]
+    if parameters[name] not in (None, written):
+        raise _twice(name, setting)
+    return written
 
 
 def _check_values(query: Mapping[str, str], setting: str) -> None:
@@ -216,6 +234,8 @@ def _places(
 def _port(text: str, setting: str) -> int | None:
     if text and not _DIGITS.fullmatch(text):
         raise _wrong(setting)
+    if text and int(text) not in _PORTS:
+        raise InvalidSetting(f"{setting}: a port of the URL is no port; give one from {_PORTS[0]} to {_PORTS[-1]}")
     return int(text) if text else None
 
 
@@ -255,14 +275,18 @@ def _host(text: str, setting: str) -> tuple[str, int | None]:
     if found is None:
         raise _wrong(setting)
     host = unquote(found[1], errors="strict").strip("[]")
-    if not host.isprintable():
+    if not host.isprintable() or "," in host:  # of several hosts
         raise _wrong(setting)
-    return host, int(found[2]) if found[2] else None
+    return host, _port(found[2] or "", setting)
 
 
 def _written(host: str, port: int | None) -> str:
     written = f"[{quote(host, safe=':')}]" if ":" in host else quote(host, safe="")
     return written if port is None else f"{written}:{port}"
+
+
+def _twice(name: str, setting: str) -> InvalidSetting:
+    return InvalidSetting(f"{setting}: {name} stands twice in the URL; give it once")
 
 
 def _wrong(setting: str) -> InvalidSetting:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from inspect import signature
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from asyncpg import connect
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from sqlalchemy.dialects.postgresql import asyncpg, psycopg
 from sqlalchemy.engine import make_url
 
@@ -57,6 +58,76 @@ def test_any_user_and_password_survive_every_form(user: str, password: str, data
         assert (of_sqlalchemy.username, of_sqlalchemy.password) == (user, password)
         written = make_url(of_sqlalchemy.render_as_string(hide_password=False))
         assert (written.username, written.password, written.database) == (user, password, database)
+
+
+PLACES = {
+    "user": "postgresql://{}:pw@db/orders",
+    "password": "postgresql://app:{}@db/orders",
+    "host": "postgresql://app:pw@{}/orders",
+    "dbname": "postgresql://app:pw@db/{}",
+    **{
+        name: f"postgresql+psycopg://db/?{name}={{}}"
+        for name in ("application_name", "dbname", "host", "options", "passfile", "password", "service", "user")
+    },
+}
+
+
+def as_told(text: str) -> list[dict[str, Any]]:
+    """What libpq reads of the URL, by each way to it, and what asyncpg is given where it takes the URL."""
+    url, settings = database_url.parse(text), load_settings(database_url=text)
+    dialects: list[Any] = [psycopg.dialect, asyncpg.dialect]
+    _, of_psycopg = dialects[0]().create_connect_args(sync_url(settings))
+    told = [conninfo_to_dict(url.libpq()), conninfo_to_dict(make_conninfo(**of_psycopg))]
+    if url.driver != "psycopg":
+        _, of_asyncpg = dialects[1]().create_connect_args(async_url(settings))
+        told.append({"dbname": of_asyncpg.pop("database", None)} | of_asyncpg)
+    return told
+
+
+@pytest.mark.parametrize(("name", "place"), PLACES.items())
+@given(st.characters())
+@example("\0")
+@example(",")
+@example("\n")
+@example("=")
+def test_character_reaches_the_server_or_is_refused(name: str, place: str, character: str) -> None:
+    value = f"a{character}b"
+    try:
+        told = as_told(place.format(quote(value, safe="", errors="surrogatepass")))
+    except InvalidSetting as refused:
+        assert character == "\0" or "\ud800" <= character <= "\udfff" or name == "host"
+        assert value not in str(refused)
+    else:
+        assert [each[name] for each in told] == [value] * len(told)
+
+
+@pytest.mark.parametrize("place", [*PLACES.values(), "postgresql://db/orders?port={}", "postgresql://db/?{}=1"])
+@pytest.mark.parametrize("end", ["%00", "\0", "%00_other", "x%00"])
+@pytest.mark.parametrize("setting", ["database_url", "lock_database_url"])
+def test_nul_is_refused_in_every_part(setting: Any, place: str, end: str) -> None:
+    with pytest.raises(InvalidSetting, match=rf"^{setting}: the URL holds a NUL"):
+        load_settings(**{setting: place.format(end)})
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("postgresql://a@db/orders?user=b", "user"),
+        ("postgresql://a:one@db/orders?password=two", "password"),
+        ("postgresql://a:@db/orders?password=two", "password"),
+        ("postgresql://db/orders?dbname=other", "dbname"),
+    ],
+)
+def test_parameter_is_refused_when_the_place_of_the_url_says_otherwise(text: str, name: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"^database_url: {name} stands twice"):
+        database_url.parse(text)
+
+
+@pytest.mark.parametrize("port", ["0", "00000", "65536", "99999"])
+@pytest.mark.parametrize("text", ["postgresql://db:{}/orders", "postgresql://one:1,two:{}/orders"])
+def test_number_above_all_ports_is_refused(text: str, port: str) -> None:
+    with pytest.raises(InvalidSetting, match="^database_url: a port of the URL is no port; give one from 1 to 65535"):
+        database_url.parse(text.format(port))
 
 
 @pytest.mark.parametrize(
@@ -197,6 +268,11 @@ def test_each_of_several_hosts_has_a_port_on_every_path(text: str, hosts: tuple[
         ("host=one,two&port=1,2,3", "3 ports for 2 hosts; give one port, or one for each"),
         ("host=one,", "one of several hosts is empty"),
         ("port=x", "not a Postgres URL"),
+        ("port=99999", "a port of the URL is no port; give one from 1 to 65535"),
+        ("host=one,two&port=1,0", "a port of the URL is no port; give one from 1 to 65535"),
+        ("host=one&host=two", "host stands twice in the URL; give it once"),
+        ("sslmode=require&user=a&sslmode=disable", "sslmode stands twice in the URL; give it once"),
+        ("dbname=other", "dbname stands twice in the URL; give it once"),
     ],
 )
 @pytest.mark.parametrize("setting", ["database_url", "lock_database_url"])
