@@ -59,6 +59,7 @@ from durable.process import serving
 from durable.process.forking import in_each_child
 from durable.requests.receipts import Receipt
 from durable.runtime import Runtime
+from durable.schemes import normal_scheme
 from durable.settings import Settings, load_settings
 from durable.statistics import Statistics
 from durable.storage import circuits, delayed, loops, schedules
@@ -436,6 +437,7 @@ class Bus:
         before, and WiringError while the bus runs.
         """
         self._refuse_when_running("listen", uri)
+        uri = normal_scheme(uri)
         self.runtime.transports.of(uri)
         _check_endpoint("listen", name)
         if any(listening.uri == uri for listening in self._application.listeners):
@@ -929,4 +931,6 @@ def _retry_of(settings: Settings) -> Retry:
 
 def _check_endpoint(function: str, name: str | None) -> None:
     if name is not None and not (0 < len(name) <= _LONGEST_ENDPOINT and name.isprintable()):
-        raise InvalidSetting(f"{function}: name={name!r}: give a short name of printable text, such as 'orders'")
+        raise InvalidSetting(
+            f"{function}: name={name!r}: give 1 to {_LONGEST_ENDPOINT} characters of printable text, such as 'orders'"
+        )

@@ -76,7 +76,7 @@ Secret = Annotated[SecretStr, AfterValidator(_long_enough)]
 Address = Annotated[  # a secret may be in the place of a user
     str,
     _written(
-        r"(https?|tcp|rabbitmq)://[^@\s?#]+",
+        r"(?i:https?|tcp|rabbitmq)://[^@\s?#]+",
         "addresses of http://, https://, tcp:// or rabbitmq://, without a user, such as tcp://orders:2302",
     ),
 ]

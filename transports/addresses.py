@@ -12,6 +12,7 @@ from typing import Final
 
 from durable.errors import InvalidSetting
 from durable.grammar import suggestion
+from durable.schemes import normal_scheme
 from durable.transports import memory
 from durable.transports.http import address as http
 from durable.transports.rabbitmq import address as rabbitmq
@@ -34,14 +35,14 @@ def canonical(uri: str) -> str:
     Raises InvalidSetting when no service could send there, whatever its settings are. An application may have
     transports with schemes of its own: of these only the scheme is looked at.
     """
-    scheme, separator, place = uri.partition("://")
+    scheme, separator, place = normal_scheme(uri).partition("://")
     if parser := _PARSERS.get(scheme if separator else ""):
         return str(parser(uri))
-    near = suggestion(scheme.lower(), _PARSERS)
+    near = suggestion(scheme, _PARSERS)
     if not separator or not place or near or not _SCHEME.fullmatch(scheme):
         hint = near.removeprefix("; ") or "write such as 'tcp://billing:2301', or 'local' for this service's inbox"
         raise InvalidSetting(f"{uri!r} is no address that a transport understands; {hint}")
-    return uri
+    return normal_scheme(uri)
 
 
 def canonical_name(name: str) -> str:

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from durable.errors import InvalidMessage, InvalidSetting
 from durable.redaction import shown
+from durable.schemes import normal_scheme
 from durable.settings import Settings
 from durable.transports import peers
 from durable.transports.frames import Listing
@@ -196,7 +197,11 @@ def _refusal_of_address(
     if owner not in ("", announcer.name):
         return f"{text} is an address of {owner}"
     known = settings.peers.get(announcer.proven) if announcer.proven is not None else None
-    if known is not None and any(not each.startswith("rabbitmq:") for each in known.at) and parts.scheme != UNIX:
+    if (
+        known is not None
+        and any(not normal_scheme(each).startswith("rabbitmq:") for each in known.at)
+        and parts.scheme != UNIX
+    ):
         return "" if owner else f"{text} is below no address of {announcer.name}; add it to its at in peers"
     if not announcer.host:
         if _is_local(parts) or parts.hostname in hosts:

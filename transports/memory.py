@@ -22,6 +22,7 @@ from typing import Final, Self
 from durable.envelope import Envelope
 from durable.errors import ConnectionFailed, InvalidSetting, PeerTimeout, TransportError
 from durable.outcomes import BUSY, Outcome
+from durable.schemes import normal_scheme
 from durable.settings import Settings
 from durable.transports.base import Receiver
 from durable.transports.uris import split
@@ -39,7 +40,7 @@ def parse_destination(uri: str) -> str:
     parts = split(uri, "write a name, as in memory://orders")
     if parts.scheme not in SCHEMES or not parts.netloc or parts.path or parts.query or parts.fragment:
         raise InvalidSetting(f"{uri}: write a name and nothing else, as in memory://orders")
-    return uri
+    return normal_scheme(uri)
 
 
 class MemoryTransport:
@@ -66,15 +67,13 @@ class MemoryTransport:
         parse_destination(uri)
 
     def resolve(self, uri: str, message_type: str) -> str:
-        return uri
+        return parse_destination(uri)
 
     def sender(self, destination: str) -> MemorySender:
-        self.check(destination)
-        return MemorySender(self, destination)
+        return MemorySender(self, parse_destination(destination))
 
     def listener(self, uri: str, endpoint: str) -> MemoryListener:
-        self.check(uri)
-        return MemoryListener(self, uri, endpoint, self._drain_seconds)
+        return MemoryListener(self, parse_destination(uri), endpoint, self._drain_seconds)
 
     def break_(self, uri: str) -> None:
         """Fail batches under way to this URI, and all later ones until restore()."""

@@ -24,6 +24,7 @@ from durable.messages.routing import LOCAL, Routes
 from durable.messages.scope import listener_of
 from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.redaction import printable
+from durable.schemes import normal_scheme
 from durable.storage.leases import Burials
 from durable.storage.placements import Declared
 from durable.telemetry import BatchSpans, log
@@ -241,6 +242,7 @@ class Transports:
 
     def of(self, uri: str) -> Transport:
         """The transport of this URI; raises InvalidSetting for a scheme that none understands."""
+        uri = normal_scheme(uri)
         scheme, separator, rest = uri.partition("://")
         if "@" in rest.partition("/")[0]:  # before any other error, for each of them shows the address
             raise InvalidSetting(
@@ -265,4 +267,4 @@ class Transports:
 
     def resolve(self, uri: str, message_type: str) -> str:
         """The destination of messages of this type that are sent to `uri`; raises InvalidSetting."""
-        return self.of(uri).resolve(uri, message_type)
+        return self.of(uri).resolve(normal_scheme(uri), message_type)

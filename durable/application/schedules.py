@@ -32,6 +32,7 @@ Factory = Callable[[datetime], Any]
 
 _OWN_OPTIONS: Final = {"at", "delay", "id_from"}
 _LONGEST_NAME: Final = 100
+_MOST_SHOWN: Final = 40
 _ANY_TIME: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 
@@ -91,15 +92,15 @@ def declare(
 
 def check_name(name: str) -> None:
     """Raise InvalidSetting for a name that could be mistaken for something else on a command line."""
-    if (
-        not name
-        or len(name) > _LONGEST_NAME
-        or not name.isprintable()
-        or ":" in name
-        or name[0] in "-["
-        or _is_id(name)
-    ):
-        raise InvalidSetting(f"every: name={name!r}; give a short name without ':', such as 'nightly-report'")
+    if len(name) > _LONGEST_NAME:
+        raise InvalidSetting(
+            f"every: name={name[:_MOST_SHOWN]!r}...: the name has {len(name)} characters; give {_LONGEST_NAME} at most"
+        )
+    if not name or not name.isprintable() or ":" in name or name[0] in "-[" or _is_id(name):
+        raise InvalidSetting(
+            f"every: name={name!r}; give printable text that is no UUID, has no ':' and begins with neither '-' nor "
+            "'[', such as 'nightly-report'"
+        )
 
 
 def _is_id(name: str) -> bool:

@@ -60,13 +60,14 @@ def actor_name(by: By = None) -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def confirm(question: str, refusal: str, *, yes: bool) -> None:
-    """Ask on a terminal. Raises InvalidSetting off a terminal, and Abort when the answer is no."""
+def confirm(question: str, refusal: str | None, *, yes: bool) -> None:
+    """Ask on a terminal. Raises InvalidSetting off a terminal if there is a refusal, and Abort for the answer no."""
     if yes:
         return
-    if is_json() or not sys.stdin.isatty():
+    if not is_json() and sys.stdin.isatty():
+        typer.confirm(question, abort=True, err=True)
+    elif refusal is not None:
         raise InvalidSetting(refusal)
-    typer.confirm(question, abort=True, err=True)
 
 
 def work_options(every: All = False, limit: Limit = None, by: By = None) -> Work:

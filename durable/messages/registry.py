@@ -21,6 +21,7 @@ from durable.plain import plain_text
 T = TypeVar("T")
 
 _NAME = re.compile(r"[a-z][a-z0-9-]*(\.[a-z][a-z0-9-]*)*")
+_MOST_SHOWN = 40  # characters of a name that is too long
 _MAX_NAME = 200  # a RabbitMQ routing key holds 255 bytes, and the service's name goes before it
 
 _by_name: dict[str, type] = {}
@@ -47,7 +48,11 @@ def message(
         ("encrypted", encrypted, bool),
     )
     refuse_misfits("message", (Argument(*each) for each in given))
-    if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
+    if len(name) > _MAX_NAME:
+        raise InvalidSetting(
+            f"@message({name[:_MOST_SHOWN]!r}...): the name has {len(name)} characters; give {_MAX_NAME} at most"
+        )
+    if not _NAME.fullmatch(name):
         raise InvalidSetting(f"@message({name!r}): use dotted lower-case words, like 'orders.order-placed'")
     if version < 1:
         raise InvalidSetting(f"@message({name!r}): version must be at least 1")

@@ -18,6 +18,7 @@ import re
 from collections.abc import Collection
 from typing import Final
 
+from durable.schemes import normal_scheme
 from durable.settings import Settings
 
 _ANY: Final = "*"
@@ -30,8 +31,8 @@ class Answers:
     """The rule of one service."""
 
     def __init__(self, settings: Settings) -> None:
-        self._exact = frozenset(settings.answer_to)
-        self._prefixes = tuple(each.removesuffix(_ANY) for each in settings.answer_to if each.endswith(_BELOW))
+        self._exact = frozenset(map(normal_scheme, settings.answer_to))
+        self._prefixes = tuple(each.removesuffix(_ANY) for each in self._exact if each.endswith(_BELOW))
         self._any = _ANY in self._exact
         self._keeps_secret = settings.http_auth == "bearer" and _has_secret(settings)
 
@@ -42,11 +43,12 @@ class Answers:
 
     def may_go(self, address: str, declared: Collection[str]) -> bool:
         """True for an address that is declared, or allowed."""
+        address = normal_scheme(address)
         if address in declared or address in self._exact:
             return True
         if _UNREADABLE.search(address):
             return False
-        if self._keeps_secret and address.lower().startswith(_SHOWS_SECRETS):
+        if self._keeps_secret and address.startswith(_SHOWS_SECRETS):
             return False
         return self._any or address.startswith(self._prefixes)
 

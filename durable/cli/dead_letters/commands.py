@@ -126,7 +126,14 @@ def show(chosen: Chosen, decrypt: Decrypt = False) -> None:
 
 @app.command()
 @over_letters(work=work_options)
-def replay(chosen: Chosen, work: Work, rate: Rate = None, rehearse: Rehearse = False, reason: Reason = None) -> None:
+def replay(
+    chosen: Chosen,
+    work: Work,
+    rate: Rate = None,
+    rehearse: Rehearse = False,
+    reason: Reason = None,
+    yes: Yes = False,
+) -> None:
     """Return messages, as new, to the queue that they failed in; the nodes handle or send them.
 
     Ctrl-C ends the run after a batch, and the same command continues it. With --rehearse nothing is stored and
@@ -137,6 +144,8 @@ def replay(chosen: Chosen, work: Work, rate: Rate = None, rehearse: Rehearse = F
     if rehearse:
         _rehearse(chosen, work.limit)
         return
+    if work.everything:
+        confirm("replay all these letters?", None, yes=yes)
     replaying = partial(storage.replay, actor=work.actor, reason=reason)
     change = actions.recorded(replaying, _action("replay", chosen, work.actor, reason))
     resolve = resolve_all(chosen, change, verb="replayed", replayable=True, rate=rate, limit=work.limit)

@@ -312,7 +312,7 @@ def test_replay_reports_letters_left_behind(agent: Agent, tables: Tables) -> Non
 
 @pytest.mark.parametrize(
     ("command", "done"),
-    [(["replay", "--all"], "replayed"), (["discard", "--all", "--yes", "--reason", "no"], "discarded")],
+    [(["replay", "--all", "--yes"], "replayed"), (["discard", "--all", "--yes", "--reason", "no"], "discarded")],
 )
 def test_command_counts_letters_refused_by_the_database(
     agent: Agent, tables: Tables, command: list[str], done: str

@@ -57,7 +57,6 @@ def test_dotted_lower_case_words_are_names(name: str) -> None:
         "é",
         "-a",
         "os.System",
-        "x" * 201,
         "a.b\r\n",
     ],
 )
@@ -102,3 +101,8 @@ def test_name_of_a_type_imports_nothing(name: str) -> None:
     with pytest.raises(UnknownMessageType):
         class_of(name)
     assert set(sys.modules) == before
+
+
+def test_name_beyond_the_limit_is_told_the_limit() -> None:
+    with pytest.raises(InvalidSetting, match="the name has 201 characters; give 200 at most"):
+        message("a" * 201)

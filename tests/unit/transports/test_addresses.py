@@ -23,12 +23,12 @@ from durable.transports.addresses import canonical
 NOW = datetime.now(UTC)
 LIMITS = Limits(1_000, timedelta(days=7), timedelta(days=1))
 MALFORMED = (
-    *("", "x", "://x", "tcp:b:1", "TCP://127.0.0.1:1", "tpc://127.0.0.1:1", "local ", "LOCAL", "9p://x", "a b://x"),
+    *("", "x", "://x", "tcp:b:1", "tpc://127.0.0.1:1", "local ", "LOCAL", "9p://x", "a b://x"),
     *("tcp://", "tcp://b", "tcp://b:99999", "tcp://b:0", "tcp://127.0.0.1:0", "tcp://b:1/../x", "tcp://b:x"),
     *("tcp://:1", "tcp://u@b:1", "tcp://b:1#x", "tcp://b:1?x=1", "tcp://a b:1", "tcp://[::1", "tcp://-:1"),
     *("unix://", "unix://x", "unix:///", "unix:///x/", "unix:///x?y=1", "unix:///" + "x" * 200),
     *("http://", "http://b:0", "http://127.0.0.1:0", "http://b:99999", "http://b:x", "http://b/../x", "http://b//x"),
-    *("http://u@b", "http://b#x", "http://b?x=1", "http://a b", "HTTP://b", "https://", "https://b:0", "https:///x"),
+    *("http://u@b", "http://b#x", "http://b?x=1", "http://a b", "https://", "https://b:0", "https:///x"),
     *("rabbitmq://", "rabbitmq://default", "rabbitmq://default/", "rabbitmq:///queue/x", "rabbitmq://default/queue/"),
     *("rabbitmq://default/quue/x", "rabbitmq://u:p@default/queue/x", "rabbitmq://default/queue/ü"),
     *("rabbitmq://default/queue/x#y", "rabbitmq://default/queue/x?y=1", "rabbitmq://default/topic/orders"),
