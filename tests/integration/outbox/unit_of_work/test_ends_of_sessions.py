@@ -86,7 +86,8 @@ def break_the_commit(session: Session) -> None:
 
 
 def break_the_rollback(session: Session) -> None:
-    event.listen(session.connection(), "rollback", _fail, once=True)
+    connection = session.info["connection"] = session.connection()  # not left to the collection of garbage
+    event.listen(connection, "rollback", _fail, once=True)
 
 
 def _fail(_: Connection) -> None:
