@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -12,13 +13,15 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, create_engine, event, text
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
 
+from durable import Bus, Retry, message
 from durable.agents.runner import Here, InLoop, InSteps, Place
 from durable.agents.threads import Threads
 from durable.outbox.scope import Scope
 from durable.outbox.unit_of_work import UnitOfWork
+from durable.testing import InMemoryBus
 from tests.failure.waiting import eventually
 from tests.integration.outbox.unit_of_work.sessions import Flavour, Line, Placed
 from tests.support.tables import Tables
@@ -304,3 +307,66 @@ async def _goes_on(house: House, steps: Sequence[Step]) -> bool:
         transaction = await connection.begin()
         await house.work(steps, on=connection)
         return bool(await connection.scalar(text("SELECT 1")) and transaction.is_active)
+
+
+# ---------------------------------------------------------------- handlers
+
+
+@message("ends.in-session")
+@dataclass
+class InSession:
+    number: int
+
+
+@message("ends.in-async-session")
+@dataclass
+class InAsyncSession:
+    number: int
+
+
+_LEFT_OPEN = (begin_savepoint_and_execute, begin_savepoint_and_execute, fail_in_a_statement)
+
+
+def handled(bus: Bus) -> None:
+    """Handlers that leave savepoints open after a failed statement."""
+
+    @bus.handles(InSession, retry=Retry.never())
+    def in_session(_: InSession, session: Session) -> None:
+        run(_LEFT_OPEN, session)
+
+    @bus.handles(InAsyncSession, retry=Retry.never())
+    async def in_async_session(_: InAsyncSession, session: AsyncSession) -> None:
+        await session.run_sync(lambda each: run(_LEFT_OPEN, each))
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_handlers_leave_the_pools_whole(driver: str, tables: Tables) -> None:
+    """More messages than a pool has connections."""
+    url = tables.url.replace("postgresql://", f"postgresql+{driver}://")
+    bus = Bus("shop", url, pool_size=2, poll_interval="50ms")
+    handled(bus)
+    async with bus:
+        async with bus.unit_of_work() as uow:
+            for number in range(4):
+                uow.send(InSession(number))
+                uow.send(InAsyncSession(number))
+        await eventually(lambda: tables.count("dead_letters") == 8)
+        await eventually(lambda: not any(pool.in_use for pool in bus.statistics().pools.values()))
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_handlers_of_a_bus_in_memory_leave_the_pools_whole(driver: str, tables: Tables) -> None:
+    bus = Bus("shop")
+    handled(bus)
+    async with housed(f"handler {driver}", tables) as of_tasks, housed("threads", tables) as of_threads:
+        engine: Any = of_tasks.flavour.engine
+        sync_engine: Any = of_threads.flavour.engine
+        factory, sync_factory = async_sessionmaker(engine), sessionmaker(sync_engine)
+        async with InMemoryBus(bus, factory, sync_session_factory=sync_factory) as memory:
+            async with bus.unit_of_work() as uow:
+                uow.send(InSession(1))
+                uow.send(InAsyncSession(1))
+            await memory.drain()
+            assert len(memory.dead_letters) == 2
+        assert (of_tasks.in_use, of_threads.in_use) == (0, 0)
+        assert not tables.rows(_IN_TRANSACTION)
