@@ -565,6 +565,16 @@ ROWS = (
     ),
     Mutant(
         "calls",
+        "a request looks at all connections",
+        "transports/http/pool.py",
+        before="        return httpx.AsyncHTTPTransport(verify=self.tls, trust_env=False, limits=self._one)\n",
+        after="        if not self.__dict__.get('all'):\n"
+        "            self.__dict__['all'] = httpx.AsyncHTTPTransport(verify=self.tls, trust_env=False)\n"
+        "        return self.__dict__['all']\n",
+        killed_by=(f"{_HTTP}::test_request_looks_at_its_own_connection_alone",),
+    ),
+    Mutant(
+        "calls",
         "exchanged arguments are the same contract",
         "durable/calls/payload.py",
         before="            return [self._part(each, is_item=True) for each in value]\n",
