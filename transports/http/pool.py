@@ -35,7 +35,12 @@ class Pool:
         self._idle_seconds = idle_seconds
         self._one = httpx.Limits(max_connections=1, keepalive_expiry=idle_seconds)
         self._idle: deque[_Idle] = deque()  # in the order of their last use
+        self._kept = 0
         self._closing: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        """Return the number of connections that are in use, or kept for the next request."""
+        return self._kept
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[httpx.AsyncHTTPTransport]:
@@ -59,10 +64,12 @@ class Pool:
         await asyncio.gather(*self._closing)
 
     def _make(self) -> httpx.AsyncHTTPTransport:
+        self._kept += 1
         return httpx.AsyncHTTPTransport(verify=self.tls, trust_env=False, limits=self._one)
 
     def _close(self, connection: httpx.AsyncHTTPTransport) -> None:
         """Close it in a task of its own: this one may be cancelled meanwhile."""
+        self._kept -= 1
         closing = asyncio.create_task(connection.aclose(), name="close a connection")
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)

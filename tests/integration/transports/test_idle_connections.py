@@ -47,7 +47,7 @@ def is_connected(sender: TcpSender | HttpSender) -> bool:
     if isinstance(sender, TcpSender):
         return sender._dialer.open is not None
     pool = sender._client._pool
-    return pool is not None and len(pool.connections._pool.connections) > 0
+    return pool is not None and len(pool) > 0
 
 
 @pytest.fixture(params=["tcp", "http"])
@@ -148,8 +148,7 @@ async def test_connection_of_http_is_closed_at_the_peer() -> None:
         await sender.send([envelope()])
         pool = sender._client._pool
         assert pool is not None
-        open_ones = pool.connections._pool.connections
-        assert len(open_ones) == 1
+        (open_one,) = pool._idle[0].connection._pool.connections
         assert sender.close_if_idle()
-        await eventually(lambda: open_ones[0].is_closed(), within=10)
+        await eventually(lambda: open_one.is_closed(), within=10)
     await listener.close()
