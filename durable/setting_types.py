@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic_settings import NoDecode
 
+from durable import strict_json
 from durable.duration import duration
 
 _LONGEST: Final = timedelta(days=36_500)
@@ -37,11 +38,16 @@ def _above_zero(span: timedelta) -> timedelta:
     return span
 
 
+def _read(text: str) -> Any:
+    """Read JSON in which no key stands twice: the last one would count, and nobody would see the first."""
+    return strict_json.read(msgspec.json.decode, text.encode())
+
+
 def _by_name(value: Any) -> Any:
     """A mapping is a JSON object where it is text."""
     try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+        return _read(value) if isinstance(value, str) else value
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         raise ValueError('must be a JSON object, such as {"name": "value"}') from None
 
 
@@ -129,8 +135,8 @@ def _listed(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        listed = json.loads(value)
-    except ValueError:
+        listed = _read(value)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         listed = None
     if listed is None and value.strip().startswith("["):
         raise ValueError('must be a JSON array, such as ["a", "b"], or a list with commas')

@@ -9,17 +9,18 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
+from durable import strict_json
 from durable.errors import InvalidMessage, text_of
 from durable.messages.codecs.classes import refuse_uncodable_parts
 from durable.messages.model_schemas import lost
 from durable.messages.schemas import REFERENCE, Json, models_of, schema_of
-from durable.messages.unique_keys import refuse_repeated_keys
 
 T = TypeVar("T")
 
@@ -80,13 +81,7 @@ class Payload:
 def read_json(body: bytes, cls: type[T]) -> T:
     """Decode a value of this class from JSON, in which no key stands twice. Raises InvalidMessage."""
     decode = msgspec.json.Decoder(cls, dec_hook=_made).decode
-
-    def read(given: bytes) -> T:
-        value = decode(given)
-        refuse_repeated_keys(given)
-        return value
-
-    return Payload.attempt("do not fit", read, body)
+    return Payload.attempt("do not fit", partial(strict_json.read, decode), body)
 
 
 def arguments_of(

@@ -12,7 +12,8 @@
     doctor/        checks of settings, database, application; check-deploy
     logs           log lines of `run`
 
-Exit codes: 0 done and healthy; 1 unhealthy or failed; 2 bad usage or configuration; 130 interrupted.
+Exit codes: 0 done and healthy; 1 unhealthy or failed; 2 bad usage or configuration; 130 interrupted; 141 nobody
+reads what it prints, as by SIGPIPE.
 """
 
 import sys

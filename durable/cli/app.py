@@ -10,11 +10,11 @@ from typing import Annotated, Any, Final
 import typer
 
 from durable.cli import output
-from durable.cli.endings import BAD_USAGE, FAILED, INTERRUPTED, NAME, ending_of
+from durable.cli.endings import BAD_USAGE, FAILED, INTERRUPTED, NAME, UNREAD, ending_of
 from durable.cli.help import readable
 from durable.cli.interrupts import interrupts_kept
 from durable.cli.output import one_line
-from durable.cli.streams import written
+from durable.cli.streams import NoReader, written
 from durable.redaction import has_password, redacted
 from durable.settings import secret_names
 from durable.version import __version__
@@ -62,7 +62,8 @@ Version = Annotated[bool, typer.Option("--version", callback=_print_version, is_
 def durable_agent(context: typer.Context, version: Version = False) -> None:
     """Operate store-and-forward messaging on the application's own Postgres.
 
-    Ends with 0 on success, 1 when something is unhealthy or failed, 2 for bad usage or configuration.
+    Ends with 0 on success, 1 when something is unhealthy or failed, 2 for bad usage or configuration, 130 when it is
+    interrupted, 141 when nobody reads what it prints.
     """
     if context.invoked_subcommand is None:
         print(context.get_help())
@@ -97,9 +98,9 @@ def run(arguments: list[str]) -> int:
         try:
             code = _run(arguments)
             out.end()
-        except BrokenPipeError:
+        except NoReader:
             out.forget()
-            code = FAILED
+            code = UNREAD
         if out.fault is not None:
             rest = "done its work" if code == 0 else f"ended with {code} all the same"
             print(f"error: output: cannot be written: {out.fault.strerror}; the command has {rest}", file=err)
@@ -117,7 +118,7 @@ def _run(arguments: list[str]) -> int:
         with interrupts_kept():
             code = command_line(*names).main(args=arguments, prog_name=NAME, standalone_mode=False)
         return int(code or 0)
-    except BrokenPipeError:
+    except NoReader:
         raise
     except KeyboardInterrupt as error:
         if "--json" in arguments:

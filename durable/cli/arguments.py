@@ -1,8 +1,9 @@
-"""Times as users write them: past times, future times and durations."""
+"""Options as users write them: past times, future times, durations, and names with values."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -61,6 +62,19 @@ def parse_id(text: str) -> UUID:
         return UUID(text)
     except ValueError:
         raise InvalidSetting(f"--id: {text!r} is no UUID of a message") from None
+
+
+def parse_pairs(texts: Sequence[str], *, option: str, such_as: str) -> dict[str, str]:
+    """Read NAME=VALUE of an option that may be repeated, with each name once. Raises InvalidSetting."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not name or not separator:
+            raise InvalidSetting(f"{option}: give {such_as}")
+        if name in found:
+            raise InvalidSetting(f"{option}: {name!r} is given twice; give it once")
+        found[name] = value
+    return found
 
 
 def parse_coming_time(text: str, now: datetime, *, option: str) -> datetime:

@@ -8,12 +8,14 @@ import secrets
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import starmap
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from durable.bus import Bus
+from durable.cli.arguments import parse_pairs
 from durable.cli.command import taking
 from durable.cli.output import emit, safe
 from durable.cli.runs import actor_name
@@ -32,6 +34,7 @@ Services = Annotated[
 ]
 
 
+_SUCH_AS: Final = "NAME=URL, such as stock=postgresql://localhost/stock"
 _LONGEST_END: Final = 2  # seconds
 
 
@@ -43,17 +46,17 @@ def console(
 
     It needs no running node. To other machines, mount console_app(bus) behind the TLS of a web application.
     """
-    buses = [*([] if app is None else [load_bus(app)]), *map(_bus, service or ())]
+    services = parse_pairs(service or (), option="--service", such_as=_SUCH_AS)
+    buses = [*([] if app is None else [load_bus(app)]), *starmap(_bus, services.items())]
     if not buses:
         raise InvalidSetting("APP:BUS: no service is given; name a bus, such as app:bus, or give --service NAME=URL")
     token = secrets.token_urlsafe(24) if token_file is None else _read(token_file)
     asyncio.run(_serve(buses, app, port, token, is_new=token_file is None))
 
 
-def _bus(given: str) -> Bus:
-    name, _, url = given.partition("=")
-    if not name or not url:
-        raise InvalidSetting("--service: give NAME=URL, such as stock=postgresql://localhost/stock")
+def _bus(name: str, url: str) -> Bus:
+    if not url:
+        raise InvalidSetting(f"--service: give {_SUCH_AS}")
     try:
         return Bus(name, url)
     except InvalidSetting as error:

@@ -1,6 +1,6 @@
 """Endings of errors: one line with advice, and an exit code.
 
-0 done and healthy · 1 unhealthy or failed · 2 bad usage or configuration · 130 interrupted
+0 done and healthy · 1 unhealthy or failed · 2 bad usage or configuration · 130 interrupted · 141 nobody reads
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Final, NamedTuple
 import typer
 from sqlalchemy.exc import DBAPIError
 
-from durable.cli.ways_in import way_in
+from durable.cli.ways_in import mistake, way_in
 from durable.errors import DurableError, StorageUnavailable, UndecodableMessages, WiringError, place_of
 from durable.storage.outages import advice_of, described, is_lack, tells_remedy
 
 NAME: Final = "durable-agent"
-FAILED, BAD_USAGE, INTERRUPTED = 1, 2, 130
+FAILED, BAD_USAGE, INTERRUPTED, UNREAD = 1, 2, 130, 141
 _NO_ROLE: Final = re.compile(r'role "(.+)" does not exist')
 
 
@@ -48,6 +48,8 @@ def ending_of(error: BaseException) -> Ending:
             return Ending(BAD_USAGE, f"{error}{_at(error)}")
         case StorageUnavailable() if is_lack(error) or tells_remedy(error):
             return Ending(FAILED, str(error))
+        case StorageUnavailable() if advice := mistake(error):
+            return Ending(BAD_USAGE, f"{error}; {advice}")
         case StorageUnavailable():
             return Ending(FAILED, f"{error}; {way_in(error)}")
         case DBAPIError():

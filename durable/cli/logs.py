@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from durable.cli.streams import NoReader
+
 _PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -34,7 +36,7 @@ class JsonFormatter(logging.Formatter):
 class _StandardOutput(logging.StreamHandler):  # type: ignore[type-arg]  # it is generic for type checkers only
     def handleError(self, record: logging.LogRecord) -> None:
         """Ignore the end of the process that reads the log: messages are still delivered."""
-        if not isinstance(sys.exc_info()[1], BrokenPipeError):
+        if not isinstance(sys.exc_info()[1], BrokenPipeError | NoReader):
             super().handleError(record)
 
 

@@ -11,7 +11,7 @@ from uuid import UUID
 import typer
 
 from durable.bus import Bus
-from durable.cli.arguments import parse_coming_time, parse_duration
+from durable.cli.arguments import parse_coming_time, parse_duration, parse_pairs
 from durable.cli.output import emit
 from durable.cli.target import on_bus
 from durable.errors import InvalidMessage, InvalidSetting, text_of
@@ -50,7 +50,8 @@ def message_options(
 ) -> SendOptions:
     """Read the options of one message. Raises InvalidSetting."""
     now = datetime.now(UTC)
-    options = SendOptions(key=key, tenant=tenant, id_from=id_from, headers=dict(_header(text) for text in header or ()))
+    headers = parse_pairs(header or (), option="--header", such_as="NAME=VALUE, such as priority=high")
+    options = SendOptions(key=key, tenant=tenant, id_from=id_from, headers=headers)
     if delay is not None and at is not None:
         raise InvalidSetting("--delay, --at: both name a time; leave one of them out")
     if delay is not None:
@@ -104,10 +105,3 @@ def read_body(body: str, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise InvalidMessage(f"standard input exceeds max_message_bytes ({max_bytes}); send less, or raise the setting")
     return data
-
-
-def _header(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not name or not separator:
-        raise InvalidSetting(f"--header: {text!r} is not a header; write NAME=VALUE")
-    return name, value

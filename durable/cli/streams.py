@@ -2,7 +2,7 @@
 
 closed                 `>&-`: nothing is said; the command ends as it would
 full                   the command ends its work, and tells then that its output was not written
-without a reader       `| head`: the command ends where it says something on standard output
+without a reader       `| head`: the command ends where it says something on standard output, as by SIGPIPE
 of few characters      a locale without UTF-8: a character that is not among them is written as an escape
 """
 
@@ -25,13 +25,17 @@ def open_closed() -> None:
             setattr(sys, name, os.fdopen(nowhere, mode))
 
 
-class Written:
-    """A stream that drops what cannot be written, and keeps the fault; those of some kinds are raised."""
+class NoReader(Exception):
+    """The end of the reader of standard output. It is no OSError: Typer would end the process with 1."""
 
-    def __init__(self, stream: Any, *raised: type[OSError]) -> None:
+
+class Written:
+    """A stream that drops what cannot be written, and keeps the fault; one that needs a reader raises NoReader."""
+
+    def __init__(self, stream: Any, *, needs_reader: bool = False) -> None:
         self.fault: OSError | None = None
         self._stream = stream
-        self._raised = raised
+        self._needs_reader = needs_reader
 
     def write(self, text: str) -> int:
         with self._keeping_fault():
@@ -59,9 +63,9 @@ class Written:
     def _keeping_fault(self) -> Iterator[None]:
         try:
             yield
-        except self._raised:
-            raise
         except OSError as error:
+            if self._needs_reader and isinstance(error, BrokenPipeError):
+                raise NoReader from error
             self.fault = error
 
 
@@ -71,7 +75,7 @@ def written() -> Iterator[tuple[Written, Written]]:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    out, err = Written(sys.stdout, BrokenPipeError), Written(sys.stderr)
+    out, err = Written(sys.stdout, needs_reader=True), Written(sys.stderr)
     told: Any = (out, err)
     with redirect_stdout(told[0]), redirect_stderr(told[1]):
         yield out, err

@@ -40,6 +40,26 @@ _WAYS_IN: Final = (
 )
 """SQLSTATE, words of an English server, advice. libpq has no SQLSTATE for a connection that was refused."""
 
+_BEFORE_SERVER: Final = r"[^:]*: connection is bad: (?:connection to server .* failed: )?"
+_MISTAKES: Final = (
+    (
+        r'definition of service ".+" not found|service file ".+" not found',
+        "name a service of the service file (PGSERVICEFILE, ~/.pg_service.conf) in database_url or PGSERVICE",
+    ),
+    (
+        r"invalid port number: .+|invalid \w+ value: .+|invalid integer value .+ for connection option .+",
+        "correct it in the setting database_url, or in the environment (PGPORT, PGSSLMODE, ...)",
+    ),
+)
+"""Words of libpq, which has asked no server yet; advice."""
+
+
+def mistake(error: StorageUnavailable) -> str | None:
+    """Advise where a word for libpq is wrong, whatever server runs; None for what a server may get over."""
+    return next(
+        (advice for words, advice in _MISTAKES if re.fullmatch(_BEFORE_SERVER + f"(?:{words})", str(error))), None
+    )
+
 
 def way_in(error: StorageUnavailable) -> str:
     """Advise by the server's words, or else by the SQLSTATE."""

@@ -15,10 +15,11 @@ from typing import Any, Final
 
 import msgspec
 
+from durable import strict_json
 from durable.application.application import Application
 from durable.encryption.ring import KeyRing
 from durable.envelope import JSON, Envelope, media_type
-from durable.errors import DurableError, InvalidMessage, InvalidSetting, UnknownMessageType
+from durable.errors import DurableError, InvalidMessage, InvalidSetting, UnknownMessageType, text_of
 from durable.messages import codec, upcasting
 from durable.messages.codecs.json import JsonCodec
 from durable.messages.codecs.msgpack import MSGPACK
@@ -105,8 +106,11 @@ def edited(letter: DeadLetter, body: bytes, application: Application | None) -> 
 def _refuse_untyped(body: bytes, content_type: str) -> None:
     if not _is_text(content_type):
         raise InvalidSetting(f"APP:BUS: not given, and the body is {content_type}; name the bus that encodes it")
-    if media_type(content_type) == JSON:
-        msgspec.json.decode(body)
+    if media_type(content_type).endswith(("/json", "+json")):
+        try:
+            strict_json.read(msgspec.json.decode, body)
+        except (ValueError, RecursionError) as error:
+            raise InvalidMessage(f"the body is no JSON that every parser reads alike: {text_of(error)}") from error
 
 
 def _refuse_unfit(before: Envelope, body: bytes, application: Application) -> None:

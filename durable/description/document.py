@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from durable import strict_json
 from durable.errors import InvalidSetting, text_of
 from durable.messages.schemas import Json
 
@@ -89,7 +90,7 @@ class Description(Struct, frozen=True, kw_only=True):
 def read(content: bytes, name: str) -> Description:
     """Return the description in a file of this name. Raises InvalidSetting for bytes that are none."""
     try:
-        found = msgspec.json.decode(content)
+        found = strict_json.read(msgspec.json.decode, content)
         of = found.get("format") if isinstance(found, dict) else None
         if isinstance(of, int) and of > FORMAT:
             raise InvalidSetting(f"{name}: is a description of format {of}, made by a later durable; use that one")

@@ -17,6 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
+from durable import strict_json
 from durable.arguments import checked_names
 from durable.errors import InvalidSetting
 from durable.messages.sealed import LONGEST_KEY_ID
@@ -91,8 +94,11 @@ def of_text(text: str | bytes, place: str) -> Keys:
     """
     try:
         document = json.loads(text)
-    except ValueError as error:
-        raise InvalidSetting(f"{place}: is no JSON (line {getattr(error, 'lineno', 1)})") from None
+        strict_json.read(msgspec.json.decode, text if isinstance(text, bytes) else text.encode())
+    except json.JSONDecodeError as error:
+        raise InvalidSetting(f"{place}: is no JSON (line {error.lineno})") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidSetting(f"{place}: is no JSON of keys: {error}") from None
     if not isinstance(document, dict) or not isinstance(document.get("keys"), dict):
         raise InvalidSetting(f'{place}: must be a JSON object such as {{"keys": {{"2026-11": "..."}}}}')
     for name in document:

@@ -32,9 +32,9 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 
 import msgspec
 
+from durable import strict_json
 from durable.envelope import JSON, Envelope, Moment, media_type, unix_ms
 from durable.errors import InvalidMessage
-from durable.messages.unique_keys import refuse_repeated_keys
 
 STRUCTURED: Final = "application/cloudevents+json"
 BATCHED: Final = "application/cloudevents-batch+json"
@@ -102,8 +102,7 @@ def from_structured(document: bytes, *, understood: Container[str] = ()) -> Even
     Data of a type that ends in +json is taken for JSON, unless that type itself is `understood`.
     """
     with _explained("the body is no CloudEvent in JSON"):
-        members = _decode_object(document)
-        refuse_repeated_keys(document)
+        members = strict_json.read(_decode_object, document)
     data, encoded = members.pop("data", None), members.pop("data_base64", None)
     if data is not None and encoded is not None:
         raise InvalidMessage("the event has data and data_base64; give one of them")

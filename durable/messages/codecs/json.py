@@ -1,7 +1,7 @@
 """JSON: through msgspec, pydantic models through pydantic. The default, and what every language reads.
 
 Encoding is strict about what another language could not read (NaN and infinities), decoding about what could
-exhaust this process (nesting, enormous integers), and about keys that stand twice in one object.
+exhaust this process (nesting, enormous integers), and about what parsers take for different things.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 
+from durable import strict_json
 from durable.arguments import checked
 from durable.envelope import JSON, Envelope
 from durable.errors import InvalidMessage
 from durable.messages.codecs.classes import Decode, decoder_for, field_names
-from durable.messages.unique_keys import refuse_repeated_keys
 from durable.plain import plain
 
 _encoder = msgspec.json.Encoder(decimal_format="string", enc_hook=plain)
@@ -44,9 +44,7 @@ class JsonCodec:
 
     def decode(self, body: bytes, cls: type[Any]) -> Any:
         """Return the message of this class in a body."""
-        message = (self._decoders.get(cls) or self.check(cls))(body)
-        refuse_repeated_keys(body)
-        return message
+        return strict_json.read(self._decoders.get(cls) or self.check(cls), body)
 
     def check(self, cls: type[Any]) -> Decode:
         """The decoder of this class, which is kept; raises TypeError for a class that has none, and NameError."""

@@ -86,8 +86,35 @@ def test_full_output_is_told_after_the_fault_of_the_command(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("size", SIZES)
 def test_command_ends_quietly_when_its_reader_has_ended(tmp_path: Path, size: int) -> None:
+    """Whether a few characters find a reader depends on who is first."""
     code, told = ended(tmp_path, "| true; exit ${PIPESTATUS[0]}", size=size)
-    assert (code in (0, 1), told) == (True, "")
+    assert (code in (0, 141), told) == (True, "")
+
+
+UNREAD = """
+import os, sys
+reader, writer = os.pipe()
+os.close(reader)
+os.dup2(writer, 1)
+from durable.cli import main
+main({arguments!r})
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--help"], ["--version"], ["send", "--help"], ["pipeline"], ["keys", "list", "--help"]], ids=str
+)
+def test_command_ends_as_by_sigpipe_when_nobody_reads(tmp_path: Path, arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", UNREAD.format(arguments=arguments)],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 SAYING = """
