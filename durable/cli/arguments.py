@@ -70,7 +70,7 @@ def parse_pairs(texts: Sequence[str], *, option: str, such_as: str) -> dict[str,
     for text in texts:
         name, separator, value = text.partition("=")
         if not name or not separator:
-            raise InvalidSetting(f"{option}: give {such_as}")
+            raise InvalidSetting(f"{option}: give {such_as}, not {text!r}")
         if name in found:
             raise InvalidSetting(f"{option}: {name!r} is given twice; give it once")
         found[name] = value

@@ -32,7 +32,12 @@ DeliverBy = Annotated[
 ]
 Tenant = Annotated[str | None, typer.Option("--tenant", help="tenant of the message, for fair handlers and its key")]
 IdFrom = Annotated[
-    str | None, typer.Option("--id-from", metavar="KEY", help="business key, such as invoice-17: sent once")
+    str | None,
+    typer.Option(
+        "--id-from",
+        metavar="KEY",
+        help="business key, such as invoice-17, which gives the id: only the first message under it is handled",
+    ),
 ]
 Header = Annotated[
     list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="header of the message; can be repeated")
@@ -67,7 +72,8 @@ def message_options(
 def send(bus: Bus, options: SendOptions, message_type: MessageType, body: Body, to: To = None) -> None:
     """Send a message in a transaction of its own and print its id; a running node delivers it.
 
-    An event with subscribers is published to each of them, unless --to names a destination.
+    An event with subscribers is published to each of them, unless --to names a destination. The id of a message with
+    --id-from is that of its key: that it is printed does not say that this message is the first under the key.
     """
     cls = class_of(message_type)
     if to is not None:

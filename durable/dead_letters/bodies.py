@@ -88,7 +88,7 @@ def edited(letter: DeadLetter, body: bytes, application: Application | None) -> 
     """
     content_type = letter.content_type or JSON
     if application is None:
-        _refuse_untyped(body, content_type)
+        refuse_untyped(body, content_type)
         return body
     message_type = letter.summary.message_type
     lease = letter.lease()
@@ -103,14 +103,15 @@ def edited(letter: DeadLetter, body: bytes, application: Application | None) -> 
     return body
 
 
-def _refuse_untyped(body: bytes, content_type: str) -> None:
+def refuse_untyped(body: bytes, content_type: str) -> None:
+    """Raise InvalidMessage for a body that is no JSON, and InvalidSetting for one that only its class can encode."""
     if not _is_text(content_type):
         raise InvalidSetting(f"APP:BUS: not given, and the body is {content_type}; name the bus that encodes it")
     if media_type(content_type).endswith(("/json", "+json")):
         try:
             strict_json.read(msgspec.json.decode, body)
         except (ValueError, RecursionError) as error:
-            raise InvalidMessage(f"the body is no JSON that every parser reads alike: {text_of(error)}") from error
+            raise InvalidMessage(f"the body is no JSON: {text_of(error)}") from error
 
 
 def _refuse_unfit(before: Envelope, body: bytes, application: Application) -> None:

@@ -73,6 +73,14 @@ def test_archive_prints_its_rows_and_status_prints_the_rows_left(agent: Agent, c
     assert "rows behind" in agent("pipeline", "status").out
 
 
+def test_status_refuses_an_option_without_a_lake(agent: Agent, conn: psycopg.Connection[Any], tmp_path: Path) -> None:
+    before = document(agent, "status")  # the lake of the settings is yet to come
+    refused = agent("pipeline", "status", "--lake", str(tmp_path / "nowhere"))
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.startswith(f"error: --lake {tmp_path / 'nowhere'}: there is no lake; ")
+    assert [each["lake"] for each in before["tables"]] == [None, None]
+
+
 def test_status_names_the_transaction_holding_the_archive_back(
     agent: Agent, conn: psycopg.Connection[Any], database_url: str
 ) -> None:

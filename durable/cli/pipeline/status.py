@@ -12,8 +12,10 @@ from durable.cli.pipeline.erase import erasure_rows, erasure_table, is_unfinishe
 from durable.cli.pipeline.options import LakeUrl, named_lake
 from durable.cli.pipeline.steps import Ended, Step
 from durable.cli.target import Target, connection, load_target
+from durable.errors import InvalidSetting
 from durable.grammar import several
 from durable.pipeline.erasing import listed
+from durable.pipeline.lake import Lake
 from durable.pipeline.spans import Gap
 from durable.pipeline.status import Status, read_status
 from durable.storage.database import lock_url
@@ -28,6 +30,7 @@ def status(target: Target, lake: LakeUrl = None) -> Step:
     settings = target.settings
     named = named_lake(lake, settings)
     yield
+    _refuse_no_lake(lake, named)
     found = read_status(lock_url(settings), settings.db_schema, named, settings.history_retention)
     with connection(settings) as conn:
         erased = listed(conn, settings.db_schema, named)
@@ -49,6 +52,12 @@ def status(target: Target, lake: LakeUrl = None) -> Step:
         ],
         failed=bool(problems) or is_unfinished(erased),
     )
+
+
+def _refuse_no_lake(given: str | None, named: Lake | None) -> None:
+    """Raise InvalidSetting for an option that names a place without a lake. That of the settings may be yet to come."""
+    if given and named is not None and not named.tables():
+        raise InvalidSetting(f"--lake {named.url}: there is no lake; correct the place, or archive into it")
 
 
 def gone_rows(tables: Sequence[tuple[str, Mapping[date, int]]]) -> list[Table]:

@@ -10,9 +10,11 @@ import pytest
 from sqlalchemy.exc import ProgrammingError
 
 from durable.cli import pauses
+from durable.cli.arguments import parse_pairs
 from durable.cli.endings import ending_of
 from durable.cli.target import load_target
-from durable.errors import InvalidSetting, StorageUnavailable
+from durable.dead_letters import bodies
+from durable.errors import InvalidMessage, InvalidSetting, StorageUnavailable
 from durable.storage import known_names
 from durable.storage.outages import Lack
 from tests.support.command import Agent
@@ -94,6 +96,80 @@ def test_advice_for_a_refused_connection_follows_its_cause(text: str, sqlstate: 
     error.__cause__ = Refused(sqlstate)
     _, _, told = ending_of(error).message.partition(f"{text}; ")
     assert advice in told
+
+
+ODD_WORDS = {
+    "service": (
+        'definition of service "x" not found',
+        "name a service of the service file (PGSERVICEFILE, ~/.pg_service.conf) in database_url or PGSERVICE",
+    ),
+    "file": ('service file "/x" not found', "name a service of the service file"),
+    "port": ('invalid port number: "99999"', "correct it in the setting database_url, or in the environment (PGPORT"),
+    "mode": ('invalid sslmode value: "odd"', "correct it in the setting database_url"),
+    "number": (
+        'connection to server at "::1", port 5432 failed: invalid integer value "x" for connection option "keepalives"',
+        "correct it in the setting database_url",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "advice"), ODD_WORDS.values(), ids=list(ODD_WORDS))
+def test_word_unknown_to_libpq_is_a_bad_setting(text: str, advice: str) -> None:
+    told = f"the database cannot be used: connection is bad: {text}"
+    ending = ending_of(StorageUnavailable(told))
+    assert ending.code == 2
+    assert ending.message.startswith(f"{told}; {advice}")
+
+
+@pytest.mark.parametrize(
+    "environment", [{"PGSERVICE": "none_such"}, {"PGPORT": "99999"}, {"PGSSLMODE": "odd"}], ids=str
+)
+def test_environment_of_odd_words_is_a_bad_setting(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    code, _, err = agent("status", "--database", "postgresql:///shop?host=/nowhere")
+    assert (code, any(value in err for value in environment.values())) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["a=1", "a=2"], "--header: 'a' is given twice; give it once"),
+        (["a=1", "b=1", "a=1"], "--header: 'a' is given twice; give it once"),
+        (["a"], "--header: give NAME=VALUE, such as a=1, not 'a'"),
+        (["=1"], "--header: give NAME=VALUE, such as a=1, not '=1'"),
+    ],
+)
+def test_pair_of_an_option_is_given_once(given: list[str], told: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"^{re.escape(told)}$"):
+        parse_pairs(given, option="--header", such_as="NAME=VALUE, such as a=1")
+
+
+@pytest.mark.parametrize("command", [("send", "APP", "shop.order", "{}", "--header"), ("console", "--service")])
+def test_name_of_a_repeated_option_is_given_once(agent: Agent, command: tuple[str, ...]) -> None:
+    app = f"{agent.application()}:bus"
+    *words, option = [app if word == "APP" else word for word in command]
+    url = "postgresql://localhost/x"
+    code, _, err = agent(*words, option, f"stock={url}", option, f"stock={url}")
+    assert (code, f"{option}: 'stock' is given twice; give it once" in err) == (2, True)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/vnd.acme+json", "application/cloudevents+json"])
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        (b'{"order_id": 1, "order_id": 2}', "the key 'order_id' stands twice"),
+        (b'{"note": "\\ud800"}', "is a lone surrogate"),
+        (b'{"note": "\xff"}', "is no JSON"),
+        (b"{", "is no JSON"),
+    ],
+)
+def test_edited_body_is_strict_json_without_an_application(kind: str, body: bytes, fault: str) -> None:
+    with pytest.raises(InvalidMessage, match=fault):
+        bodies.refuse_untyped(body, kind)
+    bodies.refuse_untyped(b'{"order_id": 1}', kind)
 
 
 @pytest.mark.parametrize(

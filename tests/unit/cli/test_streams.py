@@ -104,7 +104,7 @@ main({arguments!r})
 @pytest.mark.parametrize(
     "arguments", [[], ["--help"], ["--version"], ["send", "--help"], ["pipeline"], ["keys", "list", "--help"]], ids=str
 )
-def test_command_ends_as_by_sigpipe_when_nobody_reads(tmp_path: Path, arguments: list[str]) -> None:
+def test_command_ends_quietly_without_a_reader(tmp_path: Path, arguments: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", UNREAD.format(arguments=arguments)],
         cwd=tmp_path,
