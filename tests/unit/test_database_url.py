@@ -175,6 +175,7 @@ def test_a_contradiction_is_refused(query: str, fault: str) -> None:
         "postgresql://app:MARK%ff@db/orders",
         "postgresql://app:MARK@db:port/orders",
         "postgresql://app:MARK@db:999999/orders",
+        "postgresql://app:MARK@one%2Ctwo/orders",
         "mysql://app:MARK@db/orders",
         "app:MARK@db/orders",
         "host=db password=MARK",

@@ -710,7 +710,9 @@ ROWS = (
         "durable/database_url.py",
         before='    if not host.isprintable() or "," in host:',
         after="    if not host.isprintable():",
-        killed_by=(f"{_URLS}::test_character_reaches_the_server_or_is_refused[host-postgresql://app:pw@{{}}/orders]",),
+        killed_by=(
+            f"{_URLS}::test_text_without_a_url_is_refused_without_showing_a_part[postgresql://app:MARK@one%2Ctwo/orders]",
+        ),
     ),
     Mutant(
         "storage",
