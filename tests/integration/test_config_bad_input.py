@@ -340,4 +340,4 @@ def test_closed_output_ends_a_command_silently(agent: Agent, database: str, argu
         os.close(writing)
         assert process.stderr is not None
         assert process.stderr.read() == b""
-        assert process.wait() == 1
+        assert process.wait() == 141
