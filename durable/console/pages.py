@@ -67,6 +67,7 @@ class Pages:
         self._templates = Environment(
             loader=PackageLoader("durable.console"),
             autoescape=True,
+            finalize=shown.harmless,
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,

@@ -21,6 +21,16 @@ from durable.grammar import lasting
 from durable.storage.dead_letters import DeadLetter
 from durable.storage.flow import Flow
 
+_COMMANDING: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters, and marks that turn the direction of the text behind them."""
+
+
+def harmless(value: object) -> object:
+    """A value of a template: text comes from peers, and may turn nothing around beyond itself."""
+    if isinstance(value, str) and not hasattr(value, "__html__"):
+        return _COMMANDING.sub("\N{REPLACEMENT CHARACTER}", value)
+    return value
+
 
 def age(duration: timedelta | None) -> str:
     """A length of time in its largest unit: 45 s, 12 min, 3 h, 9 days."""
@@ -109,8 +119,9 @@ def _labelled_table(table: re.Match[str]) -> str:
     return f"<thead>{table[1]}</thead>{_OPENING.sub(opening, table[2])}</table>"
 
 
-def address(text: str) -> Markup:
+def address(written: str) -> Markup:
     """An address that may be broken anywhere but within its port."""
+    text = str(harmless(written))
     scheme, separator, rest = text.partition("://")
     host, slash, path = rest.partition("/")
     found = _PORT.search(host) if separator else None

@@ -31,6 +31,7 @@ from durable.envelope import NodeId
 from durable.grammar import lasting, several
 from durable.observability.stops import Stops
 from durable.recovery.policy import DormancyPolicy, NodeFacts
+from durable.redaction import printable
 from durable.settings import Settings
 from durable.storage.circuits import CircuitKind
 from durable.storage.gauges import MOST_COUNTED, Gauges, Side, Unowned
@@ -78,7 +79,7 @@ def unowned_waits(gauges: Gauges) -> Waits:
 
 def problems(gauges: Gauges, dormant: list[NodeId], waits: Waits, settings: Settings) -> list[str]:
     """Return the reasons why this process is not healthy, with the advice for each; none when it is."""
-    return [
+    found = [
         *_abandoned(gauges, dormant),
         *_unattended(gauges, settings),
         *_unclaimed(gauges, settings),
@@ -89,6 +90,7 @@ def problems(gauges: Gauges, dormant: list[NodeId], waits: Waits, settings: Sett
         *_dead_letters(gauges, settings.health_dead_letters),
         *_unpartitioned(gauges),
     ]
+    return [printable(each) for each in found]
 
 
 class Need(NamedTuple):
@@ -141,7 +143,7 @@ def _stopped(gauges: Gauges, limit: timedelta | None) -> Iterator[Need]:
             age = lasting(gauges.now - circuit.since)
             text = f"{circuit.kind} {circuit.key} has been stopped by failures for {age}: {circuit.reason}"
             state = "latched" if circuit.kind == CircuitKind.DESTINATION else "stopped"
-            yield Need(text, f"{circuit.kind}s", 1, state)
+            yield Need(printable(text), f"{circuit.kind}s", 1, state)
 
 
 def _to_resolve(gauges: Gauges, limit: int | None) -> Iterator[Need]:

@@ -20,13 +20,15 @@ from starlette.routing import Mount
 
 from durable import Bus, Retry, message
 from durable.console import Person, Role, console_app
-from durable.storage import actions
+from durable.storage import actions, circuits
 from durable.storage.circuits import CircuitKind
 from durable.testing import eventually
 from tests.support.tables import Tables
 
 TOKEN: Final = "a token for the browser"
 MARKUP: Final = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+LONG: Final = f"\u202e{'W' * 300}"
+"""Text that turns around all that follows it, and a word that is wider than a window."""
 _FEW: Final = 40
 
 
@@ -79,7 +81,7 @@ def make_bus(url: str) -> Bus:
 
 
 @contextmanager
-def served(tables: Tables, *, note: str = MARKUP, reason: str = f"new prices {MARKUP}") -> Iterator[Shop]:
+def served(tables: Tables, *, note: str = MARKUP + LONG, reason: str = f"new prices {MARKUP} {LONG}") -> Iterator[Shop]:
     """Serve the console of a shop, with a node that runs, for a block; with these texts in its data."""
     loop, started, stopping = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
     found: list[Shop | BaseException] = []
@@ -133,6 +135,9 @@ async def _fill(bus: Bus, tables: Tables, note: str, reason: str) -> None:
     }
     await database.transaction(actions.pause, [(CircuitKind.HANDLER, "parcels.report")], **paused)
     await database.transaction(actions.pause, [(CircuitKind.KEY, "tenant-7")], **paused)
+    await database.transaction(actions.pause, [(CircuitKind.KEY, reason)], **paused)
+    failed = {"reason": reason, "actor": "node 1"}
+    await database.transaction(circuits.open_circuit, CircuitKind.HANDLER, f"parcels.{'w' * 150}", **failed)
     await eventually(lambda: tables.count("dead_letters") == 7, within=120, what="orders have failed")
     latched = "SELECT count(*)::int FROM durable.circuits WHERE kind = 'destination'"
     await eventually(lambda: tables.one(latched) == 1, within=120, what="the destination is latched")

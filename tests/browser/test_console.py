@@ -100,6 +100,7 @@ def test_data_runs_no_script_and_pages_obey_their_policy(open_page: Open, shop: 
         page.goto(shop.address + path)
         assert "owned" not in page.title(), path
         assert page.locator("img").count() == 0, path
+        assert "\u202e" not in page.inner_text("body"), path
     # The browser tells of the missing letter itself; nothing else is told of.
     assert [each for each in complaints if "404" not in each] == []
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from jinja2 import Environment
 
-from durable.console.shown import a_minute, address, labelled
+from durable.console.shown import a_minute, address, harmless, labelled
 
 
 def test_rate_is_taken_over_a_minute_or_more() -> None:
@@ -56,3 +57,17 @@ def test_cells_carry_the_names_of_their_columns() -> None:
     assert '<td data-label="Name" class="name">x</td><td data-label=""></td><td data-label="Oldest">1</td>' in page
     assert '<td colspan="2" data-label="Name">y</td><td data-label="Oldest">2</td>' in page
     assert "<td>z</td>" in page
+
+
+@pytest.mark.parametrize("mark", ["\u202e", "\u2066", "\u200f", "\u061c", "\x1b", "\x00", "\x85"])
+@pytest.mark.parametrize("template", ["{{ text }}", "{{ text | address }}", "{{ text | truncate(80) }}"])
+def test_page_obeys_no_mark_in_a_text(mark: str, template: str) -> None:
+    pages = Environment(autoescape=True, finalize=harmless)
+    pages.filters["address"] = address
+
+    assert pages.from_string(template).render(text=f"<a>{mark}:1") == "&lt;a&gt;\ufffd:1"
+
+
+@pytest.mark.parametrize("text", ["a\tb\r\nc", "\u05d0\u05d1", "\N{FAMILY}\u200d\N{WOMAN}", "\u3000\xa0", 7, None])
+def test_other_values_of_a_page_are_left_unchanged(text: object) -> None:
+    assert harmless(text) == text
