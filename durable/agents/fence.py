@@ -28,7 +28,7 @@ from durable.outbox.savepoints import Savepoints
 from durable.outbox.sql_text import About, control_of
 from durable.outbox.transactions import is_of_sqlalchemy, sql_of
 from durable.storage.engines import is_in_autocommit
-from durable.storage.outages import causes_of, described, is_conflict, is_shortage_of_all
+from durable.storage.outages import causes_of, described, is_conflict, is_outage_of_all
 
 _KEY: Final = "_durable_fence"  # among the attributes of a session
 _REFUSED: Final = (
@@ -81,7 +81,7 @@ class Fence:
         self.loss: str | None = None
         """Why a connection of the session is lost: the database has ended it, or the way to it is gone."""
         self._fault: DBAPIError | None = None
-        """The last conflict or shortage that a statement of the session has met."""
+        """The last conflict or outage that a statement of the session has met."""
         self._refusing: Connection | None = None
         """The connection that has met it, until the database takes a statement there again."""
         self.is_complete = False
@@ -103,10 +103,10 @@ class Fence:
         fault = self._fault_behind(error)
         return fault if fault is not None and is_conflict(fault) else None
 
-    def shortage_behind(self, error: BaseException) -> DBAPIError | None:
-        """Return the same for a statement for which the database lacked room, memory or connections."""
+    def outage_behind(self, error: BaseException) -> DBAPIError | None:
+        """Return the same for a statement for which the database lacked room, memory or connections, or was read-only."""
         fault = self._fault_behind(error)
-        return fault if fault is not None and is_shortage_of_all(fault) else None
+        return fault if fault is not None and is_outage_of_all(fault) else None
 
     def _fault_behind(self, error: BaseException) -> DBAPIError | None:
         """A transaction that goes on, as a savepoint was rolled back, has ended by the handler's own decision, unless
@@ -117,7 +117,7 @@ class Fence:
         return None if is_decided else self._fault
 
     def meet(self, error: DBAPIError, connection: Connection) -> None:
-        if is_conflict(error) or is_shortage_of_all(error):
+        if is_conflict(error) or is_outage_of_all(error):
             self._fault, self._refusing = error, connection
 
     def go_on(self, connection: Connection) -> None:

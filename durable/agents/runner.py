@@ -210,7 +210,7 @@ class Run:
                 except BaseException as error:
                     if self._is_asked_for(error):
                         raise
-                    if fence.has_lost_connection or fence.shortage_behind(error):  # whatever is raised in its place
+                    if fence.has_lost_connection or fence.outage_behind(error):  # whatever is raised in its place
                         raise _outage(error, fence) from error
                     if conflict := fence.conflict_behind(error):
                         self.met_conflict(conflict)
@@ -284,7 +284,7 @@ class Run:
                 raise
             if conflict := fence.conflict_behind(error):
                 self.met_conflict(conflict)
-            is_lost = fence.shortage_behind(error) is not None or (
+            is_lost = fence.outage_behind(error) is not None or (
                 fence.has_lost_connection and (_is_consequence(error) or is_outage(error))
             )
             if is_lost or isinstance(error, StorageUnavailable | SchemaMismatch) or is_outage_itself(error):
@@ -310,12 +310,12 @@ def _outage(error: BaseException, fence: Fence) -> Outage:
     """Make the error of an attempt that the database is the cause of. The handler may have told it in words of its own,
     which may hold data, or have swallowed it.
     """
-    shortage = fence.shortage_behind(error)
-    kind = Shortage if shortage is not None or is_shortage(error) else Outage
+    met = fence.outage_behind(error)
+    kind = Shortage if any(is_shortage(each) for each in (met, error) if each is not None) else Outage
     cause = error if isinstance(error, SchemaMismatch) else outage_in(error)  # tables that are missing for a while
     if isinstance(cause, StorageUnavailable | SchemaMismatch):
         return kind(text_of(cause))
-    cause = cause or shortage
+    cause = cause or met
     reason = described(cause) if cause is not None else fence.loss
     return kind(unusable(reason or type(error).__name__))
 

@@ -88,7 +88,8 @@ def edited(letter: DeadLetter, body: bytes, application: Application | None) -> 
     """
     content_type = letter.content_type or JSON
     if application is None:
-        refuse_untyped(body, content_type)
+        if body != letter.body:
+            refuse_untyped(body, content_type)
         return body
     message_type = letter.summary.message_type
     lease = letter.lease()

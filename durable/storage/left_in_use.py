@@ -2,7 +2,8 @@
 
     check-out    the connection has another user; the cursors made from now on are those of that user
     check-in     amid a statement or a transaction: ended. Otherwise it has no user
-    ROLLBACK     amid a statement. asyncpg: the connection is ended. psycopg: waits
+    ROLLBACK     amid a statement, or before one that waits its turn. asyncpg: the connection is ended. psycopg: waits
+    COMMIT       in its turn among the statements
     statement    refused to the cursor of a user who has given the connection back: the next user would commit it
     close        asyncpg: at once, without a goodbye. psycopg: when its statement has ended, which the server cancels
 
@@ -23,6 +24,7 @@ from weakref import WeakSet
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import Dialect
 from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.util import await_only
 
 from durable.telemetry import log
 
@@ -45,6 +47,7 @@ def watch(engine: Engine) -> None:
     if dialect.driver == "asyncpg":
         dialect.do_terminate = _terminate
         dialect.do_rollback = partial(_roll_back_or_terminate, dialect.do_rollback)
+        dialect.do_commit = partial(_in_turn, dialect.do_commit)
         event.listen(engine.pool, "checkin", _returned_to_asyncpg)
     elif dialect.driver == "psycopg":
         close = _close_in_loop if dialect.is_async else _close_beside_threads
@@ -73,13 +76,35 @@ def _roll_back_or_terminate(roll_back: Act, connection: Any) -> None:
     """The driver refuses a ROLLBACK amid a statement, upon which SQLAlchemy would keep the connection, and its place
     in the pool, for as long as anything refers to the task whose statement it is.
     """
+    if _is_in_use(connection) and not connection.driver_connection.is_closed():
+        _tell()
+        _terminate(connection)
+        return
     try:
-        roll_back(connection)
+        _in_turn(roll_back, connection)
     except connection.dbapi.InterfaceError:
         if connection.driver_connection.is_closed():
             raise
         _tell()
         _terminate(connection)
+
+
+def _in_turn(end: Act, connection: Any) -> None:
+    """End a transaction as one of the statements of its connection.
+
+    SQLAlchemy ends it beside them: a statement that waited meanwhile would find it still begun, and commit by itself.
+    """
+    await_only(connection._execute_mutex.acquire())
+    try:
+        end(connection)
+    finally:
+        connection._execute_mutex.release()
+
+
+def _is_in_use(connection: Any) -> bool:
+    """Tell whether a task is in a statement, or a BEGIN, of this connection, or waits for its turn."""
+    mutex = connection._execute_mutex
+    return bool(mutex.locked() or mutex._waiters)
 
 
 def _returned_to_asyncpg(connection: Any, entry: ConnectionPoolEntry) -> None:
@@ -89,8 +114,7 @@ def _returned_to_asyncpg(connection: Any, entry: ConnectionPoolEntry) -> None:
     if connection.driver_connection.is_closed():
         entry.invalidate()
         return
-    is_executing = connection._execute_mutex.locked()  # also a BEGIN
-    if is_executing or connection.driver_connection.is_in_transaction():
+    if _is_in_use(connection) or connection.driver_connection.is_in_transaction():
         _end(entry)
 
 

@@ -96,11 +96,11 @@ def is_shortage(error: BaseException) -> bool:
     return any(map(_is_short, causes_of(error)))
 
 
-def is_shortage_of_all(error: DBAPIError) -> bool:
-    """True for a shortage that any work would meet; a limit of the configuration (53400) may be that of this one. The
-    causes of the error do not count: it may have been met after another one.
+def is_outage_of_all(error: DBAPIError) -> bool:
+    """True for a shortage, or a server that is read-only, which any work would meet; a limit of the configuration
+    (53400) may be that of this one. The causes of the error do not count: it may have been met after another one.
     """
-    return _is_short(error) and sqlstate(error) != _LIMIT
+    return sqlstate(error) == _READ_ONLY or (_is_short(error) and sqlstate(error) != _LIMIT)
 
 
 def _is_short(error: BaseException) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -136,8 +137,8 @@ async def _fill(bus: Bus, tables: Tables, note: str, reason: str) -> None:
     await database.transaction(actions.pause, [(CircuitKind.HANDLER, "parcels.report")], **paused)
     await database.transaction(actions.pause, [(CircuitKind.KEY, "tenant-7")], **paused)
     await database.transaction(actions.pause, [(CircuitKind.KEY, reason)], **paused)
-    failed = {"reason": reason, "actor": "node 1"}
-    await database.transaction(circuits.open_circuit, CircuitKind.HANDLER, f"parcels.{'w' * 150}", **failed)
+    stop = partial(circuits.open_circuit, reason=reason, actor="node 1")
+    await database.transaction(stop, CircuitKind.HANDLER, f"parcels.{'w' * 150}")
     await eventually(lambda: tables.count("dead_letters") == 7, within=120, what="orders have failed")
     latched = "SELECT count(*)::int FROM durable.circuits WHERE kind = 'destination'"
     await eventually(lambda: tables.one(latched) == 1, within=120, what="the destination is latched")

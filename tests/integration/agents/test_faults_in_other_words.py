@@ -29,6 +29,7 @@ FAULTS = {
     "conflict": "DO $$ BEGIN RAISE EXCEPTION 'could not serialize access' USING ERRCODE = '40001'; END $$",
     "deadlock": "DO $$ BEGIN RAISE EXCEPTION 'deadlock detected' USING ERRCODE = '40P01'; END $$",
     "full disk": "DO $$ BEGIN RAISE EXCEPTION 'no space left' USING ERRCODE = '53100'; END $$",
+    "read-only": "DO $$ BEGIN RAISE EXCEPTION 'cannot execute INSERT' USING ERRCODE = '25006'; END $$",
     "lost connection": "SELECT pg_terminate_backend(pg_backend_pid())",
 }
 
@@ -85,7 +86,10 @@ def meet(session: Session, fault: str, error: BaseException) -> None:
 async def test_fault_of_the_database_counts_no_attempt_in_other_words(
     shop: Shop, fault: str, raised: str, kind: str
 ) -> None:
-    runs, times = 0, {"full disk": 1, "lost connection": 2}.get(fault, 3)  # more of those are the message's own fault
+    runs, times = (
+        0,
+        {"full disk": 1, "read-only": 2, "lost connection": 2}.get(fault, 3),
+    )  # more of those are the message's own fault
 
     def begin() -> BaseException | None:
         nonlocal runs
@@ -172,7 +176,7 @@ CANCELS = [cancel_and_wait, cancel_and_raise, cancel_and_return, cancel_by_a_tim
 async def test_fault_of_the_database_counts_no_attempt_when_the_handler_cancels_its_own_task(
     shop: Shop, fault: str, cancel: Callable[[], Awaitable[None]], max_batch: int
 ) -> None:
-    runs, times = Counter[int](), {"full disk": 1, "lost connection": 2}.get(fault, 3)
+    runs, times = Counter[int](), {"full disk": 1, "read-only": 2, "lost connection": 2}.get(fault, 3)
 
     async def handle(order: Placed, session: AsyncSession) -> None:
         runs[order.number] += 1

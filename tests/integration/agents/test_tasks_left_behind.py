@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import psycopg
@@ -49,6 +49,11 @@ def left_behind(work: Awaitable[Any]) -> asyncio.Task[Any]:
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     LEFT.add(task)
     return task
+
+
+async def left_tasks_end() -> None:
+    loop = asyncio.get_running_loop()
+    await asyncio.gather(*(task for task in LEFT if task.get_loop() is loop), return_exceptions=True)
 
 
 Way = Callable[[AsyncSession, Tables], Awaitable[None]]
@@ -126,7 +131,7 @@ WAYS: dict[Way, type[Exception]] = {
 }
 OF_UNITS_OF_WORK: dict[Way, type[Exception]] = {shield_in_a_block: TimeoutError}
 COMMITS: tuple[Way, ...] = (end_well, commit)
-"""psycopg waits for the statement, and commits then; asyncpg refuses."""
+"""They wait for the statement."""
 
 
 def _time(way: Way) -> float:
@@ -228,10 +233,9 @@ async def test_commit_with_a_task_in_a_statement_keeps_no_lock_and_no_connection
 ) -> None:
     async with bus_of(tables, driver) as bus:
         for _ in range(2):
-            with pytest.raises(DBAPIError) if driver == "asyncpg" else nullcontext():
-                await work(bus, tables, way)
-        assert is_told(caplog) is (driver == "asyncpg")
-        assert tables.one("SELECT number FROM effects") == (0 if driver == "asyncpg" else 2)
+            await work(bus, tables, way)
+        assert not is_told(caplog)
+        assert tables.one("SELECT number FROM effects") == 2
         await is_whole(bus, tables)
 
 
@@ -270,6 +274,93 @@ async def test_first_statement_of_a_task_does_not_run_in_the_next_transaction(ta
             with pytest.raises(Gone):
                 await work(bus, tables, connect, fail_in_the_first_statement)
         await is_whole(bus, tables)
+
+
+_NOTES = "CREATE TABLE notes (kind text, transaction bigint DEFAULT txid_current())"
+_STRAY = "SELECT count(*) FROM notes WHERE transaction NOT IN (SELECT transaction FROM notes WHERE kind = 'main')"
+
+
+async def note(session: AsyncSession, kind: str) -> None:
+    await session.execute(text("INSERT INTO notes (kind) VALUES (:kind)"), {"kind": kind})
+
+
+async def note_often(session: AsyncSession, after: float) -> None:
+    await asyncio.sleep(after)
+    for _ in range(20):
+        await note(session, "left")
+
+
+async def leave_statements(session: AsyncSession, number: int) -> None:
+    """Leave tasks behind, each with statements one after another, and go on at some time beside them."""
+    chance = Random(number)
+    for _ in range(3):
+        left_behind(note_often(session, chance.random() / 100))
+    await asyncio.sleep(chance.random() * 3 / 100)
+
+
+async def fail_beside_statements(session: AsyncSession, number: int) -> None:
+    await leave_statements(session, number)
+    raise Gone
+
+
+async def fail_in_a_gathering(session: AsyncSession, number: int) -> None:
+    """One fails, and the others go on."""
+    chance = Random(number)
+    others = [left_behind(note_often(session, chance.random() / 100)) for _ in range(3)]
+    await asyncio.gather(fail_after(chance.random() * 3 / 100), *others)
+
+
+async def fail_after(seconds: float) -> None:
+    await asyncio.sleep(seconds)
+    raise Gone
+
+
+ENDS = (fail_beside_statements, fail_in_a_gathering, leave_statements)
+End = Callable[[AsyncSession, int], Awaitable[None]]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("end", ENDS)
+async def test_statements_of_tasks_are_in_the_transaction_of_their_handler_or_in_none(
+    tables: Tables, end: End, driver: str
+) -> None:
+    bus = bus_of(tables, driver)
+    tables.execute(f"DROP TABLE IF EXISTS notes; {_NOTES}")
+
+    @bus.handles(Placed, retry=Retry.never())
+    async def handle(placed: Placed, session: AsyncSession) -> None:
+        await note(session, "main")
+        await end(session, placed.number)
+
+    async with bus:
+        async with bus.unit_of_work():
+            for number in range(100):
+                bus.send(Placed(number))
+        await eventually(lambda: tables.count("incoming_envelopes") == 0)
+        await left_tasks_end()
+        await is_whole(bus, tables)
+    assert tables.one(_STRAY) == 0
+    assert tables.one("SELECT count(*) FROM notes WHERE kind = 'main'") + tables.count("dead_letters") == 100
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("end", ENDS)
+async def test_statements_of_tasks_are_in_the_transaction_of_their_unit_of_work_or_in_none(
+    tables: Tables, end: End, driver: str
+) -> None:
+    tables.execute(f"DROP TABLE IF EXISTS notes; {_NOTES}")
+
+    async def work_in(number: int) -> None:
+        async with bus.unit_of_work() as uow:
+            await note(uow.session, "main")
+            await end(uow.session, number)
+
+    async with bus_of(tables, driver) as bus:
+        for number in range(0, 100, 2):
+            await asyncio.gather(work_in(number), work_in(number + 1), return_exceptions=True)
+        await left_tasks_end()
+        await is_whole(bus, tables)
+    assert tables.one(_STRAY) == 0
 
 
 class Passing(Middleware):

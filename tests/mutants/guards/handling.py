@@ -534,7 +534,7 @@ ROWS = (
         "handling",
         "a shortage that the handler has swallowed is a failed attempt",
         "durable/agents/runner.py",
-        before="is_lost = fence.shortage_behind(error) is not None or (",
+        before="is_lost = fence.outage_behind(error) is not None or (",
         after="is_lost = (",
         killed_by=(
             f"{_FAULTS}::test_swallowed_fault_counts_no_attempt_without_a_savepoint[asyncpg-full disk]",
@@ -624,7 +624,7 @@ ROWS = (
         "handling",
         "a full disk in a statement of a handler is a failed attempt",
         "durable/agents/runner.py",
-        before="if fence.has_lost_connection or fence.shortage_behind(error):  # whatever",
+        before="if fence.has_lost_connection or fence.outage_behind(error):  # whatever",
         after="if fence.has_lost_connection:  # whatever",
         killed_by=(
             "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_shortage_for_a_statement_of_a_handler_counts_as_no_attempt[as it is-53100-1]",
@@ -1174,8 +1174,8 @@ ROWS = (
         "handling",
         "a lost connection counts when the handler raises something in its place",
         "durable/agents/runner.py",
-        before="if fence.has_lost_connection or fence.shortage_behind(error):  # whatever",
-        after="if fence.has_lost_connection and is_outage(error) or fence.shortage_behind(error):  # whatever",
+        before="if fence.has_lost_connection or fence.outage_behind(error):  # whatever",
+        after="if fence.has_lost_connection and is_outage(error) or fence.outage_behind(error):  # whatever",
         killed_by=(
             "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_lost_connection_is_logged_with_its_cause_and_without_the_words_of_the_handler[raises in its place]",
         ),
