@@ -104,7 +104,7 @@ class Fence:
         return fault if fault is not None and is_conflict(fault) else None
 
     def outage_behind(self, error: BaseException) -> DBAPIError | None:
-        """Return the same for a statement for which the database lacked room, memory or connections, or was read-only."""
+        """Return the same for a statement for which the database lacked room or connections, or was read-only."""
         fault = self._fault_behind(error)
         return fault if fault is not None and is_outage_of_all(fault) else None
 
