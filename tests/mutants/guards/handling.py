@@ -524,10 +524,20 @@ ROWS = (
     ),
     Mutant(
         "handling",
+        "a statement that a read-only server refuses counts as an attempt",
+        "durable/storage/outages.py",
+        before="return sqlstate(error) == _READ_ONLY or (",
+        after="return (",
+        killed_by=(
+            "tests/integration/agents/test_faults_in_other_words.py::test_fault_of_the_database_counts_no_attempt_in_other_words[asyncpg-read-only-error-async]",
+        ),
+    ),
+    Mutant(
+        "handling",
         "a conflict that follows a survived shortage is taken for one",
         "durable/storage/outages.py",
-        before="return _is_short(error) and sqlstate(error) != _LIMIT",
-        after="return is_shortage(error) and sqlstate(error) != _LIMIT",
+        before="(_is_short(error) and sqlstate(error) != _LIMIT)",
+        after="(is_shortage(error) and sqlstate(error) != _LIMIT)",
         killed_by=(f"{_FAULTS}::test_conflict_after_a_survived_shortage_is_no_shortage[asyncpg]",),
     ),
     Mutant(
@@ -634,8 +644,8 @@ ROWS = (
         "handling",
         "a limit that one statement has met is taken for a shortage of all",
         "durable/storage/outages.py",
-        before="return _is_short(error) and sqlstate(error) != _LIMIT",
-        after="return _is_short(error)",
+        before="(_is_short(error) and sqlstate(error) != _LIMIT)",
+        after="_is_short(error)",
         killed_by=(
             "tests/integration/agents/test_handling_faults.py::TestNoAttempt::test_statement_beyond_a_limit_of_the_configuration_counts_as_an_attempt",
         ),

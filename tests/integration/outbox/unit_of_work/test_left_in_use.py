@@ -92,6 +92,19 @@ def test_connection_given_back_amid_a_transaction_is_not_handed_out(engine: Engi
         assert not effects.rows("SELECT 1 FROM effects")
 
 
+async def test_connection_of_asyncpg_given_back_amid_a_transaction_is_not_handed_out(effects: Tables) -> None:
+    engine = create_async_engine(effects.url.replace("postgresql:", "postgresql+asyncpg:"), pool_size=1, max_overflow=0)
+    watch(engine.sync_engine)
+    async with engine.connect() as taken:
+        driver: Any = (await taken.get_raw_connection()).driver_connection
+        await driver.execute(f"BEGIN; {_INSERT}")
+        pid = driver.get_server_pid()
+    async with engine.connect() as other:
+        assert await other.scalar(_PID) != pid
+    assert not effects.rows("SELECT 1 FROM effects")
+    await engine.dispose()
+
+
 @pytest.mark.parametrize("name", [(), ("named",)], ids=["cursor", "server's cursor"])
 def test_cursor_of_a_former_user_executes_nothing(engine: Engine, effects: Tables, name: tuple[str, ...]) -> None:
     taken = engine.raw_connection()
