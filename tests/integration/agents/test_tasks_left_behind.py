@@ -276,25 +276,30 @@ async def test_first_statement_of_a_task_does_not_run_in_the_next_transaction(ta
         await is_whole(bus, tables)
 
 
-_NOTES = "CREATE TABLE notes (kind text, transaction bigint DEFAULT txid_current())"
-_STRAY = "SELECT count(*) FROM notes WHERE transaction NOT IN (SELECT transaction FROM notes WHERE kind = 'main')"
+_NOTES = "CREATE TABLE notes (number integer, kind text, transaction bigint DEFAULT txid_current())"
+_STRAY = """
+SELECT count(*) FROM notes
+WHERE (number, transaction) NOT IN (SELECT number, transaction FROM notes WHERE kind = 'main')
+"""
 
 
-async def note(session: AsyncSession, kind: str) -> None:
-    await session.execute(text("INSERT INTO notes (kind) VALUES (:kind)"), {"kind": kind})
+async def note(session: AsyncSession, number: int, kind: str) -> None:
+    await session.execute(
+        text("INSERT INTO notes (number, kind) VALUES (:number, :kind)"), {"number": number, "kind": kind}
+    )
 
 
-async def note_often(session: AsyncSession, after: float) -> None:
+async def note_often(session: AsyncSession, number: int, after: float) -> None:
     await asyncio.sleep(after)
     for _ in range(20):
-        await note(session, "left")
+        await note(session, number, "left")
 
 
 async def leave_statements(session: AsyncSession, number: int) -> None:
     """Leave tasks behind, each with statements one after another, and go on at some time beside them."""
     chance = Random(number)
     for _ in range(3):
-        left_behind(note_often(session, chance.random() / 100))
+        left_behind(note_often(session, number, chance.random() / 100))
     await asyncio.sleep(chance.random() * 3 / 100)
 
 
@@ -306,7 +311,7 @@ async def fail_beside_statements(session: AsyncSession, number: int) -> None:
 async def fail_in_a_gathering(session: AsyncSession, number: int) -> None:
     """One fails, and the others go on."""
     chance = Random(number)
-    others = [left_behind(note_often(session, chance.random() / 100)) for _ in range(3)]
+    others = [left_behind(note_often(session, number, chance.random() / 100)) for _ in range(3)]
     await asyncio.gather(fail_after(chance.random() * 3 / 100), *others)
 
 
@@ -329,7 +334,7 @@ async def test_statements_of_tasks_are_in_the_transaction_of_their_handler_or_in
 
     @bus.handles(Placed, retry=Retry.never())
     async def handle(placed: Placed, session: AsyncSession) -> None:
-        await note(session, "main")
+        await note(session, placed.number, "main")
         await end(session, placed.number)
 
     async with bus:
@@ -352,7 +357,7 @@ async def test_statements_of_tasks_are_in_the_transaction_of_their_unit_of_work_
 
     async def work_in(number: int) -> None:
         async with bus.unit_of_work() as uow:
-            await note(uow.session, "main")
+            await note(uow.session, number, "main")
             await end(uow.session, number)
 
     async with bus_of(tables, driver) as bus:

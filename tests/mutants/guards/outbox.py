@@ -746,7 +746,7 @@ ROWS = (
         before="    if _is_in_use(connection) or connection.driver_connection.is_in_transaction():\n",
         after="    if connection.driver_connection.is_in_transaction():\n",
         killed_by=(
-            "tests/integration/agents/test_tasks_left_behind.py::test_first_statement_of_a_task_does_not_run_in_the_next_transaction[asyncpg]",
+            "tests/integration/agents/test_tasks_left_behind.py::test_statements_of_tasks_are_in_the_transaction_of_their_unit_of_work_or_in_none[leave_statements-asyncpg]",
         ),
     ),
     Mutant(
