@@ -745,9 +745,7 @@ ROWS = (
         "durable/storage/left_in_use.py",
         before="    if _is_in_use(connection) or connection.driver_connection.is_in_transaction():\n",
         after="    if connection.driver_connection.is_in_transaction():\n",
-        killed_by=(
-            "tests/integration/agents/test_tasks_left_behind.py::test_statements_of_tasks_are_in_the_transaction_of_their_unit_of_work_or_in_none[leave_statements-asyncpg]",
-        ),
+        killed_by=(f"{_LEFT_IN_USE}::test_connection_of_asyncpg_given_back_amid_a_begin_is_not_handed_out",),
     ),
     Mutant(
         "outbox",

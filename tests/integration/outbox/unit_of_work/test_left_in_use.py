@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session
+from sqlalchemy.util import greenlet_spawn
 
 from durable import Bus, Retry, message
 from durable.storage.left_in_use import watch
@@ -92,17 +93,40 @@ def test_connection_given_back_amid_a_transaction_is_not_handed_out(engine: Engi
         assert not effects.rows("SELECT 1 FROM effects")
 
 
-async def test_connection_of_asyncpg_given_back_amid_a_transaction_is_not_handed_out(effects: Tables) -> None:
-    engine = create_async_engine(effects.url.replace("postgresql:", "postgresql+asyncpg:"), pool_size=1, max_overflow=0)
+@pytest.fixture
+async def asyncpg_engine(effects: Tables) -> AsyncIterator[AsyncEngine]:
+    url = effects.url.replace("postgresql:", "postgresql+asyncpg:")
+    engine = create_async_engine(url, pool_size=1, max_overflow=0, pool_reset_on_return=None)
     watch(engine.sync_engine)
-    async with engine.connect() as taken:
+    yield engine
+    await engine.dispose()
+
+
+async def test_connection_of_asyncpg_given_back_amid_a_transaction_is_not_handed_out(
+    asyncpg_engine: AsyncEngine, effects: Tables
+) -> None:
+    async with asyncpg_engine.connect() as taken:
         driver: Any = (await taken.get_raw_connection()).driver_connection
         await driver.execute(f"BEGIN; {_INSERT}")
         pid = driver.get_server_pid()
-    async with engine.connect() as other:
+    async with asyncpg_engine.connect() as other:
         assert await other.scalar(_PID) != pid
     assert not effects.rows("SELECT 1 FROM effects")
-    await engine.dispose()
+
+
+async def test_connection_of_asyncpg_given_back_amid_a_begin_is_not_handed_out(
+    asyncpg_engine: AsyncEngine, effects: Tables
+) -> None:
+    async with asyncpg_engine.connect() as taken:
+        adapted: Any = (await taken.get_raw_connection()).dbapi_connection
+        pid = adapted.driver_connection.get_server_pid()
+        left_behind = asyncio.create_task(greenlet_spawn(adapted.cursor().execute, _INSERT))
+        await asyncio.sleep(0)
+        assert adapted._execute_mutex.locked()
+    async with asyncpg_engine.connect() as other:
+        assert await other.scalar(_PID) != pid
+    await asyncio.gather(left_behind, return_exceptions=True)
+    assert not effects.rows("SELECT 1 FROM effects")
 
 
 @pytest.mark.parametrize("name", [(), ("named",)], ids=["cursor", "server's cursor"])
