@@ -149,7 +149,7 @@ def test_run_ends_with_the_exit_code_of_the_error_of_a_step(
 
 def test_run_continues_from_the_given_step(agent: Agent, history: None) -> None:
     done = document(agent, "--steps", "archive,status,verify", "--from", "2", code=2)
-    assert [(step["number"], step["step"]) for step in done["steps"]] == [(2, "status"), (3, "verify")]
+    assert [(step["number"], step["step"]) for step in done["steps"]] == [(2, "status")]  # there is no lake
     document(agent, "--steps", "archive")
     done = document(agent, "--steps", "archive,status,verify", "--from", "3")
     assert [(step["number"], step["step"]) for step in done["steps"]] == [(3, "verify")]
