@@ -30,8 +30,8 @@ def status(target: Target, lake: LakeUrl = None) -> Step:
     settings = target.settings
     named = named_lake(lake, settings)
     yield
-    _refuse_no_lake(lake, named)
     found = read_status(lock_url(settings), settings.db_schema, named, settings.history_retention)
+    _refuse_no_lake(lake, named)
     with connection(settings) as conn:
         erased = listed(conn, settings.db_schema, named)
     gaps = Table.of(
@@ -57,7 +57,9 @@ def status(target: Target, lake: LakeUrl = None) -> Step:
 def _refuse_no_lake(given: str | None, named: Lake | None) -> None:
     """Raise InvalidSetting for an option that names a place without a lake. That of the settings may be yet to come."""
     if given and named is not None and not named.tables():
-        raise InvalidSetting(f"--lake {named.url}: there is no lake; correct the place, or archive into it")
+        raise InvalidSetting(
+            f"--lake {named.url}: there is no lake; correct the place, or fill it with durable-agent pipeline archive"
+        )
 
 
 def gone_rows(tables: Sequence[tuple[str, Mapping[date, int]]]) -> list[Table]:
