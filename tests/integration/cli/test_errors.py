@@ -80,10 +80,12 @@ ASKING: dict[tuple[str, ...], tuple[str, ...]] = {
 
 ERASE = ("pipeline", "erase")
 """This one, too; as it needs Spark, the tests of the pipeline run it."""
+REPLAY = ("dead-letters", "replay")
+"""It asks on a terminal alone."""
 
 HARMLESS = {
     ("demo",): "its database is its own",
-    ("dead-letters", "replay"): "letters stay, with what they held",
+    REPLAY: "letters stay, with what they held",
     ("pipeline", "replay"): "adds messages",
     ("pipeline", "compact"): "the rows stay",
     ("pipeline", "vacuum"): "removes files that others have replaced",
@@ -98,7 +100,7 @@ def test_table_names_every_bulk_command() -> None:
     every = dict(_every_command(command_line()))
     bulk = {path for path, options in every.items() if {"--all", "--yes"} & options or DESTROYING & set(path)}
     assert bulk == {ERASE} | ASKING.keys() | HARMLESS.keys()
-    assert {path for path, options in every.items() if "--yes" in options} == {ERASE} | ASKING.keys()
+    assert {path for path, options in every.items() if "--yes" in options} == {ERASE, REPLAY} | ASKING.keys()
 
 
 def _every_command(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], set[str]]]:
