@@ -269,7 +269,7 @@ class Pages:
                 raise HTTPException(422, f"key: give printable text of up to {_LONGEST_FILTER} characters")
             way = await tracing.of_key(services, asked["key"], datetime.now(UTC))
         page = request.query_params.get("page", "")
-        shown_page = int(page) if page.isascii() and page.isdigit() and len(page) < 4 else 0
+        number = int(page) if page.isascii() and page.isdigit() and len(page) < 4 else 0
         return self.render(
             request,
             "message_search.html",
@@ -277,7 +277,7 @@ class Pages:
             asked=asked,
             found=found,
             way=way,
-            page=(shown_page or way.page_of(asked["id"])) if way else 1,
+            page=(number or way.page_of(asked["id"])) if way else 1,
             page_size=PAGE,
             most=tracing.MOST_STEPS,
             home=home(request),

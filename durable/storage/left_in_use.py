@@ -7,8 +7,8 @@
     statement    refused to the cursor of a user who has given the connection back: the next user would commit it
     close        asyncpg: at once, without a goodbye. psycopg: when its statement has ended, which the server cancels
 
-psycopg's library ends the process when a connection is closed amid a statement. Nothing here waits: a cancellation that
-arrived meanwhile would take the connection's place from the pool, for ever.
+psycopg's library ends the process when a connection is closed amid a statement. Only a COMMIT waits here: a
+cancellation that arrived while a connection comes back, or is closed, would take its place from the pool, for ever.
 """
 
 from __future__ import annotations
