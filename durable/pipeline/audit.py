@@ -1,6 +1,6 @@
 """The audit: the senders' lakes against the receivers', and what it found.
 
-    lakes ──> totals ──> edges: what can be judged ──> ledger: suspicious ids ──> findings ──> Verdict
+    lakes ──> totals ──> edges: what can be judged ──> ledger: suspicious ids ──> their rows ──> Judge ──> Verdict
 
 It fails when anything is lost, undone or was handled twice, or is open because an archive stands still. What is
 forgotten, alien or late is shown, and so is what is open otherwise, and what cannot be judged because an archive has a
@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.parquet as pq
 
 from durable.arguments import refuse_empty_period
 from durable.errors import InvalidSetting
@@ -24,30 +26,17 @@ from durable.pipeline.session import needs_spark
 
 with needs_spark():
     from pyspark import StorageLevel
-    from pyspark.sql import DataFrame, Window
-    from pyspark.sql import functions as F
 
-from durable.pipeline import ledger, lost_lives
+from durable.pipeline import ledger, lost_lives, many_suspects, places
 from durable.pipeline.erasures import recorded
 from durable.pipeline.lake import Lake
-from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
-from durable.pipeline.matching import (
-    FINDINGS,
-    Edges,
-    History,
-    Lost,
-    apart,
-    counting,
-    findings,
-    inside,
-    of,
-    once,
-    unbalanced,
-)
-from durable.pipeline.rows import records
+from durable.pipeline.lake_tables import LakeTable, Whose
+from durable.pipeline.matching import FINDINGS, FOUND, LOST, Edges, Judge
 from durable.pipeline.spans import Span, common, joint, of_any, settled
 from durable.pipeline.spellings import absolute
 from durable.storage.days import within_reach
+
+pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +46,7 @@ _Owner: TypeAlias = tuple[str, str | None]
 """A service and one of its databases: rows of the first version name none."""
 
 _CLOCK_SKEW: Final = timedelta(days=1)  # by which a row may be filed under an earlier day than its message was sent
-_FEW: Final = 50_000  # ids that each task may be sent as a whole
+_FEW: Final = 100_000  # rows that one process looks at
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,52 +108,111 @@ def audit(
 ) -> Verdict:
     """Compare them. With `out`, every finding is written there as Parquet. Raises InvalidSetting for an empty lake."""
     phase("counting rows")
-    since = _first_day(question)
-    sent, received, counted, sides = _surveyed(ledger.on(spark), senders, receivers, question)
-    edges, services = sides.edges, set(sides.senders)
-    history = History(
-        inside(_all(spark, senders, "history", since).where("side = 'outgoing'"), edges),
-        inside(_all(spark, receivers, "history", since).where("side = 'incoming'"), edges),
-        _all(spark, receivers, "dead_letters").where("side = 'incoming' AND id IS NOT NULL"),
-        services,
-    )
-    lost = Lost(*(lost_lives.rows(spark, [*senders, *receivers], table) for table in SOURCES))
+    case = _Case.of(ledger.on(spark), senders, receivers, question)
     phase("matching ids")
-    with ExitStack() as stack:
-        kept = partial(_kept, stack)
-        in_slices = ledger.suspects(spark, [*sent, *received], edges, _FEW)
-        suspects = unbalanced(history) if in_slices is None else in_slices
-        suspects = kept(suspects if lost.ids is None else suspects.union(lost.ids).distinct())
-        ids = [row["id"] for row in records(suspects.limit(_FEW + 1))]
-        phase("looking closer at those that do not match")
-        of_suspects: History | None = None
-        if len(ids) > _FEW:
-            of_suspects = apart(once(of(history, suspects)), lost)
-        elif ids:  # their rows are read once, rather than joined once for each kind of finding, and lie together
-            few_sent, few_received = (kept(ledger.rows(spark, side, ids).repartition(1)) for side in (sent, received))
-            letters = kept(history.quarantined.join(F.broadcast(suspects), "id", "left_semi").repartition(1))
-            of_suspects = apart(once(History(few_sent, few_received, letters, services)), lost)
-        late = counting(ledger.possibly_late(spark, received, edges, question.late_after), lost)
-        found = kept(findings(of_suspects, late, edges, question.late_after))
-        counts = {row["finding"]: row["count"] for row in records(found.groupBy("finding").count())}
+    rows = case.few_rows(_FEW)
+    phase("looking closer at those that do not match")
+    if rows is not None:
+        return case.verdict(*_told(case.judged(rows), question.example_count, out))
+    found = many_suspects.findings(
+        spark, senders, receivers, case.since, case.edges, case.may_be_late, case.judge
+    ).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
         if out is not None:
             found.write.parquet(out if "://" in out else f"file://{absolute(out)}")
-        examples = _examples(found, counts, question.example_count)
-    return _verdict([*senders, *receivers], sides, counted, counts, examples)
+        return case.verdict(*many_suspects.told(found, question.example_count))
+    finally:
+        found.unpersist()
 
 
-def audit_here(senders: Sequence[Lake], receivers: Sequence[Lake], question: Question) -> Verdict | None:
-    """The same in this process, for lakes with few rows; None when something needs the closer look that audit() takes.
+def audit_here(
+    senders: Sequence[Lake], receivers: Sequence[Lake], question: Question, *, out: str | None = None
+) -> Verdict:
+    """The same in this process, for lakes with few rows."""
+    case = _Case.of(ledger.here, senders, receivers, question)
+    rows = case.few_rows(None)
+    assert rows is not None, "all rows are few"
+    return case.verdict(*_told(case.judged(rows), question.example_count, out))
 
-    The same tasks count and weigh the rows. A finding is defined once, in durable.pipeline.matching, and judged on
-    Spark: so here is only found that there is none.
-    """
-    if lost_lives.are_named([*senders, *receivers], _first_day(question)):
-        return None
-    sent, received, counted, sides = _surveyed(ledger.here, senders, receivers, question)
-    if not ledger.is_balanced(ledger.here, [*sent, *received], sides.edges, question.late_after):
-        return None
-    return _verdict([*senders, *receivers], sides, counted, {}, [])
+
+def _told(found: pa.Table, example_count: int, out: str | None) -> tuple[dict[str, int], list[dict[str, Any]]]:
+    """Return how many there are of each kind, and the oldest of each. With `out`, all are written there."""
+    if out is not None:
+        folder = out.rstrip("/") if "://" in out else absolute(out)
+        with places.created(folder, "findings.parquet") as stream:
+            pq.write_table(found, stream, compression="zstd")
+    counts = {row["values"]: row["counts"] for row in found["finding"].value_counts().to_pylist()}
+    oldest = found.sort_by([("sent_at", "ascending"), ("id", "ascending")])
+    of_each = (oldest.filter(pc.equal(oldest["finding"], kind)).slice(0, example_count) for kind in counts)
+    return counts, [row for rows in of_each for row in rows.to_pylist()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What is to be judged, and what can be."""
+
+    tasks: ledger.Tasks
+    senders: Sequence[Lake]
+    receivers: Sequence[Lake]
+    question: Question
+    sent: Sequence[ledger.Source]
+    received: Sequence[ledger.Source]
+    counted: Sequence[Mapping[str, Any]]
+    sides: _Sides
+    edges: Edges
+
+    @classmethod
+    def of(cls, tasks: ledger.Tasks, senders: Sequence[Lake], receivers: Sequence[Lake], question: Question) -> Self:
+        """Count the rows of each side. Raises InvalidSetting for an empty lake."""
+        sent, received, counted, sides = _surveyed(tasks, senders, receivers, question)
+        return cls(tasks, senders, receivers, question, sent, received, counted, sides, sides.edges)
+
+    @property
+    def since(self) -> date | None:
+        return _first_day(self.question)
+
+    @property
+    def judge(self) -> Judge:
+        return Judge(self.edges, self.question.late_after)
+
+    @property
+    def may_be_late(self) -> list[ledger.Wanted]:
+        return ledger.possibly_late(self.received, self.edges, self.question.late_after)
+
+    def few_rows(self, most: int | None) -> pa.Table | None:
+        """Read all rows that need a closer look, as ROWS; None when they are more than so many, or of more ids."""
+        lost = self._lost_keys()
+        ids = ledger.suspects(self.tasks, [*self.sent, *self.received], self.edges, most)
+        if ids is None or (most is not None and len(lost) > most):
+            return None
+        letters = ledger.sources(self.receivers, "incoming", table="dead_letters")
+        suspects = {*ids, *lost["id"].to_pylist()}
+        wanted = ledger.of_ids(self.sent, self.received, letters, [*suspects])
+        rows = ledger.rows(self.tasks, [*wanted, *self.may_be_late], most)
+        return None if rows is None else pa.concat_tables([rows, lost])
+
+    def _lost_keys(self) -> pa.Table:
+        """The keys of lost lives, as ROWS: each of their ids needs a closer look."""
+        lakes = [*self.senders, *self.receivers]
+        keys = (ledger.in_role(role, lost_lives.keys(lakes, table, self.since)) for table, role in LOST.items())
+        return pa.concat_tables(keys).filter(pc.field("id").is_valid())
+
+    def judged(self, rows: pa.Table) -> pa.Table:
+        found = self.judge(rows.sort_by("id").to_batches())
+        return pa.Table.from_batches(found, FOUND)
+
+    def verdict(self, counts: Mapping[str, int], examples: Sequence[Mapping[str, Any]]) -> Verdict:
+        edges = self.edges
+        return Verdict(
+            edges.since,
+            common(edges.senders.values()).until,
+            common(edges.receivers.values()).until,
+            self.sides.shown(),
+            self.counted,
+            {kind: counts.get(kind, 0) for kind in FINDINGS},
+            sorted(examples, key=lambda row: (FINDINGS.index(row["finding"]), row["sent_at"], row["id"])),
+            _erased([*self.senders, *self.receivers]),
+        )
 
 
 def _surveyed(
@@ -191,26 +239,6 @@ def _first_day(question: Question) -> date | None:
     return question.since and (question.since - _CLOCK_SKEW).date()
 
 
-def _verdict(
-    lakes: Sequence[Lake],
-    sides: _Sides,
-    counted: Sequence[Mapping[str, Any]],
-    counts: Mapping[str, int],
-    examples: Sequence[Mapping[str, Any]],
-) -> Verdict:
-    edges = sides.edges
-    return Verdict(
-        edges.since,
-        common(edges.senders.values()).until,
-        common(edges.receivers.values()).until,
-        sides.shown(),
-        counted,
-        {kind: counts.get(kind, 0) for kind in FINDINGS},
-        examples,
-        _erased(lakes),
-    )
-
-
 def _erased(lakes: Sequence[Lake]) -> list[dict[str, Any]]:
     return [
         {
@@ -224,17 +252,6 @@ def _erased(lakes: Sequence[Lake]) -> list[dict[str, Any]]:
         for lake in {lake.url: lake for lake in lakes}.values()
         for each in recorded(lake)
     ]
-
-
-def _kept(stack: ExitStack, rows: DataFrame) -> DataFrame:
-    """Computed once, and let go of when the audit ends."""
-    stack.callback(rows.unpersist)
-    return rows.persist(StorageLevel.MEMORY_AND_DISK)
-
-
-def _all(spark: SparkSession, lakes: Sequence[Lake], table: LakeTable, since: date | None = None) -> DataFrame:
-    each = {lake.url: lake.read(spark, table, since).withColumn("lake", F.lit(lake.url)) for lake in lakes}
-    return reduce(DataFrame.unionByName, each.values())
 
 
 Databases: TypeAlias = Mapping[str | None, Span]
@@ -350,13 +367,3 @@ def _ended(span: Span, lake: Lake) -> Span:
 
 def _owner(row: Mapping[str, Any]) -> tuple[str, _Owner]:
     return row["lake"], (row["service"], row["database"])
-
-
-def _examples(found: DataFrame, kinds: Collection[str], count: int) -> list[dict[str, Any]]:
-    """The oldest of each kind."""
-    if not kinds:
-        return []
-    age = Window.partitionBy("finding").orderBy("sent_at", "id")
-    oldest = records(found.withColumn("age", F.row_number().over(age)).where(F.col("age") <= count))
-    ordered = sorted(oldest, key=lambda row: (FINDINGS.index(row["finding"]), row["age"]))
-    return [{name: value for name, value in row.items() if name != "age"} for row in ordered]

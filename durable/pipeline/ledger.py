@@ -4,12 +4,11 @@ The tasks run on Spark's workers, or, for few rows, one after the other in this 
 
     files of both sides ──> task k of n: the ids whose last byte is k modulo n, summed up by id ──> those that differ
                         ──> tasks that share the files: how many rows of what                   ──> totals
-                        ──> tasks that share the files: the rows of a few ids                   ──> DataFrame
-                        ──> tasks that share the files: those that may be late                  ──> how many
+                        ──> tasks that share the files: the rows of a few ids, or may-be-late   ──> matching.Judge
 
-No row passes the JVM and none is shuffled, which costs a fifth of `matching.unbalanced`, for the price that each of
-the n tasks reads all ids. So beyond MOST_SLICES tasks, which is some hundred million rows, Spark's shuffle is the
-better way. Both find the same ids, and either may suspect too many, never too few: they are compared exactly later.
+No row passes the JVM and none is shuffled, which costs a fifth of `many_suspects.unbalanced`, for the price that each
+of the n tasks reads all ids. So beyond MOST_SLICES tasks, which is some hundred million rows, Spark's shuffle is the
+better way. Both find the same ids, and either may suspect too many, never too few: they are judged exactly later.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from durable.pipeline.session import needs_spark
 
@@ -30,10 +30,9 @@ with needs_spark():
 
 from durable.messages.routing import LOCAL
 from durable.pipeline import places
-from durable.pipeline.columns import COLUMNS
 from durable.pipeline.lake import Lake
-from durable.pipeline.lake_tables import SOURCES, file_schema
-from durable.pipeline.matching import Edges, widened
+from durable.pipeline.lake_tables import LakeTable, file_schema
+from durable.pipeline.matching import LETTER, MAY_BE_LATE, RECEIVED, ROWS, SENT, Edges
 
 pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
 
@@ -56,25 +55,18 @@ _SENT, _RECEIVED, _LOCAL, _ODD = 1, 1 << 20, 1 << 40, 1 << 50
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 _INNOCENT: Final = (_SENT + _RECEIVED, _LOCAL)
 _ID: Final = pa.binary(16)
+SPARK_TYPES: Final = {
+    pa.string(): "STRING",
+    pa.binary(): "BINARY",
+    pa.int64(): "BIGINT",
+    pa.timestamp("us", "UTC"): "TIMESTAMP",
+}
 _IDS: Final = pa.schema([("id", pa.binary())])
 _COUNTED: Final = (
     "lake STRING, service STRING, database STRING, side STRING, outcome STRING, local BOOLEAN, count BIGINT, "
     "first TIMESTAMP, last TIMESTAMP"
 )
-_SHOWN: Final = (
-    "id",
-    "side",
-    "database",
-    "xid",
-    "message_type",
-    "source",
-    "service",
-    "outcome",
-    "address",
-    "sent_at",
-    "finished_at",
-    "deliver_by",
-)
+_ROWS_DDL: Final = ", ".join(f"{each.name} {SPARK_TYPES[each.type]}" for each in ROWS)
 
 Ids: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"  # two numbers each
 Weights: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
@@ -94,6 +86,7 @@ class Source:
     side: str
     files: Mapping[str, int]
     """How many rows each has."""
+    table: LakeTable = "history"
 
     @property
     def rows(self) -> int:
@@ -107,22 +100,43 @@ class Source:
     def batches(self, columns: Sequence[str], condition: ds.Expression, files: Sequence[str] | None = None) -> Batches:
         """Read batches in a task, which has one core."""
         paths = list(self.files) if files is None else files
-        data = places.ParquetFiles(self.url, paths, file_schema("history"), coded=_CODED)
+        schema = file_schema(self.table)
+        data = places.ParquetFiles(self.url, paths, schema, coded=[name for name in _CODED if name in schema.names])
         wanted = condition & (ds.field("side") == self.side)
         yield from data.to_batches(columns=list(columns), filter=wanted, use_threads=False, batch_size=_BATCH_ROWS)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Rows of a source that the judge is shown, and in which role."""
+
+    source: Source
+    role: str
+    which: ds.Expression
+
+    @property
+    def files(self) -> Mapping[str, int]:
+        return self.source.files
+
+    @property
+    def rows(self) -> int:
+        return self.source.rows
+
+
+_Filed = TypeVar("_Filed", Source, Wanted)
 
 
 Share: TypeAlias = Sequence[tuple[Source, str]]
 """The files of one task."""
 
 
-def sources(lakes: Iterable[Lake], side: str, since: date | None = None) -> list[Source]:
+def sources(lakes: Iterable[Lake], side: str, since: date | None = None, table: LakeTable = "history") -> list[Source]:
     """List the sources of these lakes, each once."""
     found = []
     for lake in {lake.url: lake for lake in lakes}.values():
-        files = lake.sizes("history", since)
+        files = lake.sizes(table, since)
         if files:
-            found.append(Source(lake.url, lake.table_url("history"), side, files))
+            found.append(Source(lake.url, lake.table_url(table), side, files, table))
     return found
 
 
@@ -156,22 +170,28 @@ def counted(tasks: Tasks, of: Sequence[Source]) -> list[dict[str, Any]]:
     return rows
 
 
-def is_balanced(tasks: Tasks, of: Sequence[Source], edges: Edges, late_after: timedelta | None) -> bool:
-    """Tell whether no row needs a closer look: all ids balance, and no row may be late."""
-    received, slices = [source for source in of if source.side == "incoming"], 2
-    shares = _shared(received)
-    may_be_late = partial(_select, shares, _late(late_after, edges))
-    unbalanced = partial(_unbalanced, tuple(of), widened(edges), slices, 0)
-    return not tasks(slices, unbalanced, "id BINARY") and not tasks(len(shares), may_be_late, _shown_ddl())
-
-
-def suspects(spark: SparkSession, of: Sequence[Source], edges: Edges, few: int) -> DataFrame | None:
-    """The ids that do not balance, and up to `few` that may; None when this is too much for slices."""
-    slices = -(-sum(source.rows for source in of) // _ROWS_OF_A_SLICE)
-    if slices > MOST_SLICES:
+def suspects(tasks: Tasks, of: Sequence[Source], edges: Edges, most: int | None) -> list[bytes] | None:
+    """The ids that do not balance, and some that may; None when they are more than so many, or too much for slices."""
+    slices = _slices(of)
+    if slices is None:
         return None
-    slices = max(slices, 2)
-    return _tasks(spark, slices, partial(_unbalanced, tuple(of), widened(edges), slices, few // slices), "id BINARY")
+    few = 0 if most is None else most // slices  # so few are not looked at twice
+    found = tasks(slices, partial(_unbalanced, tuple(of), edges.widened(), slices, few, most), "id BINARY")
+    ids: list[bytes] = [id_ for batch in found for id_ in batch.column(0).to_pylist()]
+    return ids if most is None or len(ids) <= most else None
+
+
+def many_suspects(spark: SparkSession, of: Sequence[Source], edges: Edges) -> DataFrame | None:
+    """The ids that do not balance, however many; None when this is too much for slices."""
+    slices = _slices(of)
+    if slices is None:
+        return None
+    return _tasks(spark, slices, partial(_unbalanced, tuple(of), edges.widened(), slices, 0, None), "id BINARY")
+
+
+def _slices(of: Sequence[Source]) -> int | None:
+    slices = max(-(-sum(source.rows for source in of) // _ROWS_OF_A_SLICE), 2)
+    return slices if slices <= MOST_SLICES else None
 
 
 def routes(tasks: Tasks, sent: Sequence[Source], received: Sequence[Source]) -> dict[str, set[str]]:
@@ -198,25 +218,38 @@ def _leads(sends: pa.Table, receipts: pa.Table) -> dict[str, set[str]]:
     return found
 
 
-def rows(spark: SparkSession, of: Sequence[Source], ids: Sequence[bytes]) -> DataFrame:
-    """All rows of a few ids."""
-    shares = _shared(of)
-    of_ids = ds.field("id").isin(pa.array(ids, pa.binary()))
-    return _tasks(spark, len(shares), partial(_select, shares, of_ids), _shown_ddl())
+def rows(tasks: Tasks, wanted: Sequence[Wanted], most: int | None) -> pa.Table | None:
+    """All of these rows, as ROWS; None when they are more than so many."""
+    shares = _shared(wanted)
+    found = pa.Table.from_batches(tasks(len(shares), partial(_select, shares, most), _ROWS_DDL), ROWS)
+    return found if most is None or len(found) <= most else None
 
 
-def possibly_late(
-    spark: SparkSession, received: Sequence[Source], edges: Edges, late_after: timedelta | None
-) -> DataFrame:
-    """All rows that may be late, and some that are not."""
-    shares = _shared(received)
-    return _tasks(spark, len(shares), partial(_select, shares, _late(late_after, edges)), _shown_ddl())
+def many_rows(spark: SparkSession, wanted: Sequence[Wanted]) -> DataFrame:
+    """All of these rows, however many."""
+    shares = _shared(wanted)
+    return _tasks(spark, len(shares), partial(_select, shares, None), _ROWS_DDL)
 
 
-def _shared(of: Sequence[Source]) -> list[Share]:
+def of_ids(
+    sent: Sequence[Source], received: Sequence[Source], letters: Sequence[Source], ids: Sequence[bytes]
+) -> list[Wanted]:
+    """All rows of these ids."""
+    roles = ((SENT, sent), (RECEIVED, received), (LETTER, letters))
+    which = ds.field("id").isin(pa.array(ids, pa.binary()))
+    return [Wanted(source, role, which) for role, of in roles for source in of] if ids else []
+
+
+def possibly_late(received: Sequence[Source], edges: Edges, late_after: timedelta | None) -> list[Wanted]:
+    """All rows that are late, which durable.pipeline.matching defines, and copies of them."""
+    which = _late(late_after, edges)
+    return [Wanted(source, MAY_BE_LATE, which) for source in received]
+
+
+def _shared(of: Sequence[_Filed]) -> list[list[tuple[_Filed, str]]]:
     """All files, shared out among some tasks: one costs more than a small file does."""
-    files = sorted(((source, file) for source in of for file in source.files), key=lambda each: -each[0].files[each[1]])
-    tasks = min(max(-(-sum(source.rows for source in of) // _ROWS_OF_A_TASK), 2), len(files))
+    files = sorted(((each, file) for each in of for file in each.files), key=lambda pair: -pair[0].files[pair[1]])
+    tasks = min(max(-(-sum(each.rows for each in of) // _ROWS_OF_A_TASK), 2), len(files))
     return [files[number::tasks] for number in range(tasks)]
 
 
@@ -225,18 +258,12 @@ def _tasks(spark: SparkSession, count: int, task: Task, ddl: str) -> DataFrame:
     return spark.range(0, count, 1, max(count, 1)).mapInArrow(task, ddl)  # type: ignore[arg-type]
 
 
-def _shown_ddl() -> str:
-    types = {column.name: column.spark_type for column in COLUMNS[SOURCES["history"]]}
-    return ", ".join(f"{name} {types.get(name, 'STRING')}" for name in _SHOWN)
-
-
 def _late(late_after: timedelta | None, edges: Edges) -> ds.Expression:
-    """Select a superset of the late rows, which durable.pipeline.matching defines."""
     is_handled, passed = ds.field("outcome") == "handled", ds.field("finished_at") > ds.field("deliver_by")
     if late_after is not None:
         took = pc.subtract(ds.field("finished_at"), ds.field("sent_at"))
         passed = passed | (took > pa.scalar(late_after, pa.duration("us")))
-    return is_handled & passed & _between(widened(edges))
+    return is_handled & passed & _between(edges.widened())
 
 
 # ---------------------------------------------------------------- in a task
@@ -247,7 +274,7 @@ def _numbers(batches: Batches) -> Iterator[int]:
         yield from batch.column(0).to_pylist()
 
 
-def _files(shares: Sequence[Share], batches: Batches) -> Iterator[tuple[Source, str]]:
+def _files(shares: Sequence[Sequence[tuple[_Filed, str]]], batches: Batches) -> Iterator[tuple[_Filed, str]]:
     for number in _numbers(batches):
         yield from shares[number]
 
@@ -280,19 +307,37 @@ def _count(shares: Sequence[Share], batches: Batches) -> Iterator[pa.RecordBatch
 
 
 def _unbalanced(
-    of: Sequence[Source], edges: Edges, slices: int, few: int, batches: Batches
+    of: Sequence[Source], edges: Edges, slices: int, few: int, most: int | None, batches: Batches
 ) -> Iterator[pa.RecordBatch]:
-    """The ids that do not balance; up to `few` of a slice are not looked at once more."""
-    for number in _numbers(batches):
-        pieces = [piece for source in of for piece in _weighed(source, edges, number, slices)]
-        if pieces:
-            ids, weights = (np.concatenate(column) for column in zip(*pieces, strict=True))
-            pieces.clear()
-            rest = _uneven(ids, weights)
-            if len(rest) > few:
-                yield from _looked_at(of, edges, number, slices, rest)
-            elif len(rest):
-                yield pa.RecordBatch.from_arrays([_as_arrow(rest).cast(pa.binary())], schema=_IDS)
+    """The ids that do not balance; up to `few` of a slice are not looked at once more. Ends when there are more than
+    `most`.
+    """
+    yield from _up_to(most, chain.from_iterable(_of_slice(of, edges, slices, few, n) for n in _numbers(batches)))
+
+
+def _of_slice(of: Sequence[Source], edges: Edges, slices: int, few: int, number: int) -> Iterator[pa.RecordBatch]:
+    pieces = [piece for source in of for piece in _weighed(source, edges, number, slices)]
+    if pieces:
+        ids, weights = (np.concatenate(column) for column in zip(*pieces, strict=True))
+        pieces.clear()
+        rest = _uneven(ids, weights)
+        if len(rest) > few:
+            yield from _looked_at(of, edges, number, slices, rest)
+        elif len(rest):
+            yield pa.RecordBatch.from_arrays([_as_arrow(rest).cast(pa.binary())], schema=_IDS)
+
+
+def _up_to(most: int | None, batches: Batches) -> Iterator[pa.RecordBatch]:
+    """The same until there are more than so many rows: one more tells that there are."""
+    left = None if most is None else most + 1
+    for batch in batches:
+        found = batch if left is None else batch.slice(0, left)
+        if found.num_rows:
+            yield found
+        if left is not None:
+            left -= found.num_rows
+            if not left:
+                return
 
 
 def _uneven(ids: Ids, weights: Weights) -> Ids:
@@ -396,11 +441,24 @@ def _sample(shares: Sequence[Share], column: str, every: int, batches: Batches) 
                 yield _decoded(found)
 
 
-def _select(shares: Sequence[Share], which: ds.Expression, batches: Batches) -> Iterator[pa.RecordBatch]:
-    for source, file in _files(shares, batches):
-        for batch in source.batches(_SHOWN, which, [file]):
-            if batch.num_rows:
-                yield _decoded(batch)
+def _select(shares: Sequence[Sequence[tuple[Wanted, str]]], most: int | None, batches: Batches) -> Batches:
+    """The rows of these shares that are wanted, as ROWS. Ends when there are more than `most`."""
+    found = (_of_file(wanted, file) for wanted, file in _files(shares, batches))
+    yield from _up_to(most, chain.from_iterable(found))
+
+
+def _of_file(wanted: Wanted, file: str) -> Batches:
+    there = {*file_schema(wanted.source.table).names}
+    for batch in wanted.source.batches([name for name in ROWS.names if name in there], wanted.which, [file]):
+        if batch.num_rows:
+            yield from in_role(wanted.role, pa.Table.from_batches([_decoded(batch)])).to_batches()
+
+
+def in_role(role: str, rows: pa.Table) -> pa.Table:
+    """The same with the columns of ROWS."""
+    columns = {each.name: pa.nulls(len(rows), each.type) for each in ROWS} | {"role": pa.repeat(role, len(rows))}
+    columns |= {name: rows[name] for name in rows.column_names}
+    return pa.Table.from_pydict({name: columns[name] for name in ROWS.names}, ROWS)
 
 
 def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -63,19 +63,14 @@ def write(lake: Lake, table: LakeTable, whose: Whose, lost: pa.Table) -> None:
         pq.write_table(named.select(_schema(table).names).cast(_schema(table)), stream, compression="zstd")
 
 
-def are_named(lakes: Iterable[Lake], since: date | None = None) -> bool:
-    """Tell whether a lake names a lost row of this day or a later one."""
+def keys(lakes: Iterable[Lake], table: LakeTable, since: date | None = None) -> pa.Table:
+    """Read the keys of this day and later ones that any of these lakes names, with the service."""
+    import pyarrow as pa
     import pyarrow.dataset as ds
 
-    tables: tuple[LakeTable, ...] = ("history", "dead_letters")
-    return any(
-        len(
-            _read(
-                lake, table, paths(lake, table), None if since is None else ds.field(DAY_OF[table]) >= midnight(since)
-            )
-        )
-        for lake in lakes
-        for table in tables
+    of_days = None if since is None else ds.field(DAY_OF[table]) >= midnight(since)
+    return pa.concat_tables(
+        [_schema(table).empty_table(), *(_read(lake, table, paths(lake, table), of_days) for lake in lakes)]
     )
 
 

@@ -9,158 +9,30 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from durable.errors import InvalidSetting
-from durable.pipeline import ledger
+from durable.pipeline import ledger, lost_lives
 from durable.pipeline.audit import Question, Verdict, audit, audit_here
 from durable.pipeline.choosing import Choice, choose
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_marks import Whole
 from durable.pipeline.lake_tables import SOURCES, LakeTable, Whose
-from durable.pipeline.matching import FINDINGS, Edges, History, findings, inside, of, unbalanced
+from durable.pipeline.many_suspects import unbalanced
+from durable.pipeline.matching import FINDINGS, Edges
 from durable.pipeline.rows import records
 from durable.pipeline.spans import Gap, Span
-from tests.support.audits import numbered, own, own_service, part, with_own_id
+from tests.support.audits import numbered, own, own_service, part
 from tests.support.lakes import SHOP, at, fill, frame, handled, letter, many, message_id, sent, table
 
 pytestmark = pytest.mark.timeout(300)
 
 NOTHING = dict.fromkeys(FINDINGS, 0)
-EVERYTHING = Edges()
 Rows = Sequence[Mapping[str, Any]]
 Findings = set[tuple[str, int]]
 """Kind of each, and number of its message."""
-
-
-class Case(NamedTuple):
-    """Rows, and what is found among them."""
-
-    sends: Rows
-    receipts: Rows
-    findings: Findings
-    letters: Rows = ()
-
-
-def found(spark: SparkSession, cases: Sequence[Case], edges: Edges = EVERYTHING, **late: timedelta) -> list[Findings]:
-    """The findings of each case. All are judged at once, and each has ids of its own."""
-    numbers = [*enumerate(cases)]
-    sends = [with_own_id(number, row) for number, case in numbers for row in case.sends]
-    receipts = [with_own_id(number, row) for number, case in numbers for row in case.receipts]
-    letters = [with_own_id(number, row) for number, case in numbers for row in case.letters]
-    sent_rows, received_rows = (inside(frame(spark, rows), edges) for rows in (sends, receipts))
-    history = History(sent_rows, received_rows, frame(spark, letters, "dead_letters"), {SHOP})
-    found: list[Findings] = [set() for _ in cases]
-    for row in records(findings(of(history, unbalanced(history)), history.received, edges, **late)):
-        number, message = numbered(row["id"])
-        found[number].add((row["finding"], message))
-    return found
-
-
-TWO_PLACES = ("tcp://billing:1", "tcp://shipping:1")
-LOCAL = handled(1, service=SHOP, address="local")
-GIVEN_UP = {outcome: sent(1, outcome=outcome) for outcome in ("dead-lettered", "expired")}
-REPLAYED = [sent(1, outcome="dead-lettered"), sent(1, finished_at=at(60))]
-EVENTS = [sent(n, address=address) for n in (1, 2, 3) for address in TWO_PLACES]
-DUE = [handled(1, deliver_by=at(1.024)), handled(2, deliver_by=at(2.026)), handled(3)]
-ONE_TO_THREE = [sent(1), sent(2), sent(3)]
-
-AMONG_ROWS: Mapping[str, Case] = {
-    "message sent and handled once is no finding": Case([sent(1), sent(2)], [handled(1), handled(2)], set()),
-    "each kind of finding is found among its neighbours": Case(
-        ONE_TO_THREE,
-        [handled(1), handled(3), handled(3, finished_at=at(9)), handled(4)],
-        {("lost", 2), ("twice", 3), ("alien", 4)},
-    ),
-    "message dead-lettered by its receiver is not lost": Case([sent(1)], [handled(1, outcome="dead-lettered")], set()),
-    "message expired at its receiver is not lost": Case([sent(1)], [handled(1, outcome="expired")], set()),
-    "message dead-lettered by its sender is not lost": Case([GIVEN_UP["dead-lettered"]], [], set()),
-    "message expired at its sender is not lost": Case([GIVEN_UP["expired"]], [], set()),
-    # Its acknowledgement was lost: the sender has given it up, and the receiver has it.
-    "message dead-lettered by its sender is no alien": Case([GIVEN_UP["dead-lettered"]], [handled(1)], set()),
-    "message expired at its sender is no alien": Case([GIVEN_UP["expired"]], [handled(1)], set()),
-    "dead letter handled after a replay is not reported as twice": Case(
-        [sent(1)], [handled(1, outcome="dead-lettered"), handled(1, finished_at=at(60))], set()
-    ),
-    "dead letter of the sender counts as sent once when replayed": Case(
-        REPLAYED, [handled(1, finished_at=at(61))], set()
-    ),
-    "dead letter of the sender is lost after its replay": Case(REPLAYED, [], {("lost", 1)}),
-    "message quarantined by its receiver is not lost without history": Case(
-        [sent(1), sent(2)], [], {("lost", 2)}, letters=[letter(1)]
-    ),
-    "letter without an id is no end": Case([sent(1)], [], {("lost", 1)}, letters=[letter(7, id=None)]),
-    "event is lost unless each receiver handled its copy": Case(
-        EVENTS,
-        [
-            *(handled(1), handled(1, service="shipping")),
-            *(handled(2), handled(2, finished_at=at(9))),  # twice here, and never there
-            handled(3),
-        ],
-        {("lost", 2), ("twice", 2), ("lost", 3)},
-    ),
-    "event may be handled at two endpoints of one service": Case(
-        [sent(1, address="tcp://billing:1"), sent(1, address="tcp://billing:2")],
-        [handled(1, address="main"), handled(1, address="reports")],
-        set(),
-    ),
-    "copies made by a broker are no aliens": Case([sent(1)], [handled(1), handled(1, service="shipping")], set()),
-    "local message has only an incoming row": Case([], [LOCAL], set()),
-    "local message may be handled twice": Case([], [LOCAL, LOCAL], {("twice", 1)}),
-    "local copy of an event hides no lost remote one": Case([sent(1)], [LOCAL], {("lost", 1)}),
-    "message sent again under its id after the acknowledgement is one delivery": Case(
-        [sent(1), sent(1, finished_at=at(60))], [handled(1)], set()
-    ),
-    "message handled after its deadline is late": Case(ONE_TO_THREE, DUE, {("late", 1)}),
-}
-
-
-@pytest.fixture(scope="module")
-def among_rows(spark: SparkSession) -> Mapping[str, Findings]:
-    return dict(zip(AMONG_ROWS, found(spark, [*AMONG_ROWS.values()]), strict=True))
-
-
-@pytest.mark.parametrize("name", AMONG_ROWS)
-def test_rows_are_judged(among_rows: Mapping[str, Findings], name: str) -> None:
-    assert among_rows[name] == AMONG_ROWS[name].findings
-
-
-@pytest.mark.parametrize(("seconds", "findings"), [(10, {("late", 2)}), (11, set())])
-def test_message_handled_after_the_given_bound_is_late(spark: SparkSession, seconds: int, findings: Findings) -> None:
-    receipts = [handled(1), handled(2, finished_at=at(12.5)), handled(3, finished_at=at(99), outcome="expired")]
-    case = Case(ONE_TO_THREE, receipts, findings)
-    assert found(spark, [case], late_after=timedelta(seconds=seconds)) == [findings]
-
-
-def test_message_too_new_for_the_archives_is_open(spark: SparkSession) -> None:
-    edges = Edges(senders={SHOP: Span(until=at(60))}, receivers={"billing": Span(until=at(40))})
-    findings = {("lost", 30), ("open", 50), ("alien", 31), ("open", 70)}
-    case = Case([sent(30), sent(50)], [handled(31), handled(70)], findings)
-    assert found(spark, [case], edges=edges) == [findings]
-
-
-WITHIN_TEN_SECONDS: Mapping[str, Case] = {
-    "message sent before the lakes begin is not judged": Case(
-        [sent(n) for n in (9, 10, 20)], [handled(n) for n in (8, 11, 21)], {("lost", 10), ("alien", 11)}
-    ),
-    "times rounded on the way match their counterparts": Case(
-        [sent(10, sent_at=at(10.0004)), sent(20, sent_at=at(19.9996))],
-        [handled(10, sent_at=at(9.9996)), handled(20, sent_at=at(20.0004))],
-        set(),
-    ),
-}
-
-
-@pytest.fixture(scope="module")
-def within_ten_seconds(spark: SparkSession) -> Mapping[str, Findings]:
-    edges = Edges(since=at(10), until=at(20))
-    return dict(zip(WITHIN_TEN_SECONDS, found(spark, [*WITHIN_TEN_SECONDS.values()], edges), strict=True))
-
-
-@pytest.mark.parametrize("name", WITHIN_TEN_SECONDS)
-def test_rows_at_the_edges_are_judged(within_ten_seconds: Mapping[str, Findings], name: str) -> None:
-    assert within_ten_seconds[name] == WITHIN_TEN_SECONDS[name].findings
 
 
 # ---------------------------------------------------------------- over lakes
@@ -213,27 +85,17 @@ def test_slices_of_files_and_a_shuffle_suspect_the_same_ids(spark: SparkSession,
     ]
     lake = fill(Lake(str(tmp_path / "lake")), table(rows[::2]), table(rows[1::2]))
     history = frame(spark, rows)
-    sides = [history.where(f"side = '{side}'") for side in ("outgoing", "incoming")]
-    shuffled = unbalanced(History(sides[0], sides[1], history, {SHOP}))
+    shuffled = unbalanced(*(history.where(f"side = '{side}'") for side in ("outgoing", "incoming")))
     sources = [*ledger.sources([lake], "outgoing"), *ledger.sources([lake], "incoming")]
-    sliced = ledger.suspects(spark, sources, EVERYTHING, few=0)
+    sliced, here = ledger.many_suspects(spark, sources, Edges()), ledger.suspects(ledger.here, sources, Edges(), None)
     assert sliced is not None
-    for found in (shuffled, sliced):
-        assert sorted(int.from_bytes(row["id"]) for row in records(found)) == [2, 3, 5, 6, 8, 9, 11, 12, 13]
-    quickly = ledger.suspects(spark, sources, EVERYTHING, few=1_000)
+    assert here is not None
+    for found in (*([row["id"] for row in records(each)] for each in (shuffled, sliced)), here):
+        assert sorted(map(int.from_bytes, found)) == [2, 3, 5, 6, 8, 9, 11, 12, 13]
+    quickly = ledger.suspects(ledger.on(spark), sources, Edges(), 1_000)
     assert quickly is not None
-    assert sorted(int.from_bytes(row["id"]) for row in records(quickly)) == [*range(1, 7), 8, 9, 11, 12, 13]
-
-
-def test_audit_joining_the_rows_of_too_many_suspects_counts_the_same(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    some = np.arange(1_000, 1_001_000, 100)
-    sender, receiver = among(np.union1d(some, [*LOST, *TWICE, *ALIEN]), tmp_path)
-    monkeypatch.setattr("durable.pipeline.audit._FEW", 3)
-    monkeypatch.setattr("durable.pipeline.ledger.MOST_SLICES", 0)
-    verdict = audit(spark, [sender], [receiver], Question(late_after=timedelta(minutes=15)))
-    assert verdict.counts == NOTHING | {"lost": 3, "twice": 2, "alien": 4, "late": 3}
+    assert sorted(map(int.from_bytes, quickly)) == [*range(1, 7), 8, 9, 11, 12, 13]
+    assert ledger.suspects(ledger.here, sources, Edges(), 8) is None
 
 
 def test_lake_may_hold_both_sides(spark: SparkSession, tmp_path: Path) -> None:
@@ -265,7 +127,7 @@ def test_a_lake_without_history_is_refused(spark: SparkSession, tmp_path: Path) 
 GOOD: Rows = [sent(1, deliver_by=at(9)), handled(1, deliver_by=at(9)), sent(2), handled(2), handled(3, address="local")]
 
 
-def test_few_rows_without_a_finding_need_no_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_few_rows_are_judged_without_spark(spark: SparkSession, tmp_path: Path) -> None:
     lake = fill(Lake(str(tmp_path / "lake")), table(GOOD[::2]), table(GOOD[1::2]))
     for question in (
         Question(),
@@ -274,9 +136,8 @@ def test_few_rows_without_a_finding_need_no_spark(spark: SparkSession, tmp_path:
         Question(archived_until=at(99)),
     ):
         seen = audit_here([lake], [lake], question)
-        assert seen is not None
         assert (seen, seen.counts) == (audit(spark, [lake], [lake], question), NOTHING)
-    assert audit_here([lake], [lake], Question(late_after=timedelta(milliseconds=24))) is None
+    assert audit_here([lake], [lake], Question(late_after=timedelta(milliseconds=24))).counts["late"] == 3
     with pytest.raises(InvalidSetting, match="no history; fill it with"):
         audit_here([lake], [Lake(str(tmp_path))], Question())
 
@@ -293,11 +154,21 @@ FLAWS: Mapping[str, Rows] = {
 
 
 @pytest.mark.parametrize("flaw", FLAWS)
-def test_flaw_among_few_rows_is_left_to_spark(tmp_path: Path, flaw: str) -> None:
+def test_flaw_is_found_in_its_period_alone(tmp_path: Path, flaw: str) -> None:
     lake = fill(Lake(str(tmp_path / "lake")), table([*GOOD, *FLAWS[flaw]]))
-    assert audit_here([lake], [lake], Question()) is None
-    elsewhere = Question(until=at(5))
-    assert audit_here([lake], [lake], elsewhere) is not None
+    verdict = audit_here([lake], [lake], Question(settle=timedelta(0)))
+    found = {kind: count for kind, count in verdict.counts.items() if count}
+    assert found == {"dead-lettered": {}, "one of two copies lost": {"lost": 1}}.get(flaw, {flaw.split()[0]: 1})
+    assert audit_here([lake], [lake], Question(until=at(5))).counts == NOTHING
+
+
+def test_findings_are_written_where_out_says(tmp_path: Path) -> None:
+    rows = [own(case, row) for case, flaw in enumerate(FLAWS.values()) for row in flaw]
+    lake = fill(Lake(str(tmp_path / "lake")), table(rows))
+    verdict = audit_here([lake], [lake], Question(settle=timedelta(0)), out=str(tmp_path / "found"))
+    written = pq.read_table(tmp_path / "found").to_pylist()
+    assert sorted(written, key=str) == sorted(verdict.examples, key=str)
+    assert len(written) == sum(verdict.counts.values()) > 4
 
 
 def test_copies_of_a_lake_add_no_findings(spark: SparkSession, tmp_path: Path) -> None:
@@ -308,8 +179,7 @@ def test_copies_of_a_lake_add_no_findings(spark: SparkSession, tmp_path: Path) -
     assert all(alone.counts[kind] for kind in ("lost", "twice", "alien", "late"))
     copied = audit(spark, lakes, lakes[1:], question)
     assert (copied.counts, copied.examples) == (alone.counts, alone.examples)
-    for each in (lakes[:1], lakes):
-        assert audit_here(each, each, question) is None
+    assert audit_here(lakes, lakes[1:], question) == copied
 
 
 SEEDS = range(8)
@@ -350,10 +220,34 @@ def test_random_histories_are_judged_alike_with_and_without_spark(
 ) -> None:
     odd = seed % 2 == 1
     verdict = part(seed, random_verdicts[odd])
-    here = audit_here([random_lakes[seed]], [random_lakes[seed]], SLOW[odd])
-    assert here in (None, verdict)
-    if verdict.failed or verdict.counts["late"]:
-        assert here is None
+    assert audit_here([random_lakes[seed]], [random_lakes[seed]], SLOW[odd]) == verdict
+
+
+WAYS = {"few": (100_000, 32), "many ids, in slices": (0, 32), "many ids, by a shuffle": (0, 0)}
+"""How many rows one process looks at, and how many slices there may be."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_audits_of_few_and_of_many_suspects_judge_alike(
+    spark: SparkSession, random_lakes: Sequence[Lake], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Of rows that are in two lakes, some in lost lives, with letters, one of which has no id."""
+    flaws = [own(case, row) for case, flaw in enumerate(FLAWS.values()) for row in [*GOOD, *flaw]]
+    odd = fill(Lake(str(tmp_path / "odd")), table([*flaws, *(own(99, row) for row in (sent(1), sent(2), handled(3)))]))
+    fill(odd, table([own(99, letter(1)), letter(7, id=None)], "dead_letters"), of="dead_letters")
+    whose = Whose(own_service(99, "billing"), "b")
+    lost_lives.write(odd, "history", whose, table([own(99, handled(3))]))
+    lost_lives.write(odd, "dead_letters", whose, table([own(99, letter(2))], "dead_letters"))
+    lakes = [*random_lakes, random_lakes[0], odd]
+    question = SLOW[False]
+    here = audit_here(lakes, lakes, question)
+    assert all(here.counts[kind] for kind in ("lost", "twice", "alien", "late"))
+    most, slices = WAYS[way]
+    monkeypatch.setattr("durable.pipeline.audit._FEW", most)
+    monkeypatch.setattr("durable.pipeline.ledger.MOST_SLICES", slices)
+    out = str(tmp_path / "findings")
+    assert audit(spark, lakes, lakes, question, out=out) == here
+    assert len(pq.read_table(out)) == len(here.examples)
 
 
 # ---------------------------------------------------------------- histories that end at different times
@@ -412,11 +306,13 @@ def note_span(lake: Lake, service: str, stay: Stay) -> None:
 def judged(
     spark: SparkSession, folder: Path, cases: Mapping[str, Archives], settle: float = 1, since: datetime | None = None
 ) -> dict[str, Findings]:
-    """What one audit finds among each of these; without Spark the same is found, or that Spark must look closer."""
+    """What one audit finds among each of these, with and without Spark, which takes them for many."""
     question = Question(settle=timedelta(seconds=settle), since=since, example_count=10_000)
     lakes = written(folder, cases)
-    verdict = audit(spark, lakes, lakes, question)
-    assert audit_here(lakes, lakes, question) in (None, verdict)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("durable.pipeline.audit._FEW", 0)
+        verdict = audit(spark, lakes, lakes, question)
+    assert audit_here(lakes, lakes, question) == verdict
     found = {}
     for number, name in enumerate(cases):
         own_part = part(number, verdict)

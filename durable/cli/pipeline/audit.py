@@ -131,11 +131,10 @@ def audit(
             Path(place).mkdir(parents=True)
             Path(place).rmdir()
     with spark_errors(), phases("audit") as phase:
-        verdict = None
-        if place is None and row_count([*lakes[0], *lakes[1]]) <= local_rows:
+        if row_count([*lakes[0], *lakes[1]]) <= local_rows:
             phase("matching ids")
-            verdict = audit_here(*lakes, question)
-        if verdict is None:
+            verdict = audit_here(*lakes, question, out=place)
+        else:
             phase("starting Spark")
             verdict = audit(spark.open_session([*lakes[0], *lakes[1]]), *lakes, question, out=place, phase=phase)
     return Ended({"failed": verdict.failed, **asdict(verdict)}, _blocks(verdict), failed=verdict.failed)
