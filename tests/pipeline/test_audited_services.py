@@ -10,10 +10,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pytest
-from pyspark.sql import SparkSession
 
 from durable.errors import InvalidSetting
-from durable.pipeline.audit import Question, Verdict, audit, audit_here
+from durable.pipeline.audit import Question, Verdict, audit_here
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_marks import Whole
 from durable.pipeline.lake_tables import SOURCES, Whose
@@ -54,11 +53,8 @@ def lakes(folder: Path, services: Sequence[Service]) -> list[Lake]:
     return [*found.values()]
 
 
-def judged(spark: SparkSession, of: Sequence[Lake], **question: Any) -> Verdict:
-    asked = Question(**{"settle": timedelta(0), **question})
-    verdict = audit(spark, of, of, asked)
-    assert audit_here(of, of, asked) == verdict
-    return verdict
+def judged(of: Sequence[Lake], **question: Any) -> Verdict:
+    return audit_here(of, of, Question(**{"settle": timedelta(0), **question}))
 
 
 def counts(verdict: Verdict) -> dict[str, int]:
@@ -74,9 +70,7 @@ EARLIER = {
 
 
 @pytest.mark.parametrize(("side", "earlier", "is_shared"), [*product(("receiver", "sender"), EARLIER, (True, False))])
-def test_message_after_the_end_of_a_history_is_open(
-    spark: SparkSession, tmp_path: Path, side: str, earlier: str, is_shared: bool
-) -> None:
+def test_message_after_the_end_of_a_history_is_open(tmp_path: Path, side: str, earlier: str, is_shared: bool) -> None:
     """Whether that history has a row of the period or not."""
     of_shop, of_billing = EARLIER[earlier]
     late = NOW - HOUR
@@ -89,11 +83,11 @@ def test_message_after_the_end_of_a_history_is_open(
     ]
     found = lakes(tmp_path, services)
     for since in (None, at(6 * DAY)):
-        verdict = judged(spark, found, since=since)
+        verdict = judged(found, since=since)
         assert (counts(verdict), verdict.failed) == ({"open": 1}, False)
         assert not any("none of the senders" in row["detail"] for row in verdict.examples)
     fill(found[-1], table([{**handled(late), "database": "billing-first"}, {**sent(late), "database": "shop-first"}]))
-    assert counts(judged(spark, found, since=at(6 * DAY))) == {}
+    assert counts(judged(found, since=at(6 * DAY))) == {}
 
 
 def retired(folder: Path) -> list[Lake]:
@@ -119,9 +113,9 @@ JUDGED: Mapping[str, tuple[Mapping[str, Any], Mapping[str, int]]] = {
 
 
 @pytest.mark.parametrize("how", JUDGED)
-def test_retired_database_hides_no_loss(spark: SparkSession, tmp_path: Path, how: str) -> None:
+def test_retired_database_hides_no_loss(tmp_path: Path, how: str) -> None:
     question, found = JUDGED[how]
-    verdict = judged(spark, retired(tmp_path), **question)
+    verdict = judged(retired(tmp_path), **question)
     assert counts(verdict) == found
     assert verdict.failed == (how != "patiently")
     (billing,) = (row for row in verdict.spans if (row["service"], row["side"]) == (BILLING, "incoming"))
@@ -158,38 +152,36 @@ def with_losses(joined: Sequence[Service]) -> Sequence[Service]:
 
 
 @pytest.mark.parametrize(("who", "is_first_lost"), [*product(JOINED, (False, True))])
-def test_service_joining_later_hides_no_loss(
-    spark: SparkSession, tmp_path: Path, who: str, is_first_lost: bool
-) -> None:
+def test_service_joining_later_hides_no_loss(tmp_path: Path, who: str, is_first_lost: bool) -> None:
     found = lakes(tmp_path, with_losses(JOINED[who]))
-    verdict = judged(spark, found, lost_databases=["billing-first"] if is_first_lost else [])
+    verdict = judged(found, lost_databases=["billing-first"] if is_first_lost else [])
     assert (counts(verdict), verdict.failed) == ({"lost": 7}, True)
 
 
-def test_database_beginning_later_is_named(spark: SparkSession, tmp_path: Path) -> None:
+def test_database_beginning_later_is_named(tmp_path: Path) -> None:
     """What is complete from when is told of the first one, and of each that joined."""
-    verdict = judged(spark, lakes(tmp_path, with_losses(JOINED["an empty database"])))
+    verdict = judged(lakes(tmp_path, with_losses(JOINED["an empty database"])))
     (billing,) = (row for row in verdict.spans if (row["service"], row["side"]) == (BILLING, "incoming"))
     assert billing["begin"] == at(0)
     assert billing["later"] == [{"database": "billing-second", "begin": at(7 * DAY)}]
 
 
-def test_second_database_of_a_sender_hides_no_alien(spark: SparkSession, tmp_path: Path) -> None:
+def test_second_database_of_a_sender_hides_no_alien(tmp_path: Path) -> None:
     services = [
         Service("one", SHOP, [], NOW),
         Service("one", SHOP, [], NOW, "second", 7 * DAY),
         Service("one", BILLING, [handled(4 * DAY)], NOW),
     ]
-    assert counts(judged(spark, lakes(tmp_path, services))) == {"alien": 1}
+    assert counts(judged(lakes(tmp_path, services))) == {"alien": 1}
 
 
-def test_message_from_before_the_history_of_its_receiver_is_unarchived(spark: SparkSession, tmp_path: Path) -> None:
+def test_message_from_before_the_history_of_its_receiver_is_unarchived(tmp_path: Path) -> None:
     of_shop = [sent(DAY), sent(2 * DAY), sent(3 * DAY)]
     services = [
         Service("one", SHOP, of_shop, NOW),
         Service("one", BILLING, [handled(3 * DAY)], NOW, begin=2 * DAY),
     ]
-    verdict = judged(spark, lakes(tmp_path, services))
+    verdict = judged(lakes(tmp_path, services))
     assert (counts(verdict), verdict.failed) == ({"lost": 1, "unarchived": 1}, True)
     details = {row["finding"]: row["detail"] for row in verdict.examples}
     assert details == {
@@ -207,9 +199,7 @@ SEEN: Mapping[str, tuple[Sequence[str], Mapping[str, int]]] = {
 
 
 @pytest.mark.parametrize("where", SEEN)
-def test_missing_copy_is_unknown_only_where_a_history_begins_later(
-    spark: SparkSession, tmp_path: Path, where: str
-) -> None:
+def test_missing_copy_is_unknown_only_where_a_history_begins_later(tmp_path: Path, where: str) -> None:
     """An event of the first day went to billing, and to mail, whose history begins on the second but for a few rows."""
     services, found = SEEN[where]
     event = [sent(DAY, address=address) for address in (TO_BILLING, TO_MAIL)]
@@ -218,7 +208,7 @@ def test_missing_copy_is_unknown_only_where_a_history_begins_later(
     for service in services:
         rows[service].append(handled(DAY))
     archived = [Service("one", name, rows[name], NOW, begin=2 * DAY if name == "mail" else 0) for name in rows]
-    verdict = judged(spark, lakes(tmp_path, [Service("one", SHOP, [*event, *alone], NOW), *archived]))
+    verdict = judged(lakes(tmp_path, [Service("one", SHOP, [*event, *alone], NOW), *archived]))
     assert counts(verdict) == found
 
 
@@ -271,19 +261,19 @@ def failing(verdict: Verdict) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def failed_before(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+def failed_before(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Messages of the random history that failed before anything joined it."""
     found = lakes(tmp_path_factory.mktemp("before"), random_services())
-    return failing(judged(spark, found, example_count=10_000))
+    return failing(judged(found, example_count=10_000))
 
 
 @pytest.mark.parametrize("joined", [empty_databases, unrelated_services, renamed_services])
 def test_failure_stays_one_when_others_join(
-    spark: SparkSession, tmp_path: Path, failed_before: set[str], joined: Callable[[Sequence[Service]], list[Service]]
+    tmp_path: Path, failed_before: set[str], joined: Callable[[Sequence[Service]], list[Service]]
 ) -> None:
     """Each message that does not balance is found, whether anybody knows what became of it or not."""
     services = random_services()
-    verdict = judged(spark, lakes(tmp_path, [*services, *joined(services)]), example_count=10_000)
+    verdict = judged(lakes(tmp_path, [*services, *joined(services)]), example_count=10_000)
     assert len(failed_before) > 50
     assert failed_before <= failing(verdict)
     seen = {row["id"] for each in services for row in each.rows if row["side"] == "incoming"}

@@ -17,12 +17,11 @@ from typing import Any, NoReturn
 
 import psycopg
 import pytest
-from pyspark.sql import SparkSession
 
 from durable.errors import InvalidSetting
 from durable.pipeline import lost_lives
 from durable.pipeline.archive import archive
-from durable.pipeline.audit import Question, audit, audit_here
+from durable.pipeline.audit import Question, audit_here
 from durable.pipeline.beginning import Wish
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import SOURCES, Whose
@@ -103,11 +102,10 @@ def receiver(cluster: Cluster, tmp_path: Path) -> Party:
     return Party(cluster, tmp_path / "billing", BILLING, "incoming")
 
 
-def found(spark: SparkSession, sender: Party, receiver: Party) -> dict[str, list[int]]:
-    """The numbers of the messages of each finding, with and without Spark."""
+def found(sender: Party, receiver: Party) -> dict[str, list[int]]:
+    """The numbers of the messages of each finding."""
     question = Question(settle=timedelta(0), archived_until=datetime.now(UTC))
-    verdict = audit(spark, [sender.lake], [receiver.lake], question)
-    assert audit_here([sender.lake], [receiver.lake], question) == verdict
+    verdict = audit_here([sender.lake], [receiver.lake], question)
     assert verdict.failed == any(verdict.counts[each] for each in ("lost", "undone", "twice"))
     ids = [(row["finding"], int(row["id"].replace("-", ""), 16)) for row in verdict.examples]
     assert len(ids) == sum(verdict.counts.values())
@@ -150,9 +148,7 @@ def lost_rows(party: Party) -> list[dict[str, Any]]:
     return lost_lives._read(party.lake, "history", files).to_pylist() if files else []
 
 
-def test_message_handled_in_a_lost_life_is_undone_until_handled_again(
-    spark: SparkSession, sender: Party, receiver: Party
-) -> None:
+def test_message_handled_in_a_lost_life_is_undone_until_handled_again(sender: Party, receiver: Party) -> None:
     exchange(sender, receiver, 1, 2)
     sender.archive()
     receiver.archive()
@@ -160,27 +156,25 @@ def test_message_handled_in_a_lost_life_is_undone_until_handled_again(
     exchange(sender, receiver, 3, 3)
     sender.archive()
     receiver.archive()
-    assert found(spark, sender, receiver) == {}
+    assert found(sender, receiver) == {}
     receiver.put_back(backup)
     exchange(sender, receiver, 6, 1)  # in the new life, before the archiver knows of it
     sender.archive()
     receiver.archive(SUCCESSOR)
     assert receiver.lost() == [3, 4, 5]
-    assert found(spark, sender, receiver) == {"undone": [3, 4, 5]}
+    assert found(sender, receiver) == {"undone": [3, 4, 5]}
     receiver.write(3, 2)  # pipeline replay --same-ids
     receiver.archive()
-    assert found(spark, sender, receiver) == {"undone": [5]}
+    assert found(sender, receiver) == {"undone": [5]}
     receiver.write(5, 1)
     receiver.archive()
-    assert found(spark, sender, receiver) == {}
+    assert found(sender, receiver) == {}
     receiver.write(5, 1)
     receiver.archive()
-    assert found(spark, sender, receiver) == {"twice": [5]}
+    assert found(sender, receiver) == {"twice": [5]}
 
 
-def test_message_sent_in_a_lost_life_is_forgotten_until_sent_again(
-    spark: SparkSession, sender: Party, receiver: Party
-) -> None:
+def test_message_sent_in_a_lost_life_is_forgotten_until_sent_again(sender: Party, receiver: Party) -> None:
     exchange(sender, receiver, 1, 2)
     backups = sender.back_up(), receiver.back_up()
     exchange(sender, receiver, 3, 2)
@@ -188,16 +182,16 @@ def test_message_sent_in_a_lost_life_is_forgotten_until_sent_again(
     receiver.archive()
     sender.put_back(backups[0])
     sender.archive(SUCCESSOR)
-    assert found(spark, sender, receiver) == {"forgotten": [3, 4]}
+    assert found(sender, receiver) == {"forgotten": [3, 4]}
     sender.write(3, 1)  # it was in the outbox of the backup; its receiver knows it
     sender.archive()
-    assert found(spark, sender, receiver) == {"forgotten": [4]}
+    assert found(sender, receiver) == {"forgotten": [4]}
     receiver.put_back(backups[1])
     receiver.archive(SUCCESSOR)
-    assert found(spark, sender, receiver) == {"undone": [3]}
+    assert found(sender, receiver) == {"undone": [3]}
 
 
-def test_returned_life_is_not_lost(spark: SparkSession, sender: Party, receiver: Party) -> None:
+def test_returned_life_is_not_lost(sender: Party, receiver: Party) -> None:
     exchange(sender, receiver, 1, 2)
     sender.archive()
     receiver.archive()
@@ -209,10 +203,10 @@ def test_returned_life_is_not_lost(spark: SparkSession, sender: Party, receiver:
     receiver.put_back(backup)
     receiver.write(4, 1)
     receiver.archive(SUCCESSOR)
-    assert (receiver.lost(), found(spark, sender, receiver)) == ([3, 4], {"undone": [3]})
+    assert (receiver.lost(), found(sender, receiver)) == ([3, 4], {"undone": [3]})
     receiver.database = first
     receiver.archive(SUCCESSOR)
-    assert (receiver.lost(), found(spark, sender, receiver)) == ([4], {})
+    assert (receiver.lost(), found(sender, receiver)) == ([4], {})
 
 
 def test_each_lost_life_is_known(receiver: Party) -> None:
@@ -228,7 +222,7 @@ def test_each_lost_life_is_known(receiver: Party) -> None:
     assert receiver.lost() == [3, 4, 5, 6]
 
 
-def test_message_quarantined_in_a_lost_life_is_undone(spark: SparkSession, sender: Party, receiver: Party) -> None:
+def test_message_quarantined_in_a_lost_life_is_undone(sender: Party, receiver: Party) -> None:
     exchange(sender, receiver, 1, 1)
     receiver.archive()
     backup = receiver.back_up()
@@ -239,12 +233,12 @@ def test_message_quarantined_in_a_lost_life_is_undone(spark: SparkSession, sende
         conn.execute("UPDATE durable.dead_letters SET exception_type = %s", (QUARANTINED,))
     receiver.write(9, 1, outcome="dead-lettered")  # of nobody
     receiver.archive()
-    assert found(spark, sender, receiver) == {"alien": [9]}
+    assert found(sender, receiver) == {"alien": [9]}
     receiver.put_back(backup)
     receiver.archive(SUCCESSOR)
     receiver.write(8, 1)
     receiver.archive()
-    assert found(spark, sender, receiver) == {"undone": [2], "alien": [8]}
+    assert found(sender, receiver) == {"undone": [2], "alien": [8]}
 
 
 def test_rows_of_before_the_history_are_not_lost(receiver: Party) -> None:
@@ -308,13 +302,12 @@ def test_unreadable_list_is_refused(sender: Party, receiver: Party) -> None:
 @pytest.mark.parametrize("lives", [("now",), ("lost",), ("now", "lost"), ("lost", "lost")], ids="-".join)
 @pytest.mark.parametrize("lake_count", [1, 2])
 def test_late_message_counts_once_and_in_a_living_row_alone(
-    spark: SparkSession, tmp_path: Path, lives: Sequence[str], lake_count: int
+    tmp_path: Path, lives: Sequence[str], lake_count: int
 ) -> None:
     rows = [handled(1, database="b", xid=n, deliver_by=at(1), finished_at=at(n)) for n in range(2, len(lives) + 2)]
     lost = [row for row, life in zip(rows, lives, strict=True) if life == "lost"]
     lakes = [fill(Lake(str(tmp_path / str(n))), table([sent(1), *rows])) for n in range(lake_count)]
     if lost:
         lost_lives.write(lakes[-1], "history", Whose(BILLING, "b"), table(lost))
-    verdict = audit(spark, lakes, lakes, Question(settle=timedelta(0)))
+    verdict = audit_here(lakes, lakes, Question(settle=timedelta(0)))
     assert verdict.counts["late"] == len(rows) - len(lost)
-    assert audit_here(lakes, lakes, Question(settle=timedelta(0))) == verdict
