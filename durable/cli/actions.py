@@ -9,6 +9,7 @@ import typer
 from durable.cli.arguments import parse_period
 from durable.cli.output import Table, emit
 from durable.cli.target import Target, on_target, schema_connection
+from durable.listed import SHOWN
 from durable.storage import actions as storage
 from durable.storage.actions import Selection
 
@@ -29,7 +30,7 @@ def actions(
     of: Of = None,
     since: Since = None,
     until: Until = None,
-    limit: PageSize = 50,
+    limit: PageSize = SHOWN,
     before: Before = None,
 ) -> None:
     """List what operators did, the newest first: who, when, to what, how many, and why.

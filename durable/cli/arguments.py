@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Annotated
 from uuid import UUID
+
+import typer
 
 from durable.arguments import refuse_empty_period
 from durable.duration import duration
 from durable.errors import InvalidSetting, WiringError
 
+ListSize = Annotated[
+    int, typer.Option("--limit", min=1, max=1_000_000, metavar="N", help="largest number of rows of a list")
+]
 _LONGEST = timedelta(days=36_500)
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
 

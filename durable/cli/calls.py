@@ -16,13 +16,14 @@ from durable.calls.contract import Contract, Method
 from durable.calls.links import Links
 from durable.calls.places import Elsewhere
 from durable.calls.telemetry import TRAFFIC, Traffic
-from durable.cli.arguments import parse_duration
+from durable.cli.arguments import ListSize, parse_duration
 from durable.cli.output import Table, emit
 from durable.cli.providers import Registered, registered
 from durable.cli.send import read_body
 from durable.cli.target import on_bus
 from durable.errors import CallFailed, InvalidMessage, InvalidSetting, TransportError
 from durable.grammar import suggestion
+from durable.listed import SHOWN
 from durable.messages.unknown_fields import refuse_unknown_fields
 from durable.transports.base import Caller
 from durable.transports.frames import Call, Offers, Result
@@ -53,7 +54,7 @@ class Seen:
 
 
 @on_bus()
-def services(bus: Bus) -> None:
+def services(bus: Bus, limit: ListSize = SHOWN) -> None:
     """Show the services that the application offers and calls, as their addresses offer them now, and all providers
     in the registry of its database.
 
@@ -80,7 +81,7 @@ def services(bus: Bus) -> None:
     )
     document = {"healthy": not problems, "problems": problems, "services": [msgspec.to_builtins(each) for each in seen]}
     shown = [table, *problems] if seen else ["no service is offered or called"]
-    emit({**document, **known.document()}, *shown, *known.blocks())
+    emit({**document, **known.document(limit)}, *shown, *known.blocks(limit))
     if problems:
         raise typer.Exit(1)
 

@@ -20,6 +20,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from durable.grammar import several
+from durable.listed import Listed
 from durable.plain import plain
 
 Cell = str | int | date | UUID | None
@@ -27,6 +28,8 @@ Columns = Mapping[str, str | Callable[[Any], Cell]]
 """Titles of columns, each with a field of the rows or a function of them."""
 Show = Callable[[int, int], None]
 """Called with the number done and the total."""
+NOT_SHOWN: Final = "not_shown"
+"""Part of a document that counts the rows which its lists leave out."""
 _NEVER_FOLDED = 20  # characters, such as those of a fingerprint, which users copy
 
 _as_json: ContextVar[bool] = ContextVar("as_json", default=False)
@@ -44,11 +47,14 @@ class Table:
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
+    left: int = 0
+    """Number of rows that are not shown."""
 
     @classmethod
-    def of(cls, title: str, rows: Iterable[Any], columns: Columns) -> Table:
+    def of(cls, title: str, rows: Iterable[Any] | Listed[Any], columns: Columns) -> Table:
         """Make a table of mappings or objects."""
-        return cls(title, list(columns), [[_value(row, column) for column in columns.values()] for row in rows])
+        shown, left = (rows.rows, rows.left) if isinstance(rows, Listed) else (rows, 0)
+        return cls(title, list(columns), [[_value(row, column) for column in columns.values()] for row in shown], left)
 
 
 Block = str | Table
@@ -74,10 +80,38 @@ def is_debug() -> bool:
     return _debug.get()
 
 
+Lists = Mapping[str, Listed[Any]]
+"""Lists of a document, by their names in it."""
+
+
+def document_of(lists: Lists) -> dict[str, Any]:
+    """Write the rows of these lists, and how many rows of each are left out."""
+    left = {name: each.left for name, each in lists.items() if each.left}
+    return {name: each.rows for name, each in lists.items()} | {NOT_SHOWN: left}
+
+
+def lists_of(document: Mapping[str, Any], names: Iterable[str]) -> Lists:
+    """Return these lists of a document, which may lack some."""
+    found = {name: document.get(name, ()) for name in names}
+    left = document.get(NOT_SHOWN, {})
+    return {name: Listed(rows, len(rows) + left.get(name, 0)) for name, rows in found.items()}
+
+
+def and_more(left: int) -> str:
+    """Say how many rows are not shown, and how to see them."""
+    return f"and {left:,} more: raise --limit"
+
+
 def emit(document: object, *blocks: Block) -> None:
-    """Print the result of a command: the document with --json, else the lines and tables."""
+    """Print the result of a command: the document with --json, else the lines and tables.
+
+    A document that is a list has no place for the number of rows that are left out: standard error has it.
+    """
     if is_json():
         print_json(document)
+        for block in blocks if isinstance(document, list) else ():
+            if isinstance(block, Table) and block.left:
+                print(f"{block.title}: {and_more(block.left)}", file=sys.stderr)
     else:
         print_blocks(blocks)
 
@@ -223,6 +257,8 @@ def _rich_table(table: Table) -> RichTable:
         drawn.add_column(column, justify=justify, overflow="fold", no_wrap=is_short)
     for row in table.rows:
         drawn.add_row(*(Text(_shown(cell)) for cell in row))
+    if table.left:
+        drawn.caption, drawn.caption_justify = Text(and_more(table.left)), "left"
     return drawn
 
 
@@ -238,7 +274,8 @@ def _plain(block: Block) -> str:
         ).rstrip()
         for line in lines
     ]
-    return "\n".join(["", block.title, *(f"  {line}" for line in aligned)])
+    left = [and_more(block.left)] if block.left else []
+    return "\n".join(["", block.title, *(f"  {line}" for line in (*aligned, *left))])
 
 
 def _numeric(table: Table) -> list[bool]:

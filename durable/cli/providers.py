@@ -10,15 +10,16 @@ from typing import Any
 from durable.bus import Bus
 from durable.calls import stored_listings
 from durable.calls.contract import Contract
-from durable.cli.output import Table
+from durable.cli.output import Table, document_of
 from durable.cli.target import schema_connection
 from durable.errors import InvalidSetting, StorageUnavailable
+from durable.listed import Listed
 from durable.storage import registry
 from durable.transports.frames import Offer
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class Provider:
     """A provider in the registry. `lease`: seconds until it is forgotten, unless it says that it is still there."""
 
     service: str
@@ -37,7 +38,7 @@ class Listed:
 class Registered:
     """The providers in the registry, or why it was not read: there may be no database."""
 
-    providers: Sequence[Listed]
+    providers: Sequence[Provider]
     offers: Sequence[Offer]
     unread: str | None = None
 
@@ -51,10 +52,11 @@ class Registered:
             return None
         return "; ".join(dict.fromkeys(differences)) or "no provider is in the registry"
 
-    def document(self) -> dict[str, Any]:
-        return {"providers": [asdict(each) for each in self.providers], "registry_unread": self.unread}
+    def document(self, size: int) -> dict[str, Any]:
+        listed = Listed.of([asdict(each) for each in self.providers], size)
+        return {**document_of({"providers": listed}), "registry_unread": self.unread}
 
-    def blocks(self) -> list[str | Table]:
+    def blocks(self, size: int) -> list[str | Table]:
         if self.unread:
             return [f"the registry was not read: {self.unread}"]
         if not self.providers:
@@ -70,7 +72,7 @@ class Registered:
             "singleton": "singleton",
             "lease": lambda each: f"{each.lease:.0f} s",
         }
-        return [Table.of("providers", self.providers, columns)]
+        return [Table.of("providers", Listed.of(self.providers, size), columns)]
 
 
 def registered(bus: Bus) -> Registered:
@@ -82,8 +84,8 @@ def registered(bus: Bus) -> Registered:
             rows, methods = registry.read(conn, bus.settings.db_schema, ())
     except (StorageUnavailable, InvalidSetting) as error:
         return Registered([], [], str(error))
-    listed = [
-        Listed(
+    providers = [
+        Provider(
             row.service,
             row.application,
             row.node,
@@ -98,5 +100,5 @@ def registered(bus: Bus) -> Registered:
         for _, _, row, lease in rows
     ]
     return Registered(
-        listed, [each.offer for _, each in stored_listings.listings_of(rows, stored_listings.methods_of(methods))]
+        providers, [each.offer for _, each in stored_listings.listings_of(rows, stored_listings.methods_of(methods))]
     )

@@ -5,32 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
-from durable.cli.output import Block, Columns, Table, age
-from durable.observability.health import NodeState, node_states
+from durable.cli.output import Block, Columns, Lists, Table, age, and_more, lists_of
+from durable.listed import Listed
+from durable.observability.health import NodeState, node_states, troubled_first
 from durable.observability.stops import Stops
 from durable.storage.circuits import CircuitKind, OpenCircuit
 from durable.storage.leases import Backlog
 from durable.storage.status import StatusSnapshot
 
 Row = dict[str, Any]
+_STATUS_LISTS: Final = ("problems", "needs", "outgoing", "incoming", "parked", "dead_letters", "circuits")
 
 
-def status_rows(snapshot: StatusSnapshot, stale: timedelta) -> Row:
+def status_figures(snapshot: StatusSnapshot, stale: timedelta) -> Row:
     states = list(node_states(snapshot.gauges, stale).values())
     return {
-        "outgoing": [_backlog_row("destination", group) for group in snapshot.outgoing],
-        "incoming": [_backlog_row("message_type", group) for group in snapshot.incoming],
         "overdue_seconds": _seconds(snapshot.gauges.overdue),
-        "parked": [
-            {"key": group.key_id, "waiting": group.waiting, "oldest_age_seconds": _seconds(group.oldest_age)}
-            for group in snapshot.gauges.parked
-        ],
-        "dead_letters": [asdict(group) for group in snapshot.dead_letters],
-        "circuits": circuit_rows(snapshot),
         "nodes": {state.value: states.count(state) for state in NodeState},
         "partitions_ahead": snapshot.gauges.partitioned_days - 1,
+    }
+
+
+def status_lists(snapshot: StatusSnapshot, size: int) -> Lists:
+    """Write the lists of a status, each up to this size: of a backlog what waits in the largest numbers."""
+    parked = [
+        {"key": group.key_id, "waiting": group.waiting, "oldest_age_seconds": _seconds(group.oldest_age)}
+        for group in snapshot.gauges.parked
+    ]
+    return {
+        "outgoing": Listed.of(_backlog_rows("destination", snapshot.outgoing), size),
+        "incoming": Listed.of(_backlog_rows("message_type", snapshot.incoming), size),
+        "parked": Listed.of(parked, size),
+        "dead_letters": Listed.of([asdict(group) for group in snapshot.dead_letters], size),
+        "circuits": circuit_rows(snapshot),
     }
 
 
@@ -50,12 +59,12 @@ def node_rows(snapshot: StatusSnapshot, stale: timedelta) -> list[Row]:
             "owned_incoming": snapshot.owned_incoming.get(node_id, 0),
             "state": state.value,
         }
-        for node_id, state in node_states(snapshot.gauges, stale).items()
+        for node_id, state in troubled_first(node_states(snapshot.gauges, stale))
         for node in [registered.get(node_id)]
     ]
 
 
-def circuit_rows(snapshot: StatusSnapshot) -> list[Row]:
+def circuit_rows(snapshot: StatusSnapshot) -> Listed[Row]:
     now, stops = snapshot.gauges.now, Stops(snapshot.gauges)
     by_type, by_destination = _due(snapshot.incoming), _due(snapshot.outgoing)
     waiting: Mapping[str, Callable[[OpenCircuit], int]] = {
@@ -63,15 +72,16 @@ def circuit_rows(snapshot: StatusSnapshot) -> list[Row]:
         CircuitKind.HANDLER: lambda circuit: stops.waiting(circuit, by_type),
         CircuitKind.KEY: lambda circuit: snapshot.parked.get(circuit.key, 0),
     }
-    return [
+    rows = [
         circuit._asdict()
         | {
             "state": _state(circuit, now),
             "open_seconds": (now - circuit.since).total_seconds(),
             "waiting": waiting[circuit.kind](circuit) if circuit.kind in waiting else None,
         }
-        for circuit in snapshot.gauges.circuits
+        for circuit in snapshot.circuits.rows
     ]
+    return Listed(rows, snapshot.circuits.total)
 
 
 def _due(groups: Sequence[Backlog]) -> dict[str, int]:
@@ -94,25 +104,28 @@ def status(report: Row) -> list[Block]:
         f"durable {versions['durable']} on Postgres {versions['postgres']}, database {versions['database']}, "
         f"schema {versions['schema']} at version {versions['schema_version'] or '(none)'}"
     ]
+    listed = lists_of(report, _STATUS_LISTS)
     if "nodes" in report:
         blocks += [
             "nodes: " + ", ".join(f"{count} {state}" for state, count in report["nodes"].items()),
             f"partitions: {report['partitions_ahead']} days ahead",
-            _backlog_table("outgoing, by destination", "destination", report["outgoing"]),
-            _backlog_table("incoming, by message type", "message_type", report["incoming"]),
+            _backlog_table("outgoing, by destination", "destination", listed["outgoing"]),
+            _backlog_table("incoming, by message type", "message_type", listed["incoming"]),
             *_overdue(report["overdue_seconds"]),
-            *_parked(report["parked"]),
-            *_dead_letters(report["dead_letters"]),
-            *circuits(report["circuits"]),
+            *_parked(listed["parked"]),
+            *_dead_letters(listed["dead_letters"]),
+            *circuits(listed["circuits"]),
             "",
         ]
-    return [*blocks, *(f"unhealthy: {problem}" for problem in report["problems"]), *_verdict(report)]
+    problems = listed["problems"]
+    more = [and_more(problems.left)] if problems.left else []
+    return [*blocks, *(f"unhealthy: {problem}" for problem in problems.rows), *more, *_verdict(report, listed)]
 
 
-def _verdict(report: Row) -> list[Block]:
+def _verdict(report: Row, listed: Lists) -> list[Block]:
     """Tell the work that the limits of health leave out: `healthy` alone stands for no work at all."""
     needs = report.get("needs_in_short", "")
-    more = len(report.get("needs", ())) - len(report["problems"])
+    more = listed["needs"].total - listed["problems"].total
     if not needs:
         return ["healthy"] if report["healthy"] else []
     if report["healthy"]:
@@ -120,7 +133,7 @@ def _verdict(report: Row) -> list[Block]:
     return [f"{more} more {'thing needs' if more == 1 else 'things need'} you: {needs}"]
 
 
-def nodes(rows: Sequence[Row]) -> list[Block]:
+def nodes(listed: Listed[Row]) -> list[Block]:
     columns: Columns = {
         "node": "node_id",
         "service": "service",
@@ -133,10 +146,10 @@ def nodes(rows: Sequence[Row]) -> list[Block]:
         "incoming": "owned_incoming",
         "state": "state",
     }
-    return [Table.of("nodes", rows, columns)] if rows else ["no registered node"]
+    return [Table.of("nodes", listed, columns)] if listed.rows else ["no registered node"]
 
 
-def circuits(rows: Sequence[Row]) -> list[Block]:
+def circuits(listed: Listed[Row]) -> list[Block]:
     columns: Columns = {
         "kind": "kind",
         "key": "key",
@@ -147,21 +160,29 @@ def circuits(rows: Sequence[Row]) -> list[Block]:
         "reason": "reason",
         "by": "actor",
     }
-    return [Table.of("open circuits", rows, columns)] if rows else ["no open circuit"]
+    return [Table.of("open circuits", listed, columns)] if listed.rows else ["no open circuit"]
 
 
-def _backlog_row(name: str, group: Backlog) -> Row:
-    return {
-        name: group.name,
-        "waiting": group.total,
-        "unowned": group.unowned,
-        "scheduled": group.scheduled,
-        "oldest_age_seconds": _seconds(group.oldest_age),
-        "oldest_unowned_age_seconds": _seconds(group.oldest_unowned_age),
-    }
+def _backlog_rows(name: str, groups: Sequence[Backlog]) -> list[Row]:
+    """Write the groups, the largest first."""
+    return [
+        {
+            name: group.name,
+            "waiting": group.total,
+            "unowned": group.unowned,
+            "scheduled": group.scheduled,
+            "oldest_age_seconds": _seconds(group.oldest_age),
+            "oldest_unowned_age_seconds": _seconds(group.oldest_unowned_age),
+        }
+        for group in sorted(groups, key=_smallness)
+    ]
 
 
-def _backlog_table(title: str, name: str, rows: Sequence[Row]) -> Block:
+def _smallness(group: Backlog) -> int:
+    return -group.total
+
+
+def _backlog_table(title: str, name: str, listed: Listed[Row]) -> Block:
     columns: Columns = {
         name.replace("_", " "): name,
         "waiting": "waiting",
@@ -170,19 +191,19 @@ def _backlog_table(title: str, name: str, rows: Sequence[Row]) -> Block:
         "oldest": lambda row: _age(row["oldest_age_seconds"]),
         "oldest unowned": lambda row: _age(row["oldest_unowned_age_seconds"]),
     }
-    return Table.of(title, rows, columns) if rows else f"{title}: none waiting"
+    return Table.of(title, listed, columns) if listed.rows else f"{title}: none waiting"
 
 
 def _overdue(seconds: float | None) -> list[Block]:
     return [] if seconds is None else [f"scheduled work is overdue by {_age(seconds)}"]
 
 
-def _parked(rows: Sequence[Row]) -> list[Block]:
+def _parked(listed: Listed[Row]) -> list[Block]:
     columns: Columns = {"key": "key", "waiting": "waiting", "oldest": lambda row: _age(row["oldest_age_seconds"])}
-    return [Table.of("messages that wait for an encryption key", rows, columns)] if rows else []
+    return [Table.of("messages that wait for an encryption key", listed, columns)] if listed.rows else []
 
 
-def _dead_letters(rows: Sequence[Row]) -> list[Block]:
+def _dead_letters(listed: Listed[Row]) -> list[Block]:
     columns = {
         "message type": "message_type",
         "exception": "exception_type",
@@ -190,7 +211,7 @@ def _dead_letters(rows: Sequence[Row]) -> list[Block]:
         "first": "first",
         "last": "last",
     }
-    return [Table.of("dead letters", rows, columns)] if rows else ["no dead letters"]
+    return [Table.of("dead letters", listed, columns)] if listed.rows else ["no dead letters"]
 
 
 def _end(circuit: Row) -> str | datetime | None:

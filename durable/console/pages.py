@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from durable.console import shown, tracing
 from durable.console.access import SESSION_SECONDS, Authorize, Person, Role, Tokens, cookie_name
 from durable.console.packing import packed
-from durable.console.reading import PAGE, UNREAD, Feed, Letter, Overview, Reading, why_unread
+from durable.console.reading import UNREAD, Feed, Letter, Overview, Reading, why_unread
 from durable.console.runs import Runs
 from durable.console.security import (
     FORM_COOKIE,
@@ -34,6 +34,7 @@ from durable.console.security import (
 from durable.console.shown import moment_of
 from durable.errors import StorageUnavailable
 from durable.grammar import with_article
+from durable.listed import SHOWN, Listed
 from durable.storage import receipts
 from durable.storage.dead_letters import Selection
 from durable.storage.gauges import MOST_COUNTED
@@ -91,6 +92,7 @@ class Pages:
             "has_login": isinstance(authorize, Tokens),
             "version": __version__,
             "most": MOST_COUNTED,
+            "page_size": SHOWN,
             "Role": Role,
         }
 
@@ -193,8 +195,9 @@ class Pages:
     async def handlers(self, request: Request, person: Person) -> Response:
         """Show each handler, and the keys that are parked."""
         overview = await self._reading.overview(person)
-        rows, parked = self._reading.handlers(overview), await self._reading.parked_keys()
-        return self.render(request, "handlers.html", person, rows=rows, parked=parked, overview=overview)
+        rows = Listed.of(self._reading.handlers(overview), page=_page(request, "handlers"))
+        keys = await self._reading.keys(person, _page(request, "keys"))
+        return self.render(request, "handlers.html", person, rows=rows, keys=keys, overview=overview)
 
     async def services(self, request: Request, person: Person) -> Response:
         """Show the state of each service, also of those whose databases are away."""
@@ -203,7 +206,8 @@ class Pages:
         return self.render(request, "services.html", person, services=found, home=home(request))
 
     async def groups(self, request: Request, person: Person) -> Response:
-        return self.render(request, "groups.html", person, groups=await self._reading.groups(person))
+        found = Listed.of(await self._reading.groups(person), page=_page(request))
+        return self.render(request, "groups.html", person, groups=found)
 
     async def letters(self, request: Request, person: Person) -> Response:
         """One page of dead letters, the newest first."""
@@ -224,10 +228,10 @@ class Pages:
             request,
             "letters.html",
             person,
-            letters=found[:PAGE],
+            letters=found[:SHOWN],
             chosen=chosen,
             names=_FILTERS,
-            following=found[PAGE - 1].letter_id if len(found) > PAGE else None,
+            following=found[SHOWN - 1].letter_id if len(found) > SHOWN else None,
             survey=survey,
             uncounted=look.refusal if look is not None else "",
             selection=replace(selection, up_to=survey.newest) if survey is not None else None,
@@ -268,8 +272,7 @@ class Pages:
             if not asked["key"].isprintable() or len(asked["key"]) > _LONGEST_FILTER:
                 raise HTTPException(422, f"key: give printable text of up to {_LONGEST_FILTER} characters")
             way = await tracing.of_key(services, asked["key"], datetime.now(UTC))
-        page = request.query_params.get("page", "")
-        number = int(page) if page.isascii() and page.isdigit() and len(page) < 4 else 0
+        steps = None if way is None else Listed.of(way.steps, page=_page(request, first=way.page_of(asked["id"])))
         return self.render(
             request,
             "message_search.html",
@@ -277,8 +280,7 @@ class Pages:
             asked=asked,
             found=found,
             way=way,
-            page=(number or way.page_of(asked["id"])) if way else 1,
-            page_size=PAGE,
+            steps=steps,
             most=tracing.MOST_STEPS,
             home=home(request),
         )
@@ -289,9 +291,8 @@ class Pages:
             request,
             "scheduled.html",
             person,
-            schedules=found.schedules,
-            messages=found.messages[:PAGE],
-            more=len(found.messages) > PAGE,
+            schedules=Listed.of(found.schedules, page=_page(request, "schedules")),
+            messages=Listed.of(found.messages, page=_page(request, "messages")),
         )
 
     async def run(self, request: Request, person: Person) -> Response:
@@ -302,10 +303,13 @@ class Pages:
         return self.render(request, part, person, progress=progress)
 
     async def circuits(self, request: Request, person: Person) -> Response:
-        return self.render(request, "circuits.html", person, overview=await self._reading.overview(person))
+        found = await self._reading.circuits(person, _page(request))
+        overview = await self._reading.overview(person)
+        return self.render(request, "circuits.html", person, circuits=found, overview=overview)
 
     async def nodes(self, request: Request, person: Person) -> Response:
-        return self.render(request, "nodes.html", person, overview=await self._reading.overview(person))
+        found = Listed.of((await self._reading.overview(person)).nodes, page=_page(request))
+        return self.render(request, "nodes.html", person, nodes=found)
 
     # ------------------------------------------------------------------ making
 
@@ -321,6 +325,12 @@ class Pages:
     def _text(self, request: Request, template: str, person: Person | None, **values: Any) -> str:
         given = {"form_field": FORM_FIELD, "form_secret": form_secret(request), "here": request.url.path, **values}
         return shown.labelled(self._templates.get_template(template).render(request=request, person=person, **given))
+
+
+def _page(request: Request, name: str = "page", first: int = 1) -> int:
+    """Return the number of the page of a list that is asked for."""
+    text = request.query_params.get(name, "")
+    return int(text) or first if text.isascii() and text.isdigit() and len(text) < 7 else first
 
 
 def _uuid(name: str, text: str) -> UUID:

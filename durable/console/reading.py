@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 from uuid import UUID
@@ -18,6 +19,7 @@ from durable.console import viewers
 from durable.console.access import Person, Role
 from durable.envelope import NodeId
 from durable.errors import DurableError
+from durable.listed import SHOWN, Listed
 from durable.observability import health
 from durable.observability.health import NodeState
 from durable.observability.stops import Stops
@@ -35,7 +37,6 @@ from durable.storage.receipts import Standing
 P = ParamSpec("P")
 T = TypeVar("T")
 
-PAGE = 50
 UNREAD: Final = (DurableError, DBAPIError)
 """Errors of one service, for which a page of several leaves it out, and tells why_unread()."""
 _FRESH_SECONDS: Final = 1.0
@@ -85,7 +86,8 @@ class Overview(NamedTuple):
     """Work for somebody, by the rule of `durable-agent status`."""
     destinations: Sequence[Lane]
     handlers: Sequence[Lane]
-    circuits: Sequence[OpenCircuit]
+    stopped: int
+    """Number of open circuits and pauses."""
     groups: Sequence[Group]
     nodes: Sequence[NodeRow]
     to_send: Counted
@@ -104,6 +106,13 @@ class HandlerRow(NamedTuple):
     did: Slice
 
 
+class Keys(NamedTuple):
+    """Paused keys, and the number of messages that wait behind each, up to MOST_COUNTED."""
+
+    circuits: Listed[OpenCircuit]
+    waiting: Mapping[str, int]
+
+
 class Letter(NamedTuple):
     """A dead letter with what led to it."""
 
@@ -120,7 +129,7 @@ class Found(NamedTuple):
 
 
 class Scheduled(NamedTuple):
-    """Schedules, and the delayed messages that are due next: one more than a page where there are more."""
+    """Schedules, those that do not run first, and the delayed messages that are due next, up to MOST_COUNTED."""
 
     schedules: Sequence[schedules.Row]
     messages: Sequence[delayed.Delayed]
@@ -157,9 +166,14 @@ class Reading:
         unsaid = self._bus.settings.max_batch
         return [HandlerRow(lane, each, each.batch(unsaid) if each else unsaid, did) for lane, each, did in found]
 
-    async def parked_keys(self) -> dict[str, int]:
-        """Count the messages that wait behind each paused key."""
-        return await self._bus.runtime.database.transaction(circuits.count_parked)
+    async def circuits(self, person: Person, page: int) -> Listed[OpenCircuit]:
+        """Read a page of the open circuits and pauses."""
+        return _for(person, await self._bus.runtime.database.transaction(circuits.listed, SHOWN, page))
+
+    async def keys(self, person: Person, page: int) -> Keys:
+        """Read a page of the paused keys."""
+        found = await self._bus.runtime.database.transaction(read_keys, page)
+        return found._replace(circuits=_for(person, found.circuits))
 
     async def groups(self, person: Person) -> list[Group]:
         found = await self._bus.runtime.database.transaction(dead_letters.groups, Selection())
@@ -168,7 +182,7 @@ class Reading:
     async def page(self, person: Person, selection: Selection, before: int | None) -> list[Summary]:
         """The next dead letters, the newest first; one more than a page where there are more."""
         found = await self._bus.runtime.database.transaction(
-            dead_letters.page, selection, limit=PAGE + 1, before=before
+            dead_letters.page, selection, limit=SHOWN + 1, before=before
         )
         return found if _sees_contents(person) else viewers.of_summaries(found)
 
@@ -206,11 +220,11 @@ class Reading:
             needs=[need.text for need in health.needs(read, problems, self._bus.settings)],
             destinations=_lanes(read, Side.OUTGOING, CircuitKind.DESTINATION, ()),
             handlers=_lanes(read, Side.INCOMING, CircuitKind.HANDLER, list(self._bus.application.by_type())),
-            circuits=read.circuits,
+            stopped=sum(read.open_circuits.values()),
             groups=groups,
             nodes=[
                 NodeRow(node, nodes.get(node), state, sum(owned.get(node, 0) for owned in read.owned.values()))
-                for node, state in states.items()
+                for node, state in health.troubled_first(states)
             ],
             to_send=Counted.of(read, Side.OUTGOING),
             to_handle=Counted.of(read, Side.INCOMING),
@@ -248,6 +262,10 @@ def _retrieved(task: asyncio.Task[Overview]) -> None:
     """Take a failure that nobody waits for any more."""
     if not task.cancelled():
         task.exception()
+
+
+def _for(person: Person, listed: Listed[OpenCircuit]) -> Listed[OpenCircuit]:
+    return listed if _sees_contents(person) else replace(listed, rows=viewers.of_circuits(listed.rows))
 
 
 def _sees_contents(person: Person) -> bool:
@@ -293,9 +311,14 @@ def read_survey(conn: Connection, schema: str, selection: Selection) -> Look[Sur
     return look(conn, schema, dead_letters.survey, selection)
 
 
+def read_keys(conn: Connection, schema: str, page: int) -> Keys:
+    found = circuits.listed(conn, schema, SHOWN, page, kind=CircuitKind.KEY)
+    return Keys(found, gauges.waiting_behind(conn, schema, circuits.keys_of(found.rows)))
+
+
 def read_scheduled(conn: Connection, schema: str) -> Scheduled:
-    messages = delayed.page(conn, schema, delayed.Selection(), limit=PAGE + 1)
-    return Scheduled(schedules.read(conn, schema), messages)
+    messages = delayed.page(conn, schema, delayed.Selection(), limit=MOST_COUNTED)
+    return Scheduled(schedules.troubled_first(schedules.read(conn, schema)), messages)
 
 
 def _lanes(read: Gauges, side: Side, kind: CircuitKind, declared: Sequence[str]) -> list[Lane]:

@@ -16,8 +16,8 @@ from starlette.responses import Response, StreamingResponse
 from durable.bus import Bus
 from durable.console.access import Person
 from durable.console.pages import Pages
-from durable.console.reading import PAGE
 from durable.console.shown import moment_of
+from durable.listed import SHOWN
 from durable.storage import actions
 from durable.storage.actions import Recorded, Selection
 
@@ -37,10 +37,10 @@ class Record:
     async def page(self, request: Request, person: Person) -> Response:
         """Show the last actions, the newest first."""
         chosen = _chosen(request)
-        found = await self._read(selection_of(chosen), before=_before(request), limit=PAGE + 1)
-        following = found[PAGE - 1].number if len(found) > PAGE else None
+        found = await self._read(selection_of(chosen), before=_before(request), limit=SHOWN + 1)
+        following = found[SHOWN - 1].number if len(found) > SHOWN else None
         return self._pages.render(
-            request, "actions.html", person, actions=found[:PAGE], chosen=chosen, names=_FILTERS, following=following
+            request, "actions.html", person, actions=found[:SHOWN], chosen=chosen, names=_FILTERS, following=following
         )
 
     async def export(self, request: Request, person: Person) -> Response:

@@ -14,7 +14,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from durable.console.reading import PAGE, UNREAD, Reading, why_unread
+from durable.console.reading import UNREAD, Reading, why_unread
+from durable.listed import SHOWN
 from durable.storage import receipts
 from durable.storage.bounded import Look, limit_times, look
 from durable.storage.receipts import Step, Window
@@ -48,11 +49,7 @@ class Way(NamedTuple):
     def page_of(self, message_id: str) -> int:
         """Return the number of the page on which a message is first met; the first one when it is on none."""
         met = (number for number, each in enumerate(self.steps) if str(each.step.id) == message_id)
-        return next(met, 0) // PAGE + 1
-
-    def page(self, number: int) -> Sequence[Placed]:
-        """Return the steps of a page, which is counted from 1."""
-        return self.steps[(number - 1) * PAGE : number * PAGE]
+        return next(met, 0) // SHOWN + 1
 
 
 async def conversation(services: Mapping[str, Reading], correlation_id: UUID, begun: datetime) -> Way:

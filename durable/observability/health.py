@@ -60,6 +60,11 @@ def node_states(gauges: Gauges, stale: timedelta) -> dict[NodeId, NodeState]:
     return {node: _state(node in gauges.locked, ages.get(node), stale) for node in sorted(ages.keys() | owners(gauges))}
 
 
+def troubled_first(states: Mapping[NodeId, NodeState]) -> list[tuple[NodeId, NodeState]]:
+    """Sort nodes for a list: those that do not work first."""
+    return sorted(states.items(), key=lambda each: each[1] is NodeState.ALIVE)
+
+
 def _state(holds_lock: bool, heartbeat_age: timedelta | None, stale: timedelta) -> NodeState:
     if not holds_lock or heartbeat_age is None:
         return NodeState.DEAD

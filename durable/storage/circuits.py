@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 
 from durable.duration import within_calendar
 from durable.envelope import NodeId
+from durable.listed import SHOWN, Listed, start
 from durable.storage.database import channel
 from durable.storage.sql import circuits as circuit_statements
 
@@ -154,14 +155,41 @@ def _forget_counts(conn: Connection, schema: str, kind: CircuitKind, key: str) -
         conn.execute(circuit_statements.FORGET_COUNTS.within(schema), {"handler": key})
 
 
-def count_parked(conn: Connection, schema: str) -> dict[str, int]:
-    """Count the waiting messages of each paused key."""
-    return {row.key: row.waiting for row in conn.execute(circuit_statements.COUNT_PARKED.within(schema))}
+def count_parked(conn: Connection, schema: str, keys: Sequence[str]) -> dict[str, int]:
+    """Count the waiting messages of each of these keys; the inbox is read whole for it."""
+    rows = conn.execute(circuit_statements.COUNT_PARKED.within(schema), {"keys": list(keys)}) if keys else ()
+    return {row.key: row.waiting for row in rows}
+
+
+def keys_of(circuits: Iterable[OpenCircuit]) -> list[str]:
+    """Return the keys that are paused among these."""
+    return [each.key for each in circuits if each.kind == CircuitKind.KEY]
 
 
 def read(conn: Connection, schema: str) -> list[OpenCircuit]:
     """Read the open circuits and pauses."""
     return [OpenCircuit(*row) for row in conn.execute(circuit_statements.READ_CIRCUITS.within(schema))]
+
+
+def read_oldest(conn: Connection, schema: str, most: int) -> list[OpenCircuit]:
+    """Read the open circuits and pauses, of keys so many: the oldest, and the oldest that dead letters have parked."""
+    params = {"most": most, "node": NODE}
+    return [OpenCircuit(*row) for row in conn.execute(circuit_statements.READ_OLDEST.within(schema), params)]
+
+
+def count(conn: Connection, schema: str) -> dict[str, int]:
+    """Count the open circuits and pauses of each kind."""
+    return {row.kind: row[1] for row in conn.execute(circuit_statements.COUNT_CIRCUITS.within(schema))}
+
+
+def listed(
+    conn: Connection, schema: str, size: int = SHOWN, page: int = 1, *, kind: CircuitKind | None = None
+) -> Listed[OpenCircuit]:
+    """Read a page of the open circuits and pauses, of one kind or of all: the longest open first, keys at the end."""
+    counts = count(conn, schema)
+    params = {"kind": kind and kind.value, "most": size, "start": start(size, page)}
+    rows = [OpenCircuit(*row) for row in conn.execute(circuit_statements.LIST_CIRCUITS.within(schema), params)]
+    return Listed(rows, sum(counts.values()) if kind is None else counts.get(kind, 0), page)
 
 
 def _named(schema: str, kind: CircuitKind, key: str) -> dict[str, str]:

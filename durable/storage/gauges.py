@@ -66,6 +66,9 @@ class Gauges(NamedTuple):
     behind: Mapping[str, int]
     """Messages that wait behind a dead letter, by their key, which it has parked."""
     circuits: Sequence[OpenCircuit]
+    """The open ones; of keys the oldest."""
+    open_circuits: Mapping[str, int]
+    """The number of all of each kind."""
     nodes: Sequence[Node]
     locked: set[NodeId]
     partitioned_days: int
@@ -81,6 +84,7 @@ def read(conn: Connection, schema: str) -> Gauges:
     limit = {"limit": MOST_COUNTED}
     scheduled = conn.execute(gauge_statements.READ_SCHEDULED.within(schema), limit).one()
     estimates = conn.execute(gauge_statements.READ_ESTIMATES.within(schema), {"schema": schema})
+    stopped = circuits.read_oldest(conn, schema, MOST_COUNTED)
     return Gauges(
         now=scheduled.now,
         uptime=nodes.server_uptime(conn, schema),
@@ -90,8 +94,9 @@ def read(conn: Connection, schema: str) -> Gauges:
         overdue=scheduled.overdue,
         dead_letters=conn.execute(gauge_statements.COUNT_UNRESOLVED.within(schema), limit).scalar_one(),
         parked=parked.read(conn, schema, MOST_COUNTED),
-        behind={row.key: row.waiting for row in conn.execute(gauge_statements.COUNT_BEHIND.within(schema), _PARKED)},
-        circuits=circuits.read(conn, schema),
+        behind=waiting_behind(conn, schema, _parked_keys(stopped)),
+        circuits=stopped,
+        open_circuits=circuits.count(conn, schema),
         nodes=nodes.read(conn, schema),
         locked=nodes.locked(conn, schema),
         partitioned_days=maintenance.partitioned_days(conn, schema),
@@ -108,7 +113,22 @@ _OWNED: Final = {
     Side.INCOMING: gauge_statements.READ_OWNED_INCOMING,
 }
 _BOUNDS: Final = {"limit": MOST_COUNTED, "groups": _MOST_GROUPS}
-_PARKED: Final = {**_BOUNDS, "node": circuits.NODE}
+
+
+def waiting_behind(conn: Connection, schema: str, keys: Sequence[str]) -> dict[str, int]:
+    """Count the messages that wait in the order of each of these keys."""
+    params = {"keys": list(keys), "limit": MOST_COUNTED}
+    return {row.key: row.waiting for row in conn.execute(gauge_statements.COUNT_BEHIND.within(schema), params)}
+
+
+def _parked_keys(stopped: Sequence[OpenCircuit]) -> list[str]:
+    """Return the keys that dead letters have parked, the oldest of them."""
+    parked = sorted((each for each in stopped if each.is_parked), key=_since)
+    return circuits.keys_of(parked)[:_MOST_GROUPS]
+
+
+def _since(circuit: OpenCircuit) -> datetime:
+    return circuit.since
 
 
 def _unowned(conn: Connection, schema: str, statements: Sequence[Statement]) -> list[Unowned]:

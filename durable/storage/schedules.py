@@ -77,6 +77,11 @@ def read(conn: Connection, schema: str, names: Sequence[str] | None = None) -> l
     return [Row(*row) for row in conn.execute(statements.READ_SCHEDULES.within(schema), params)]
 
 
+def troubled_first(rows: Sequence[Row]) -> list[Row]:
+    """Sort schedules for a list: those that do not run first."""
+    return sorted(rows, key=lambda row: row.is_live and not row.is_paused and row.error is None)
+
+
 def declare(conn: Connection, schema: str, node: NodeId, declared: Sequence[Declaration]) -> None:
     """Store the declarations of this node's code, unless a younger living node has declared them."""
     columns = dict(zip(Declaration._fields, map(list, zip(*declared, strict=True)), strict=True))

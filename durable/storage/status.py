@@ -10,7 +10,9 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from durable.envelope import NodeId
+from durable.listed import SHOWN, Listed
 from durable.storage import circuits, gauges, leases
+from durable.storage.circuits import OpenCircuit
 from durable.storage.gauges import Gauges
 from durable.storage.leases import Backlog
 from durable.storage.sql import housekeeping
@@ -54,12 +56,17 @@ class StatusSnapshot(NamedTuple):
     owned_outgoing: Mapping[NodeId, int]
     owned_incoming: Mapping[NodeId, int]
     dead_letters: list[DeadLetterCount]
+    circuits: Listed[OpenCircuit]
+    """The first of the open circuits and pauses."""
     parked: Mapping[str, int]
-    """The number of waiting messages of each paused key."""
+    """The number of waiting messages of each key among them."""
 
 
-def read(conn: Connection, schema: str) -> StatusSnapshot:
-    """Read the whole status. Owners before nodes: a node that registers in between owns nothing that was seen."""
+def read(conn: Connection, schema: str, size: int = SHOWN) -> StatusSnapshot:
+    """Read the whole status, with so many circuits. Owners before nodes: a node that registers in between owns nothing
+    that was seen.
+    """
+    stopped = circuits.listed(conn, schema, size)
     owned = [_owned_counts(conn, schema, table) for table in (OUTGOING, INCOMING)]
     return StatusSnapshot(
         outgoing=leases.backlog(conn, schema, OUTGOING),
@@ -68,7 +75,8 @@ def read(conn: Connection, schema: str) -> StatusSnapshot:
         owned_incoming=owned[1],
         gauges=gauges.read(conn, schema),
         dead_letters=[DeadLetterCount(*row) for row in conn.execute(housekeeping.COUNT_DEAD_LETTERS.within(schema))],
-        parked=circuits.count_parked(conn, schema),
+        circuits=stopped,
+        parked=circuits.count_parked(conn, schema, circuits.keys_of(stopped.rows)),
     )
 
 

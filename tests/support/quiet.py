@@ -23,6 +23,7 @@ def quiet_gauges(now: datetime, node: Node, **changes: Any) -> Gauges:
         parked=[],
         behind={},
         circuits=[],
+        open_circuits={},
         nodes=[node],
         locked={NodeId(node.node_id)},
         partitioned_days=8,

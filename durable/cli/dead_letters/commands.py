@@ -16,6 +16,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from durable.cli.arguments import ListSize
 from durable.cli.command import group, taking
 from durable.cli.dead_letters import views
 from durable.cli.dead_letters.debug import debug_letter
@@ -32,7 +33,7 @@ from durable.cli.dead_letters.selection import (
     refuse_unmatched,
 )
 from durable.cli.dead_letters.views import Row
-from durable.cli.output import emit
+from durable.cli.output import document_of, emit
 from durable.cli.runs import Work, Yes, actor_name, confirm, work_options
 from durable.cli.send import read_body
 from durable.cli.target import Target, ring_of, schema_connection
@@ -40,6 +41,7 @@ from durable.dead_letters import bodies as letter_bodies
 from durable.dead_letters.bulk import Run
 from durable.encryption.ring import KeyRing
 from durable.errors import DurableError, InvalidMessage, InvalidSetting
+from durable.listed import SHOWN, Listed
 from durable.storage import actions, circuits
 from durable.storage import dead_letters as storage
 from durable.storage.actions import Action
@@ -80,20 +82,20 @@ Body = Annotated[str, typer.Option("--body", metavar="JSON", help="new body; - r
 
 @app.command()
 @over_letters()
-def groups(chosen: Chosen, state: StateOption = State.UNRESOLVED) -> None:
+def groups(chosen: Chosen, state: StateOption = State.UNRESOLVED, limit: ListSize = SHOWN) -> None:
     """Group dead letters by cause: their number, first and last time, and an example."""
     selection = replace(chosen.selection, resolved=_RESOLVED[state])
     with schema_connection(chosen.settings) as conn:
-        rows = views.group_rows(storage.groups(conn, chosen.settings.db_schema, selection))
-    emit({"groups": rows}, *views.groups(rows))
-    if not rows:
+        listed = Listed.of(views.group_rows(storage.groups(conn, chosen.settings.db_schema, selection)), limit)
+    emit(document_of({"groups": listed}), *views.groups(listed))
+    if not listed.rows:
         refuse_unmatched(chosen, selection)
 
 
 @app.command("list")
 @over_letters()
 def list_letters(
-    chosen: Chosen, state: StateOption = State.UNRESOLVED, limit: PageSize = 50, before: Before = None
+    chosen: Chosen, state: StateOption = State.UNRESOLVED, limit: PageSize = SHOWN, before: Before = None
 ) -> None:
     """List dead letters, the newest first, one page at a time."""
     selection = replace(chosen.selection, resolved=_RESOLVED[state])
@@ -230,18 +232,18 @@ def _rehearse(chosen: Chosen, limit: int | None, body: bytes | None = None) -> N
 def _parked(chosen: Chosen) -> list[Row]:
     """The keys and handlers that dead letters have parked: what is replayed waits there until they are resumed."""
     with schema_connection(chosen.settings) as conn:
-        waiting = circuits.count_parked(conn, chosen.settings.db_schema)
-        stopped = circuits.read(conn, chosen.settings.db_schema)
+        stopped = [each for each in circuits.read(conn, chosen.settings.db_schema) if each.is_parked]
+        waiting = circuits.count_parked(conn, chosen.settings.db_schema, circuits.keys_of(stopped))
     return [
         {"kind": circuit.kind, "key": circuit.key, "waiting": waiting.get(circuit.key)}
         for circuit in stopped
-        if circuit.is_parked and (circuit.kind != CircuitKind.KEY or circuit.key in waiting)
+        if circuit.kind != CircuitKind.KEY or circuit.key in waiting
     ]
 
 
 def _report(run: Run, verb: str, parked: Sequence[Row] = (), or_else: Callable[[], None] = lambda: None) -> None:
     """Print how far a run came, and what is parked; call `or_else` if nothing was selected."""
-    more = {"parked": parked} if parked else {}
+    more = document_of({"parked": Listed.of(parked)}) if parked else {}
     emit({"resolution": verb} | asdict(run) | more, *views.told(run, verb), *views.parked(parked))
     if run.stopped:
         raise typer.Exit(130)

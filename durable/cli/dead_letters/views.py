@@ -13,6 +13,7 @@ from durable.dead_letters.bulk import Run
 from durable.dead_letters.rehearsal import Rehearsed
 from durable.envelope import Envelope
 from durable.grammar import several
+from durable.listed import Listed
 from durable.storage.dead_letters import Attempt, DeadLetter, Group, Relative, Summary
 from durable.storage.rows import both_ends, error_text
 
@@ -87,7 +88,7 @@ def _sent_row(envelope: Envelope) -> Row:
 # ---------------------------------------------------------------- as text
 
 
-def groups(rows: Sequence[Row]) -> list[Block]:
+def groups(listed: Listed[Row]) -> list[Block]:
     columns: Columns = {
         "fingerprint": "fingerprint",
         "side": "side",
@@ -98,7 +99,7 @@ def groups(rows: Sequence[Row]) -> list[Block]:
         "last": "last",
         "example": lambda row: _short(row["example"]),
     }
-    return [Table.of("dead letters by cause", rows, columns)] if rows else ["no dead letters"]
+    return [Table.of("dead letters by cause", listed, columns)] if listed.rows else ["no dead letters"]
 
 
 def summaries(rows: Sequence[Row], following: int | None) -> list[Block]:

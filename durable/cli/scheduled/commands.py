@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 
 from durable.cli.arguments import parse_coming_time, parse_duration
 from durable.cli.command import group
-from durable.cli.output import emit
+from durable.cli.output import document_of, emit
 from durable.cli.pauses import PauseReason, Span
 from durable.cli.runs import Job, Work, Yes, actor_name, confirm, run_job, work_options
 from durable.cli.scheduled import views
@@ -34,16 +34,17 @@ from durable.cli.scheduled.selection import (
 from durable.cli.target import connection
 from durable.dead_letters.bulk import Run
 from durable.errors import DurableError, InvalidSetting
+from durable.listed import SHOWN, Listed
 from durable.storage import actions, circuits, delayed
 from durable.storage.actions import Action
 from durable.storage.circuits import CircuitKind, OpenCircuit
 from durable.storage.dead_letters import LetterRange, Resolved
 from durable.storage.delayed import SIDES, Delayed, Selection, Side
-from durable.storage.schedules import Row
+from durable.storage.schedules import Row, troubled_first
 
 app = group("Inspect delayed messages and schedules; cancel them, change their time, or run them now.")
 
-PageSize = Annotated[int, typer.Option("--limit", min=1, max=10_000, metavar="N", help="messages to show")]
+PageSize = Annotated[int, typer.Option("--limit", min=1, max=10_000, metavar="N", help="rows of a list")]
 Reason = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="reason; stored in the history")]
 At = Annotated[str, typer.Option("--at", metavar="TIME", help="new due time: in 2h, or ISO 8601")]
 
@@ -69,7 +70,7 @@ class Change:
 
 @app.command("list")
 @over_scheduled()
-def list_scheduled(chosen: Chosen, limit: PageSize = 50) -> None:
+def list_scheduled(chosen: Chosen, limit: PageSize = SHOWN) -> None:
     """List the recurring schedules, and the messages due next."""
     recurring = [row for row in find_schedules(chosen) if _is_selected(row, chosen.selection)]
     messages: list[Delayed] = []
@@ -78,10 +79,12 @@ def list_scheduled(chosen: Chosen, limit: PageSize = 50) -> None:
         if chosen.has_messages:
             messages = delayed.page(conn, chosen.settings.db_schema, chosen.selection, limit=limit + 1)
     shown, more = messages[:limit], len(messages) > limit
+    listed = Listed.of(troubled_first(recurring), limit)
     reasons = {name: pause._asdict() for name, pause in pauses.items()}
-    rows = [{**row._asdict(), "state": views.state(row), "pause": reasons.get(row.name)} for row in recurring]
+    rows = [{**row._asdict(), "state": views.state(row), "pause": reasons.get(row.name)} for row in listed.rows]
     kinds = [{**row._asdict(), "kind": views.kind(row)} for row in shown]
-    emit({"schedules": rows, "messages": kinds, "more": more}, *views.tables(recurring, shown, pauses, more=more))
+    document = document_of({"schedules": Listed(rows, listed.total)})
+    emit({**document, "messages": kinds, "more": more}, *views.tables(listed, shown, pauses, more=more))
     if not recurring and not shown:
         refuse_unmatched(chosen)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from durable.cli import output
 from durable.cli.output import Block, Columns, Table, age, done_of, utc
 from durable.dead_letters.bulk import Run
+from durable.listed import Listed
 from durable.storage.circuits import OpenCircuit
 from durable.storage.delayed import Delayed
 from durable.storage.schedules import Row
@@ -54,10 +55,10 @@ def pause(row: Row, pauses: Mapping[str, OpenCircuit]) -> str | None:
 
 
 def tables(
-    recurring: Sequence[Row], messages: Sequence[Delayed], pauses: Mapping[str, OpenCircuit], *, more: bool
+    recurring: Listed[Row], messages: Sequence[Delayed], pauses: Mapping[str, OpenCircuit], *, more: bool
 ) -> list[Block]:
     blocks: list[Block] = []
-    if recurring:
+    if recurring.rows:
         paused: Columns = {"paused until": lambda row: pause(row, pauses)} if pauses else {}
         blocks.append(Table.of("recurring schedules", recurring, {**_SCHEDULES, **paused}))
     if messages:

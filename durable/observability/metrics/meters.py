@@ -169,6 +169,7 @@ _NOTHING: Final = Gauges(
     parked=(),
     behind={},
     circuits=(),
+    open_circuits={},
     nodes=(),
     locked=set(),
     partitioned_days=1,

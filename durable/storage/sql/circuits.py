@@ -80,9 +80,26 @@ CLOSE_ENDED_CIRCUITS: Final = Statement("""
 DELETE FROM {schema}.circuits WHERE until <= now() AND NOT probing
     AND (kind <> 'schedule' OR NOT EXISTS (SELECT FROM {schema}.schedules WHERE name = key))
 """)
-READ_CIRCUITS: Final = Statement(f"""
-SELECT kind, key, reason, {SINCE} AS since, {UNTIL} AS until, actor, probing FROM {{schema}}.circuits
-WHERE probing OR until IS NULL OR until > now() ORDER BY kind, key
+_OPEN_ROWS: Final = f"""SELECT kind, key, reason, {SINCE} AS since, {UNTIL} AS until, actor, probing
+FROM {{schema}}.circuits WHERE (probing OR until IS NULL OR until > now())"""
+
+READ_CIRCUITS: Final = Statement(f"{_OPEN_ROWS} ORDER BY kind, key")
+
+# What code declares, all of it, and the oldest keys, which grow with use: of any kind, and of those that a node parked.
+READ_OLDEST: Final = Statement(f"""
+{_OPEN_ROWS} AND kind <> 'key'
+UNION ({_OPEN_ROWS} AND kind = 'key' ORDER BY since, key LIMIT :most)
+UNION ({_OPEN_ROWS} AND kind = 'key' AND NOT probing AND until IS NULL AND starts_with(actor, :node)
+    ORDER BY since, key LIMIT :most)
+ORDER BY kind, key
+""")
+# In the order of a list: keys, of which there may be many, are the last ones, and the oldest of a kind are its first.
+LIST_CIRCUITS: Final = Statement(f"""
+{_OPEN_ROWS} AND (CAST(:kind AS text) IS NULL OR kind = CAST(:kind AS text))
+ORDER BY kind = 'key', kind, since, key LIMIT :most OFFSET :start
+""")
+COUNT_CIRCUITS: Final = Statement(f"""
+SELECT kind, count(*) AS count FROM ({_OPEN_ROWS}) AS open GROUP BY kind
 """)
 
 # Two nodes compete for the row; who gets it has the circuit for itself for the time of the lease.
@@ -124,9 +141,9 @@ WHERE handler = :handler AND node_id <> :node AND counted_at >= clock_timestamp(
 """)
 FORGET_COUNTS: Final = Statement("DELETE FROM {schema}.handler_counts WHERE handler = :handler")
 
-# How much waits of each key that is paused; no index tells it, and nobody but an operator asks.
+# How much waits of each of these keys; no index tells it, and nobody but an operator asks.
 COUNT_PARKED: Final = Statement("""
 SELECT row.partition_key AS key, count(*) AS waiting
-FROM {schema}.incoming_envelopes AS row JOIN {schema}.circuits ON kind = 'key' AND key = row.partition_key
-WHERE until IS NULL OR until > now() GROUP BY row.partition_key
+FROM {schema}.incoming_envelopes AS row JOIN unnest(CAST(:keys AS text[])) AS parked (key) ON key = row.partition_key
+GROUP BY row.partition_key
 """)

@@ -63,14 +63,11 @@ COUNT_UNRESOLVED = Statement("""
 SELECT count(*) FROM (SELECT FROM {schema}.dead_letters WHERE resolved_at IS NULL LIMIT :limit) AS counted
 """)
 
-# A key that a dead letter has parked, and how much waits behind it.
+# How much waits in the order of each of these keys.
 COUNT_BEHIND = Statement(f"""
 SELECT parked.key, (SELECT count(*) FROM (
     SELECT FROM {INBOX.rows} WHERE {ORDERED} AND ordering_key = parked.key LIMIT :limit) AS counted) AS waiting
-FROM (
-    SELECT key FROM {{schema}}.circuits
-    WHERE kind = 'key' AND NOT probing AND until IS NULL AND starts_with(actor, :node)
-    ORDER BY since LIMIT :groups) AS parked
+FROM unnest(CAST(:keys AS text[])) AS parked (key)
 """)
 
 # From the statistics that Postgres keeps of every table anyway.

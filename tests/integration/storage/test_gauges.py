@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -25,6 +26,12 @@ INSERT INTO durable.incoming_envelopes (endpoint, id, message_type, source, corr
 SELECT 'orders', gen_random_uuid(), 'type ' || n % 3, 'shop', gen_random_uuid(), 'application/json', '{}',
     now() - interval '1 hour' + n * interval '1 ms',
     CASE n % 3 WHEN 0 THEN 7 ELSE 0 END, CASE n % 3 WHEN 1 THEN now() - interval '1 minute' END
+FROM generate_series(1, :many) AS n
+"""
+
+PAUSED_KEYS = """
+INSERT INTO durable.circuits (kind, key, reason, actor, since)
+SELECT 'key', :actor || ' ' || n, 'broken', :actor, now() - :age * interval '1 day' + n * interval '1 ms'
 FROM generate_series(1, :many) AS n
 """
 
@@ -78,10 +85,24 @@ def test_messages_behind_a_dead_letter_are_counted_by_their_key(conn: Connection
     plan = "\n".join(
         conn.execute(
             text(f"EXPLAIN {gauge_statements.COUNT_BEHIND.within('durable').text}"),
-            {"limit": MOST_COUNTED, "groups": 200, "node": circuits.NODE},
+            {"limit": MOST_COUNTED, "keys": ["k1", "gone"]},
         ).scalars()
     )
     assert "Seq Scan on incoming_envelopes" not in plan, plan
+
+
+def test_oldest_paused_keys_are_read_and_all_are_counted(conn: Connection) -> None:
+    conn.execute(text(PAUSED_KEYS), {"many": 2 * MOST_COUNTED + 1, "actor": "ada", "age": 2})
+    conn.execute(text(PAUSED_KEYS), {"many": MOST_COUNTED + 1, "actor": "node 7", "age": 1})
+    circuits.pause(conn, "durable", CircuitKind.HANDLER, "type 2", reason="month end", actor="ada", duration=None)
+
+    found = gauges.read(conn, "durable")
+
+    read = Counter((each.kind, each.actor) for each in found.circuits)
+    assert read == {("key", "ada"): MOST_COUNTED, ("key", "node 7"): MOST_COUNTED, ("handler", "ada"): 1}
+    assert found.open_circuits == {"key": 3 * MOST_COUNTED + 2, "handler": 1}
+    keys = {each.key for each in found.circuits}
+    assert not keys & {f"ada {MOST_COUNTED + 1}", f"node 7 {MOST_COUNTED + 1}"}
 
 
 def test_no_statement_walks_a_whole_table_of_work(conn: Connection) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from durable.cli import views
 from durable.console import reading
 from durable.envelope import NodeId
+from durable.listed import Listed
 from durable.observability import health
 from durable.observability.stops import Stops
 from durable.settings import Settings
@@ -67,8 +68,14 @@ class TestStoppedVersions:
 
     def test_circuit_counts_the_messages_of_its_versions(self, name: str, waiting: list[str]) -> None:
         incoming = [Backlog(each, 3, 0, 0, None, None) for each in waiting]
-        snapshot = SimpleNamespace(gauges=found(CIRCUITS[name]), incoming=incoming, outgoing=[], parked={})
-        [row] = views.circuit_rows(cast(StatusSnapshot, snapshot))
+        snapshot = SimpleNamespace(
+            gauges=found(CIRCUITS[name]),
+            circuits=Listed.of([CIRCUITS[name]]),
+            incoming=incoming,
+            outgoing=[],
+            parked={},
+        )
+        [row] = views.circuit_rows(cast(StatusSnapshot, snapshot)).rows
         assert row["waiting"] == 3 * len({*waiting} & STOPPED[name])
 
     def test_lane_of_the_console_is_stopped(self, name: str, waiting: list[str]) -> None:
