@@ -12,7 +12,7 @@ import typer
 
 from durable.bus import Bus
 from durable.cli.arguments import parse_coming_time, parse_duration, parse_pairs
-from durable.cli.output import emit
+from durable.cli.output import emit, is_json
 from durable.cli.target import on_bus
 from durable.errors import InvalidMessage, InvalidSetting, text_of
 from durable.messages import codec
@@ -73,7 +73,8 @@ def send(bus: Bus, options: SendOptions, message_type: MessageType, body: Body, 
     """Send a message in a transaction of its own and print its id; a running node delivers it.
 
     An event with subscribers is published to each of them, unless --to names a destination. The id of a message with
-    --id-from is that of its key: that it is printed does not say that this message is the first under the key.
+    --id-from is that of its key. A message that this database knows under the key is not sent again, which the command
+    says; over a transport its receiver alone may know it.
     """
     cls = class_of(message_type)
     if to is not None:
@@ -85,20 +86,28 @@ def send(bus: Bus, options: SendOptions, message_type: MessageType, body: Body, 
     except InvalidMessage as error:
         raise InvalidSetting(f"JSON: {error}") from error
     try:
-        envelope_id = asyncio.run(_send(bus, message_type, message, to, options))
+        envelope_id, is_sent = asyncio.run(_send(bus, message_type, message, to, options))
     except InvalidMessage as error:
         raise InvalidSetting(text_of(error)) from error
-    emit({"id": envelope_id, "message_type": message_type}, str(envelope_id))
+    emit({"id": envelope_id, "message_type": message_type, "sent": is_sent}, str(envelope_id))
+    if not is_sent and not is_json():
+        typer.echo(f"not sent again: a message under {options['id_from']} was sent before", err=True)
 
 
-async def _send(bus: Bus, message_type: str, message: object, to: str | None, options: SendOptions) -> UUID:
-    """Send in a unit of work, without agents. Raises WiringError, InvalidMessage, StorageUnavailable."""
+async def _send(
+    bus: Bus, message_type: str, message: object, to: str | None, options: SendOptions
+) -> tuple[UUID, bool]:
+    """Send in a unit of work, without agents; return the id, and whether it is new. Raises WiringError, InvalidMessage,
+    StorageUnavailable.
+    """
     is_event = to is None and bus.application.routes.is_event(message_type)
     try:
         await bus.runtime.check()
         with translated():
             async with bus.unit_of_work() as uow:
-                return uow.publish(message, **options) if is_event else uow.send(message, to=to, **options)
+                sent = uow.publish(message, **options) if is_event else uow.send(message, to=to, **options)
+                await uow.session.run_sync(lambda _: uow.outbox.store())
+                return sent, uow.outbox.is_stored(sent)
     finally:
         await bus.runtime.stop()
 

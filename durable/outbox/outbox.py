@@ -282,6 +282,10 @@ class Outbox:
             self._store(self._connect(), self._pending.unstored(), owned=not self._is_joined)
             failpoint("C2")
 
+    def is_stored(self, message_id: UUID) -> bool:
+        """Tell whether store() has written the message of this id, which had not been sent before."""
+        return self._pending.has_row(message_id)
+
     def _connect(self) -> Connection | None:
         """Let the session have a connection, which tells of its COMMIT; durable.testing does without.
 

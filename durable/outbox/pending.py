@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+from uuid import UUID
 
 from sqlalchemy.orm import SessionTransaction
 
@@ -62,6 +63,10 @@ class Pending:
     def unstored(self, before: SessionTransaction | None = None) -> list[Entry]:
         """Return the entries without a row, in order: all, or those from before this transaction of the session."""
         return [entry for entry in self._entries[: self._end(before)] if not entry.is_stored]
+
+    def has_row(self, message_id: UUID) -> bool:
+        """Tell whether a message of this id has a row of its own: one that had been sent before everywhere has none."""
+        return any(entry.sent is not None and entry.envelope.id == message_id for entry in self._entries)
 
     def begin_insert(self) -> int:
         """Return the number of the insert that is made now."""

@@ -204,6 +204,32 @@ def test_send_accepts_times_a_tenant_and_a_business_key(
     assert rows == [(True, datetime(2999, 12, 31, 23, 59, tzinfo=UTC), "blue")]
 
 
+@pytest.mark.parametrize("route", [(), ("--to", "tcp://127.0.0.1:2")], ids=["here", "elsewhere"])
+def test_send_says_when_a_message_was_sent_before(agent: Agent, database: str, route: tuple[str, ...]) -> None:
+    module = agent.application(HANDLER)
+    arguments = (f"{module}:bus", f"{module}.order-placed", '{"order_id": 7}', *route, "--id-from")
+    first = agent("send", *arguments, "invoice-17")
+    again = agent("send", *arguments, "invoice-17")
+
+    told = "not sent again: a message under invoice-17 was sent before\n"
+    assert (first.code, first.err, again.code, again.err) == (0, "", 0, told)
+    assert first.out == again.out
+    assert document(agent, "send", *arguments, "invoice-17")["sent"] is False
+    assert document(agent, "send", *arguments, "invoice-18")["sent"] is True
+
+
+def test_event_counts_as_sent_when_one_of_its_subscribers_is_new(agent: Agent, database: str) -> None:
+    module = agent.application("""
+bus.subscribe(OrderPlaced, to="tcp://127.0.0.1:1")
+bus.subscribe(OrderPlaced, to="tcp://127.0.0.1:2")
+""")
+    arguments = (f"{module}:bus", f"{module}.order-placed", '{"order_id": 7}', "--id-from", "invoice-17")
+
+    assert document(agent, "send", *arguments, "--to", "tcp://127.0.0.1:1")["sent"]
+    assert document(agent, "send", *arguments)["sent"]
+    assert not document(agent, "send", *arguments)["sent"]
+
+
 def test_send_publishes_an_event_to_every_subscriber(
     agent: Agent, database: str, conn: psycopg.Connection[Any]
 ) -> None:
