@@ -231,6 +231,23 @@ def _places(
     return tuple(zip(hosts, ports, strict=True))
 
 
+def check_environment(url: DatabaseUrl, environment: Mapping[str, str]) -> DatabaseUrl:
+    """Return the URL. Raises InvalidSetting when its port is that of the environment, and is none.
+
+    Several hosts of PGHOST have as many ports. A service of libpq may have its own.
+    """
+    names_port = any(port is not None for _, port in url.hosts)
+    names_service = "service" in url.query or environment.get("PGSERVICE")
+    ports = environment.get("PGPORT")
+    if ports and not names_port and not names_service and not all(map(_is_port, ports.split(","))):
+        raise InvalidSetting(f"PGPORT: {ports!r} is no port; give one from {_PORTS[0]} to {_PORTS[-1]}, or unset it")
+    return url
+
+
+def _is_port(text: str) -> bool:
+    return _DIGITS.fullmatch(text) is not None and int(text) in _PORTS
+
+
 def _port(text: str, setting: str) -> int | None:
     if text and not _DIGITS.fullmatch(text):
         raise _wrong(setting)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Concatenate, ParamSpec, TypeVar
 
+from pydantic import SecretStr
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
@@ -22,7 +24,7 @@ from sqlalchemy.pool import QueuePool
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
 
 from durable import database_url
-from durable.database_url import DatabaseUrl
+from durable.database_url import DatabaseUrl, check_environment
 from durable.errors import InvalidMessage, InvalidSetting, SchemaMismatch, StorageUnavailable
 from durable.settings import Settings
 from durable.statistics import PoolStatistics
@@ -175,7 +177,7 @@ def answer(conn: Connection, schema: str) -> None:
 def configured_url(settings: Settings) -> DatabaseUrl:
     if settings.database_url is None:
         raise InvalidSetting("database_url: not set; give Bus(..., database=...) or the variable DURABLE_DATABASE_URL")
-    return database_url.parse(settings.database_url.get_secret_value())
+    return _parsed(settings.database_url, "database_url")
 
 
 def async_url(settings: Settings) -> URL:
@@ -214,8 +216,12 @@ def lock_engine_url(settings: Settings) -> URL:
 
 def _lock_url(settings: Settings) -> DatabaseUrl:
     if settings.lock_database_url is not None:
-        return database_url.parse(settings.lock_database_url.get_secret_value(), "lock_database_url")
+        return _parsed(settings.lock_database_url, "lock_database_url")
     return configured_url(settings)
+
+
+def _parsed(url: SecretStr, setting: str) -> DatabaseUrl:
+    return check_environment(database_url.parse(url.get_secret_value(), setting), os.environ)
 
 
 def channel(schema: str) -> str:

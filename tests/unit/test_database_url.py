@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import asyncpg, psycopg
 from sqlalchemy.engine import make_url
 
 from durable import database_url
-from durable.database_url import _TAKEN, DatabaseUrl, check_for_asyncpg, for_asyncpg
+from durable.database_url import _TAKEN, DatabaseUrl, check_environment, check_for_asyncpg, for_asyncpg
 from durable.errors import InvalidSetting
 from durable.settings import load_settings
 from durable.storage.database import async_url, sync_url
@@ -317,3 +317,21 @@ def test_known_parameter_has_a_meaning_for_asyncpg(name: str) -> None:
 )
 def test_a_database_on_this_machine_is_told_from_others(text: str, is_local: bool) -> None:
     assert database_url.parse(text).is_local is is_local
+
+
+@pytest.mark.parametrize(
+    ("url", "environment"),
+    [
+        ("postgresql://db/shop", {}),
+        ("postgresql://db/shop", {"PGPORT": ""}),
+        ("postgresql://db/shop", {"PGPORT": "5433"}),
+        ("postgresql:///shop", {"PGHOST": "a,b", "PGPORT": "5432,5433"}),
+        ("postgresql://db:5432/shop", {"PGPORT": "abc"}),
+        ("postgresql://a,b:5433/shop", {"PGPORT": "abc"}),
+        ("postgresql:///shop?service=shop", {"PGPORT": "abc"}),
+        ("postgresql:///shop", {"PGSERVICE": "shop", "PGPORT": "abc"}),
+    ],
+)
+def test_port_of_the_environment_is_taken_or_left_alone(url: str, environment: dict[str, str]) -> None:
+    parsed = database_url.parse(url)
+    assert check_environment(parsed, environment) is parsed

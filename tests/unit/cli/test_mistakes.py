@@ -121,9 +121,7 @@ def test_word_unknown_to_libpq_is_a_bad_setting(text: str, advice: str) -> None:
     assert ending.message.startswith(f"{told}; {advice}")
 
 
-@pytest.mark.parametrize(
-    "environment", [{"PGSERVICE": "none_such"}, {"PGPORT": "99999"}, {"PGSSLMODE": "odd"}], ids=str
-)
+@pytest.mark.parametrize("environment", [{"PGSERVICE": "none_such"}, {"PGSSLMODE": "odd"}], ids=str)
 def test_environment_of_odd_words_is_a_bad_setting(
     agent: Agent, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:
@@ -131,6 +129,37 @@ def test_environment_of_odd_words_is_a_bad_setting(
         monkeypatch.setenv(name, value)
     code, _, err = agent("status", "--database", "postgresql:///shop?host=/nowhere")
     assert (code, any(value in err for value in environment.values())) == (2, True)
+
+
+ODD_PORTS = ("abc", "99999", "-1", "0", "5432,abc", "5432,", " 5432")
+TAKES_A_PORT = {
+    "status": ["status", "--database", "postgresql://localhost/shop"],
+    "migrate": ["migrate", "--database", "postgresql://localhost/shop"],
+    "migrate --status": ["migrate", "--status", "--database", "postgresql:///shop?host=/nowhere"],
+    "run": ["run", "BUS"],
+    "send": ["send", "BUS", "NAME.order-placed", '{"order_id": 7}'],
+    "doctor": ["doctor", "BUS"],
+}
+
+
+@pytest.mark.parametrize("port", ODD_PORTS)
+def test_odd_port_of_the_environment_is_a_bad_setting(agent: Agent, monkeypatch: pytest.MonkeyPatch, port: str) -> None:
+    monkeypatch.setenv("PGPORT", port)
+    told = f"error: PGPORT: {port!r} is no port; give one from 1 to 65535, or unset it\n"
+    assert agent(*TAKES_A_PORT["status"]) == (2, "", told)
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+@pytest.mark.parametrize("command", TAKES_A_PORT)
+def test_odd_port_of_the_environment_is_told_by_each_command(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, command: str, driver: str
+) -> None:
+    name = agent.application()
+    monkeypatch.setenv("PGPORT", "abc")
+    monkeypatch.setenv("DURABLE_DATABASE_URL", f"postgresql+{driver}://localhost/shop")
+    words = [word.replace("BUS", f"{name}:bus").replace("NAME", name) for word in TAKES_A_PORT[command]]
+    code, out, err = agent(*words)
+    assert (code, "PGPORT: 'abc' is no port" in out + err) == (2, True)
 
 
 @pytest.mark.parametrize(
