@@ -64,6 +64,7 @@ async def test_list_comes_in_pages(app: Starlette, tables: Tables, growth: str) 
         ("destinations", r'class="name">(tcp://.+?)</td>'),
         ("types", r'class="name">(a\.b.+?)</td>'),
     ],
+    ids=["needs", "latches", "destinations", "types"],
 )
 async def test_overview_is_bounded(app: Starlette, tables: Tables, growth: str, row: str) -> None:
     grow(tables, growth, MANY)

@@ -984,4 +984,32 @@ ROWS = (
         after='(Verdict.OK, "")',
         killed_by=("tests/integration/cli/test_deploy.py::test_deploy_warns_of_messages_without_a_key",),
     ),
+    Mutant(
+        "storage",
+        "gauges read every paused key",
+        "durable/storage/sql/circuits.py",
+        before="UNION ({_OPEN_ROWS} AND kind = 'key' ORDER BY since, key LIMIT :most)",
+        after="UNION ({_OPEN_ROWS} AND kind = 'key')",
+        killed_by=(
+            "tests/integration/storage/test_gauges.py::test_oldest_paused_keys_are_read_and_all_are_counted[pg18]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "pauses of operators hide the keys that dead letters have parked",
+        "durable/storage/sql/circuits.py",
+        before="UNION ({_OPEN_ROWS} AND kind = 'key' AND NOT probing AND until IS NULL AND starts_with(actor, :node)\n",
+        after="UNION ({_OPEN_ROWS} AND kind = 'key' AND starts_with(:node, '!')\n",
+        killed_by=(
+            "tests/integration/storage/test_gauges.py::test_oldest_paused_keys_are_read_and_all_are_counted[pg18]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a port that is none is left to the driver",
+        "durable/database_url.py",
+        before='not all(map(_is_port, ports.split(",")))',
+        after="False",
+        killed_by=("tests/unit/cli/test_mistakes.py::test_odd_port_of_the_environment_is_a_bad_setting[abc]",),
+    ),
 )
