@@ -57,22 +57,22 @@ async def test_list_comes_in_pages(app: Starlette, tables: Tables, growth: str) 
 
 
 @pytest.mark.parametrize(
-    ("growth", "row"),
+    ("growth", "row", "command"),
     [
-        ("latches", r"<li>destination "),
-        ("latches", r'class="name">(tcp://.+?)</td>'),
-        ("destinations", r'class="name">(tcp://.+?)</td>'),
-        ("types", r'class="name">(a\.b.+?)</td>'),
+        ("latches", r"<li>destination ", "status --json"),
+        ("latches", r'class="name">(tcp://.+?)</td>', "status"),
+        ("destinations", r'class="name">(tcp://.+?)</td>', "status"),
+        ("types", r'class="name">(a\.b.+?)</td>', "status"),
     ],
     ids=["needs", "latches", "destinations", "types"],
 )
-async def test_overview_is_bounded(app: Starlette, tables: Tables, growth: str, row: str) -> None:
+async def test_overview_is_bounded(app: Starlette, tables: Tables, growth: str, row: str, command: str) -> None:
     grow(tables, growth, MANY)
     async with bearer(app, OPERATOR) as client:
         text = (await client.get("/")).text
 
     assert len(re.findall(row, text)) == SHOWN
-    assert f"And 1 more: <code>durable-agent status --limit {MANY}</code>" in text
+    assert f"And 1 more: <code>durable-agent {command} --limit {MANY}</code>" in text
 
 
 async def test_overview_counts_every_open_circuit(app: Starlette, tables: Tables) -> None:
