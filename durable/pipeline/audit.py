@@ -139,6 +139,8 @@ def _told(found: pa.Table, example_count: int, out: str | None) -> tuple[dict[st
     """Return how many there are of each kind, and the oldest of each. With `out`, all are written there."""
     if out is not None:
         folder = out.rstrip("/") if "://" in out else absolute(out)
+        if places.names(folder, ""):
+            raise InvalidSetting(f"--out: {out} is there already; name a new folder")
         with places.created(folder, "findings.parquet") as stream:
             pq.write_table(found, stream, compression="zstd")
     counts = {row["values"]: row["counts"] for row in found["finding"].value_counts().to_pylist()}
@@ -149,7 +151,7 @@ def _told(found: pa.Table, example_count: int, out: str | None) -> tuple[dict[st
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """What is to be judged, and what can be."""
+    """Lakes, the question that is asked of them, and the part of it that they can answer."""
 
     tasks: ledger.Tasks
     senders: Sequence[Lake]

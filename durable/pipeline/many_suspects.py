@@ -50,7 +50,7 @@ def findings(
     may_be_late: Sequence[ledger.Wanted],
     judge: Judge,
 ) -> DataFrame:
-    """What is found among the rows of all suspects, with the columns of matching.FOUND."""
+    """Judge the rows of all suspects: a row for each finding, with the columns of matching.FOUND."""
     sent = inside(_all(spark, senders, "history", since).where("side = 'outgoing'"), edges)
     received = inside(_all(spark, receivers, "history", since).where("side = 'incoming'"), edges)
     letters = _all(spark, receivers, "dead_letters").where("side = 'incoming' AND id IS NOT NULL")

@@ -130,14 +130,14 @@ class Row(NamedTuple):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What the lists of lost lives know this row by, among those of its id."""
+        """Return what the lists of lost lives know this row by, among those of its id."""
         if self.role in (LETTER, LOST["dead_letters"]):
             return self.service, self.letter_id, self.failed_at
         return self.service, self.side, self.address, self.outcome, self.finished_at
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What the copies of this row in several lakes have in common."""
+        """Return what the copies of this row in several lakes have in common."""
         return self.role, self.database, self.xid, self.key
 
     @property
@@ -173,7 +173,7 @@ class _Gap:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """Where an address, or a source, leads to: services, the times that all or any of them can tell of, their gaps."""
+    """Services that an address, or a source, leads to, and the times that they can tell of."""
 
     services: frozenset[str]
     begin: int | None
