@@ -30,6 +30,7 @@ from contextlib import nullcontext
 from datetime import timedelta
 from typing import Final, NamedTuple
 
+from durable.agents.at_once import AtOnce
 from durable.agents.attempts import Attempts, Group, Task
 from durable.agents.context import AgentContext
 from durable.agents.group_size import GroupSize
@@ -119,11 +120,19 @@ class Delivery:
         self._max_batch = handler.batch(settings.max_batch)
         self._budget = settings.group_time.total_seconds()
         self._size = GroupSize(self._budget)
+        self._at_once = AtOnce(self._workers)
         self._longest_attempt = (settings.step_timeout + (handler.timeout or settings.handler_timeout)).total_seconds()
 
     def at_most(self, waiting: int) -> int:
         """Return the number of messages that a worker may take, when so many wait."""
         return self._max_batch if isinstance(self._max_batch, int) else self._size.at_most(waiting, self._workers)
+
+    def at_once(self, waiting: int) -> int:
+        """Return the number of workers that may be at work, when so many wait."""
+        if self._max_batch != "auto" or self.at_most(waiting) == 1:
+            self._at_once.rest()
+            return self._workers
+        return self._at_once.count
 
     async def handle(self, taken: Sequence[LeasedEnvelope], put_back: PutBack) -> BlockedKeys:
         """Deliver messages. Returns the held keys: a message of theirs has not come to its end, so no later one may
@@ -299,6 +308,7 @@ class Delivery:
             cut()
         if error is None:
             self._size.committed()
+            self._at_once.handled(len(group.tasks), time.perf_counter())
             await self._handled([task.lease for task in group.tasks])
             return []
         if len(group.tasks) > 1:

@@ -69,6 +69,8 @@ class HandlingAgent:
         self._on_key_released = on_key_released
         self._unwanted: list[LeasedEnvelope] = []
         self._working: set[LeaseKey] = set()
+        self._at_work = 0
+        """Workers that handle messages out of the buffer."""
         self._changed = asyncio.Event()
         self._delivery = Delivery(
             handler,
@@ -265,11 +267,25 @@ class HandlingAgent:
             await self._try(self._trials.pop())
         elif self.circuit.is_open:
             await self._stay_paused()
-        elif taken := self.buffer.take(self._delivery.at_most(len(self.buffer)), self._settings.batch_bytes):
-            await self.handle(taken)
+        elif self._may_take() and (
+            taken := self.buffer.take(self._delivery.at_most(len(self.buffer)), self._settings.batch_bytes)
+        ):
+            await self._work_on(taken)
         else:
             self._changed.clear()
             await self._changed.wait()
+
+    def _may_take(self) -> bool:
+        return self._at_work < self._delivery.at_once(len(self.buffer))
+
+    async def _work_on(self, taken: Sequence[LeasedEnvelope]) -> None:
+        self._at_work += 1
+        try:
+            await self.handle(taken)
+        finally:
+            self._at_work -= 1
+            if len(self.buffer) and self._at_work + 1 < self._delivery.at_once(len(self.buffer)):
+                self._changed.set()  # not only this worker may take the next
 
     def _put_back(self, left: Sequence[LeasedEnvelope]) -> None:
         """Let any worker take messages that were taken and not begun."""
