@@ -21,6 +21,7 @@ from durable.dead_letters.bulk import Resolution
 from durable.duration import time_from_now
 from durable.errors import DurableError
 from durable.grammar import suggestion
+from durable.messages.validation import MAX_TEXT_BYTES
 from durable.redaction import printable
 from durable.storage import actions, dead_letters, known_names, schedules
 from durable.storage.actions import Action
@@ -222,7 +223,7 @@ async def _name(request: Request, name: str, *, needed: bool = True) -> str:
     """Read a name: as a page has packed it, every character of it, or as somebody has typed it."""
     packed = (await fields(request)).get(f"packed-{name}")
     if packed is None:
-        return await _field(request, name, needed=needed)
+        return await _field(request, name, needed=needed, longest=MAX_TEXT_BYTES)
     found = unpacked_text(packed)
     if not found:
         raise HTTPException(422, f"{name}: it is missing")
@@ -237,10 +238,10 @@ async def _moment(request: Request, name: str) -> datetime | None:
         raise HTTPException(422, f"{name}: {text!r} is no time") from None
 
 
-async def _field(request: Request, name: str, *, needed: bool = True) -> str:
+async def _field(request: Request, name: str, *, needed: bool = True, longest: int = _LONGEST) -> str:
     value = (await fields(request)).get(name, "")
-    if len(value) > _LONGEST or not is_line(value):
-        raise HTTPException(422, f"{name}: give up to {_LONGEST} characters of printable text")
+    if len(value) > longest or not is_line(value):
+        raise HTTPException(422, f"{name}: give up to {longest} characters of printable text")
     if needed and not value.strip():
         raise HTTPException(422, f"{name}: it is missing")
     return value.strip()

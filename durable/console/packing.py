@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from durable.storage.dead_letters import Selection
 
-_LONGEST: Final = 20_000
+_LONGEST: Final = 32_000  # of a selection by every filter, each as long as it may be
 _TIMES: Final = ("since", "until")
 _CHOSEN: Final = {each.name for each in fields(Selection)} - {"letters", "ids", "up_to", "resolved"}
 

@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 
 from durable.console import shown, tracing
 from durable.console.access import SESSION_SECONDS, Authorize, Person, Role, Tokens, cookie_name
+from durable.console.filters import chosen_filters
 from durable.console.packing import packed
 from durable.console.reading import UNREAD, Feed, Letter, Overview, Reading, why_unread
 from durable.console.runs import Runs
@@ -35,6 +36,7 @@ from durable.console.shown import moment_of
 from durable.errors import StorageUnavailable
 from durable.grammar import with_article
 from durable.listed import SHOWN, Listed
+from durable.messages.validation import MAX_TEXT_BYTES
 from durable.storage import receipts
 from durable.storage.dead_letters import Selection
 from durable.storage.gauges import MOST_COUNTED
@@ -45,7 +47,6 @@ Page = Callable[[Request, Person], Awaitable[Response]]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 _FILTERS: Final = ("fingerprint", "side", "message_type", "exception_type", "address", "key", "text", "since", "until")
-_LONGEST_FILTER: Final = 500
 _MOST_STREAMS: Final = 200
 _LIVE_SECONDS: Final = 2.0
 _STREAM_SECONDS: Final = 6.0  # for so long a server may wait for it when it ends
@@ -93,6 +94,7 @@ class Pages:
             "version": __version__,
             "most": MOST_COUNTED,
             "page_size": SHOWN,
+            "longest_filter": MAX_TEXT_BYTES,
             "Role": Role,
         }
 
@@ -211,9 +213,7 @@ class Pages:
 
     async def letters(self, request: Request, person: Person) -> Response:
         """One page of dead letters, the newest first."""
-        chosen = {name: value[:_LONGEST_FILTER] for name in _FILTERS if (value := request.query_params.get(name))}
-        if not all(value.isprintable() for value in chosen.values()):
-            raise HTTPException(422, f"give printable text for {', '.join(chosen)}")
+        chosen = chosen_filters(request, _FILTERS)
         if "text" in chosen and person.role < Role.OPERATOR:
             raise HTTPException(403, f"text: {person.name} is a viewer here, and may not search in contents")
         before, now = request.query_params.get("before", ""), datetime.now(UTC)
@@ -257,11 +257,12 @@ class Pages:
 
     async def message_search(self, request: Request, person: Person) -> Response:
         """Find a message by its id, and show its places; find those of a conversation or a key, in all services."""
-        asked = {name: request.query_params.get(name, "").strip() for name in ("id", "conversation", "key")}
+        asked = {"id": "", "conversation": "", "key": ""} | chosen_filters(request, ("id", "conversation", "key"))
         services = self._services or {self._service: self._reading}
         found, way = None, None
         if asked["id"]:
-            found = await self._reading.message(person, _uuid("id", asked["id"]))
+            wanted = _uuid("id", asked["id"])
+            asked["id"], found = str(wanted), await self._reading.message(person, wanted)
             led = [each.correlation_id for each in found.standings if each.correlation_id is not None]
             if led:
                 way = await tracing.conversation(services, led[0], _begun(led[0]))
@@ -269,8 +270,6 @@ class Pages:
             correlation_id = _uuid("conversation", asked["conversation"])
             way = await tracing.conversation(services, correlation_id, _begun(correlation_id))
         elif asked["key"]:
-            if not asked["key"].isprintable() or len(asked["key"]) > _LONGEST_FILTER:
-                raise HTTPException(422, f"key: give printable text of up to {_LONGEST_FILTER} characters")
             way = await tracing.of_key(services, asked["key"], datetime.now(UTC))
         steps = None if way is None else Listed.of(way.steps, page=_page(request, first=way.page_of(asked["id"])))
         return self.render(
@@ -335,7 +334,7 @@ def _page(request: Request, name: str = "page", first: int = 1) -> int:
 
 def _uuid(name: str, text: str) -> UUID:
     try:
-        return UUID(text)
+        return UUID(text.strip())
     except ValueError:
         raise HTTPException(422, f"{name}: this is no id of a message; give a UUID") from None
 

@@ -15,6 +15,7 @@ from starlette.responses import Response, StreamingResponse
 
 from durable.bus import Bus
 from durable.console.access import Person
+from durable.console.filters import chosen_filters
 from durable.console.pages import Pages
 from durable.console.shown import moment_of
 from durable.listed import SHOWN
@@ -22,7 +23,6 @@ from durable.storage import actions
 from durable.storage.actions import Recorded, Selection
 
 _FILTERS: Final = ("actor", "verb", "target", "since", "until")
-_LONGEST: Final = 500
 _EXPORTED_AT_ONCE: Final = 5_000
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
@@ -36,7 +36,7 @@ class Record:
 
     async def page(self, request: Request, person: Person) -> Response:
         """Show the last actions, the newest first."""
-        chosen = _chosen(request)
+        chosen = chosen_filters(request, _FILTERS)
         found = await self._read(selection_of(chosen), before=_before(request), limit=SHOWN + 1)
         following = found[SHOWN - 1].number if len(found) > SHOWN else None
         return self._pages.render(
@@ -50,7 +50,7 @@ class Record:
             raise HTTPException(422, f"as: {kind!r} is neither csv nor json")
         headers = {"Content-Disposition": f'attachment; filename="actions.{kind}"'}
         media_type = "text/csv; charset=utf-8" if kind == "csv" else "application/json"
-        rows = self._rows(selection_of(_chosen(request)))
+        rows = self._rows(selection_of(chosen_filters(request, _FILTERS)))
         parts = _csv_parts(rows) if kind == "csv" else _json_parts(rows)
         return StreamingResponse(parts, media_type=media_type, headers=headers)
 
@@ -71,13 +71,6 @@ def selection_of(chosen: Mapping[str, str]) -> Selection:
     since, until = (moment_of(name, chosen[name], now) if name in chosen else None for name in ("since", "until"))
     actor, verb, target = (chosen.get(name) for name in ("actor", "verb", "target"))
     return Selection(actor=actor, verb=verb, target=target, since=since, until=until)
-
-
-def _chosen(request: Request) -> dict[str, str]:
-    chosen = {name: value.strip()[:_LONGEST] for name in _FILTERS if (value := request.query_params.get(name))}
-    if not all(value.isprintable() for value in chosen.values()):
-        raise HTTPException(422, f"give printable text for {', '.join(chosen)}")
-    return {name: value for name, value in chosen.items() if value}
 
 
 def _before(request: Request) -> int | None:

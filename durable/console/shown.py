@@ -141,6 +141,7 @@ def moment_of(name: str, text: str, now: datetime) -> datetime:
 
     Raises HTTPException (422).
     """
+    text = text.strip()
     try:
         return now - duration(text)
     except (ValueError, OverflowError):

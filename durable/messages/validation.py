@@ -56,9 +56,9 @@ def find_error(
     ):
         if not value:
             return f"{name} is empty"
-        if reason := _unfit(value):
+        if reason := text_fault(value):
             return f"{name} {reason}"
-    if envelope.partition_key is not None and (reason := _unfit(envelope.partition_key)):
+    if envelope.partition_key is not None and (reason := text_fault(envelope.partition_key)):
         return f"partition_key {reason}"
     if envelope.headers and (reason := _headers_flaw(envelope.headers, max_headers, max_header_bytes)):
         return reason
@@ -149,7 +149,8 @@ def _headers_flaw(headers: dict[str, str], max_headers: int, max_header_bytes: i
     return None
 
 
-def _unfit(text: str) -> str | None:
+def text_fault(text: str) -> str | None:
+    """Return the reason why a text can be no name, address or key, or None."""
     if _UNSAFE.search(text):
         return "has a control character or a lone surrogate"
     if utf8_bytes(text) > MAX_TEXT_BYTES:

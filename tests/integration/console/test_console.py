@@ -353,7 +353,7 @@ class TestPages:
             for odd in ("17", "%00", "x" * 9_000):
                 assert (await client.get(f"/messages?id={odd}")).status_code == 422
 
-    @pytest.mark.parametrize("query", ["before=x", "before=" + "9" * 40, "before=%00", "address=" + "a" * 9_000])
+    @pytest.mark.parametrize("query", ["before=x", "before=" + "9" * 40, "before=%00"])
     async def test_odd_query_is_no_failure(self, app: Starlette, query: str) -> None:
         async with bearer(app, VIEWER) as client:
             assert (await client.get(f"/dead-letters/{'9' * 30}")).status_code == 404

@@ -282,4 +282,28 @@ ROWS = (
         after="entry.envelope.id == message_id",
         killed_by=("tests/integration/cli/test_commands.py::test_send_says_when_a_message_was_sent_before[here]",),
     ),
+    Mutant(
+        "console",
+        "a filter of more than a message may have is refused",
+        "durable/console/filters.py",
+        before="        if fault := text_fault(value):",
+        after="        if False and (fault := text_fault(value)):",
+        killed_by=("tests/integration/console/test_filters.py::test_filter_beyond_every_message_is_refused",),
+    ),
+    Mutant(
+        "console",
+        "a filter keeps its spaces",
+        "durable/console/filters.py",
+        before="if (value := request.query_params.get(name))}",
+        after='if (value := request.query_params.get(name, "").strip())}',
+        killed_by=("tests/integration/console/test_filters.py::test_key_finds_its_message_on_every_page",),
+    ),
+    Mutant(
+        "console",
+        "a selection by long filters comes back",
+        "durable/console/packing.py",
+        before="_LONGEST: Final = 32_000",
+        after="_LONGEST: Final = 20_000",
+        killed_by=("tests/unit/console/test_packing.py::test_selection_by_the_longest_filters_comes_back",),
+    ),
 )
