@@ -53,6 +53,7 @@ from durable.telemetry import log
 
 LONGEST: Final = 10
 """Budgets of a group until it is rolled back for a message that does not end: each is run alone then."""
+_SUSPICIOUS: Final = 2  # deaths; one is an accident, and what the dead node had in memory is handled at full speed
 _LONG: Final = f"a message of the group took longer than {LONGEST} times group_time"
 
 
@@ -62,6 +63,15 @@ class Task(NamedTuple):
     lease: LeasedEnvelope
     message: object
     attempt: int
+
+    @property
+    def uncounted(self) -> int:
+        """Attempts that failed before this one and that the row does not count; that of a suspect counts this one."""
+        return self.attempt - 1 - self.lease.attempts - int(is_suspect(self.lease))
+
+
+def is_suspect(lease: LeasedEnvelope) -> bool:
+    return lease.interruptions >= _SUSPICIOUS
 
 
 class Group:
@@ -435,7 +445,7 @@ class Attempts:
         session.flush()
         owned = [task.lease for task in tasks]
         try:
-            self._write_down(owned, session.connection())
+            self._write_down(owned, session.connection(), sum(task.uncounted for task in tasks[:1]))
         except DBAPIError as error:
             if lack := lack_of(error, self._schema):
                 raise lack from error
@@ -449,11 +459,11 @@ class Attempts:
         inbox.try_to_finish(conn, schema)
         store(conn, schema, [])
 
-    def _write_down(self, owned: Sequence[LeasedEnvelope], conn: Connection) -> None:
+    def _write_down(self, owned: Sequence[LeasedEnvelope], conn: Connection, counted: int = 0) -> None:
         if self.handler.keeps_answers:
             kept = answers.keep(conn, self._schema, arrived(owned))
             tell_left_out(owned, kept)
-        met = inbox.finish_handled(conn, self._schema, self._node, owned, keep_body=self._keep_body)
+        met = inbox.finish_handled(conn, self._schema, self._node, owned, counted=counted, keep_body=self._keep_body)
         if met != len(owned):
             raise LeaseLost
 

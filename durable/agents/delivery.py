@@ -31,7 +31,7 @@ from datetime import timedelta
 from typing import Final, NamedTuple
 
 from durable.agents.at_once import AtOnce
-from durable.agents.attempts import Attempts, Group, Task
+from durable.agents.attempts import Attempts, Group, Task, is_suspect
 from durable.agents.context import AgentContext
 from durable.agents.group_size import GroupSize
 from durable.agents.handler_circuit import HandlerCircuit
@@ -45,12 +45,12 @@ from durable.encryption.decoding import decode
 from durable.envelope import LeasedEnvelope
 from durable.errors import LeaseLost, MissingKey, place_of, said, told_by
 from durable.grammar import several
+from durable.storage.inbox import Lateness
 from durable.storage.outages import is_conflict, met_lock
 from durable.storage.rows import UNCOUNTED, Failure, Letter, Tried
 from durable.telemetry import Event, log
 
 BREATH: Final = 1.0  # seconds until more is begun where there was no connection or thread, or a worker has failed
-_SUSPICIOUS: Final = 2  # deaths; one is an accident, and what the dead node had in memory is handled at full speed
 _FREE_CONFLICTS: Final = 20  # of one message, in a row; the database rolls back one of two transactions by chance
 _CONFLICT_PAUSE: Final = 0.01  # seconds, times the conflicts so far, at most
 
@@ -177,7 +177,14 @@ class Delivery:
         left = {lease.key for leases in missing.values() for lease in leases}
         return [lease for lease in taken if lease.key not in left]
 
-    async def _may_begin(self, lease: LeasedEnvelope, held: BlockedKeys, *, has_threads: bool | None = None) -> bool:
+    async def _may_begin(
+        self,
+        lease: LeasedEnvelope,
+        held: BlockedKeys,
+        tried: Tried = UNCOUNTED,
+        *,
+        has_threads: bool | None = None,
+    ) -> bool:
         """Tell whether a message may begin: its turn has come, its handler runs, and it is not too late. Otherwise it
         is handed back, or ends.
         """
@@ -188,7 +195,8 @@ class Delivery:
         if lease.ordering_key in held:
             await self.settling.hand_back([lease])
             return False
-        return not (lease.envelope.is_late(self._clock.now()) and await self.settling.expire(lease))
+        is_late = lease.envelope.is_late(self._clock.now())
+        return not (is_late and await self.settling.expire(lease, Lateness(tried=tried)))
 
     def _is_stopped(self, lease: LeasedEnvelope, *, has_threads: bool | None = None) -> bool:
         """Tell whether messages of this kind are stopped now. A trial runs all the same: it finds out whether the
@@ -391,20 +399,20 @@ class Delivery:
                 self._tell_outage(lease, error)
                 await patience.pause(error)
                 await self._wait_for_database()
-                if not await self._may_begin(lease, held):
+                if not await self._may_begin(lease, held, self._tried(task.uncounted, failures)):
                     return
             elif (group.conflict is not None or is_conflict(error)) and conflicts < _FREE_CONFLICTS:
                 conflicts += 1
                 self._note_locks(group.conflict or error)
                 log.debug("handler %s runs message %s again: %s", self._handler.name, lease.envelope.id, said(error))
                 await asyncio.sleep(random.uniform(0, _CONFLICT_PAUSE * conflicts))
-                if not await self._may_begin(lease, held):
+                if not await self._may_begin(lease, held, self._tried(task.uncounted, failures)):
                     return
             else:
                 patience.renew()
                 conflicts = 0
                 failures = [*failures, self._failure(error, attempt)][-self._settings.kept_attempts :]
-                if not await self._runs_again(lease, attempt, error, failures, held):
+                if not await self._runs_again(task, error, failures, held):
                     return
                 attempt += 1
             task = await self._decode(lease, attempt, held)
@@ -416,9 +424,10 @@ class Delivery:
         log.log(level, "handler %s runs message %s again: %s", self._handler.name, lease.envelope.id, error)
 
     async def _runs_again(
-        self, lease: LeasedEnvelope, attempt: int, error: BaseException, failures: Sequence[Failure], held: BlockedKeys
+        self, task: Task, error: BaseException, failures: Sequence[Failure], held: BlockedKeys
     ) -> bool:
         """Settle a failed attempt as the policy decides. True when the message is to run again at once."""
+        lease, attempt = task.lease, task.attempt
         now = await self.settling.now() if self._policy.asks_for_age else self._clock.now()
         decision = self._policy.decide(error, attempt, now - lease.envelope.due_at)
         self._counters.add(Event.ATTEMPT_FAILED)
@@ -436,8 +445,7 @@ class Delivery:
             decision = RunLater(timedelta(0))
         if self.settling.parks or not isinstance(decision, DeadLetter):
             held.hold(lease)
-        counted_before = lease.attempts + (1 if is_suspect(lease) else 0)
-        tried = self._tried(attempt - counted_before, failures)
+        tried = self._tried(task.uncounted + 1, failures)
         with self.circuit.generation.writing() if isinstance(decision, Pause) else nullcontext():
             await self.settling.settle(lease, decision, error, tried)
         await self.circuit.failed(lease, error)
@@ -464,7 +472,3 @@ class Delivery:
 
 def _class_of(error: BaseException) -> str:
     return str(type.__getattribute__(type(error), "__qualname__"))
-
-
-def is_suspect(lease: LeasedEnvelope) -> bool:
-    return lease.interruptions >= _SUSPICIOUS

@@ -21,9 +21,9 @@ from datetime import timedelta
 from itertools import chain
 from typing import Any
 
-from durable.agents.attempts import Attempts
+from durable.agents.attempts import Attempts, is_suspect
 from durable.agents.context import AgentContext
-from durable.agents.delivery import BREATH, BlockedKeys, Delivery, is_suspect
+from durable.agents.delivery import BREATH, BlockedKeys, Delivery
 from durable.agents.fair_queue import FairQueue
 from durable.agents.pace import Standing
 from durable.application.handlers import Handler

@@ -28,6 +28,7 @@ from durable.plain import plain_text
 from durable.storage import circuits, inbox, leases, parked, status
 from durable.storage.circuits import CircuitKind
 from durable.storage.expiry import bury_incoming
+from durable.storage.inbox import LATE_NOW, Lateness
 from durable.storage.rows import UNCOUNTED, Letter, Tried, storable
 from durable.storage.sql.recovery import INCOMING
 from durable.telemetry import Event, log
@@ -65,7 +66,7 @@ class Settling:
         write = self._database.transaction_with_retry
         match decision:
             case RunLater(delay=delay):
-                if await self._expires_within(lease, delay, error):
+                if await self._expires_within(lease, delay, error, tried):
                     return
                 failpoint("C19")
                 is_own = await write(inbox.retry_later, self._node, lease, tried, delay=delay)
@@ -131,29 +132,22 @@ class Settling:
         """Return the time by the database's clock."""
         return await self._database.transaction_with_retry(status.clock)
 
-    async def expire(self, lease: LeasedEnvelope) -> bool:
+    async def expire(self, lease: LeasedEnvelope, lateness: Lateness = LATE_NOW) -> bool:
         """Expire a message by the database's clock; False when that is behind this node's."""
         expired = await self._database.transaction_with_retry(
-            self._expire, self._node, lease, keep_body=self._keep_body
+            self._expire, self._node, lease, lateness, keep_body=self._keep_body
         )
         self._counters.add(self._expired, int(expired))
         return expired
 
-    async def _expires_within(self, lease: LeasedEnvelope, delay: timedelta, error: BaseException) -> bool:
+    async def _expires_within(
+        self, lease: LeasedEnvelope, delay: timedelta, error: BaseException, tried: Tried
+    ) -> bool:
         """End it now if another attempt after this delay would come too late: nothing could save it until then."""
         if lease.envelope.deliver_by is None:
             return False
         reason = f"the next attempt, {delay} later, would come after its deliver_by; this one failed: {said(error)}"
-        expired = await self._database.transaction_with_retry(
-            self._expire,
-            self._node,
-            lease,
-            within=delay,
-            reason=storable(reason, LONGEST_REASON),
-            keep_body=self._keep_body,
-        )
-        self._counters.add(self._expired, int(expired))
-        return expired
+        return await self.expire(lease, Lateness(delay, storable(reason, LONGEST_REASON), tried))
 
     async def dead_letter(self, lease: LeasedEnvelope, letter: Letter, tried: Tried) -> None:
         """Move it; where this handler parks, its key or the ordered handler stops in the same transaction."""

@@ -45,7 +45,7 @@ _COMMON: Final = {
     "partition_key": "messages with one key are kept in order; NULL after an erasure",
     "sent_at": "when send() was called, by the sender's clock",
     "deliver_by": "after it the message has expired; NULL where it never does",
-    "attempts": "attempts that failed before",
+    "attempts": "attempts that failed, with the last one of what was given up",
     "interruptions": "attempts that ended with their node, or with an outage",
     "node_id": "the node that wrote the row",
     "content_type": "how the body is encoded",

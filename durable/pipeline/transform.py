@@ -100,12 +100,13 @@ def threads(history: DataFrame) -> DataFrame:
 
 
 def _counts() -> list[Column]:
+    is_given_up = (F.col("side") == "incoming") & (F.col("outcome") != "handled")
     tests = {
         "sent": F.col("outcome") == "sent",
         "handled": F.col("outcome") == "handled",
         "dead_lettered": F.col("outcome") == "dead-lettered",
         "expired": F.col("outcome") == "expired",
-        "retried": F.col("attempts") > 0,
+        "retried": F.col("attempts") > F.when(is_given_up, 1).otherwise(0),
         "interrupted": F.col("interruptions") > 0,
     }
     return [F.count("*").alias("total"), *(F.count(F.when(test, 1)).alias(name) for name, test in tests.items())]

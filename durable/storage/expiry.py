@@ -8,12 +8,12 @@ bury_outgoing()   those that a sending agent was about to send
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 
 from sqlalchemy import Connection
 
 from durable.envelope import LeasedEnvelope, NodeId
 from durable.storage import inbox, outbox
+from durable.storage.inbox import LATE_NOW, Lateness
 from durable.storage.isolation import batch, quarantining, readable
 from durable.storage.leases import Burials
 from durable.storage.outbox import Expiry
@@ -54,17 +54,17 @@ def bury_incoming(
     schema: str,
     node: NodeId,
     lease: LeasedEnvelope,
+    lateness: Lateness = LATE_NOW,
     *,
-    within: timedelta = timedelta(0),
-    reason: str = INBOX.late,
     keep_body: bool = False,
 ) -> bool:
-    """Make a dead letter of it, if its deliver_by has passed by the database's clock, or passes within this time."""
+    """Make a dead letter of it, if it is so late by the database's clock."""
+    within, reason, tried = lateness
     late = inbox.late(conn, schema, node, lease, within=within)
     if late is None:
         return False
     letter = _letter(late, reason)
-    buried = inbox.dead_letter(conn, schema, node, late, letter, UNCOUNTED, keep_body=keep_body)
+    buried = inbox.dead_letter(conn, schema, node, late, letter, tried, keep_body=keep_body)
     if buried:
         inbox.note_expired(conn, schema, [late])
     return buried

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -33,6 +33,7 @@ from durable.storage.leases import fence
 from durable.storage.rows import (
     ONCE,
     QUARANTINED,
+    UNCOUNTED,
     Letter,
     Tried,
     envelope_columns,
@@ -198,10 +199,18 @@ def claim(
 
 
 def finish_handled(
-    conn: Connection, schema: str, node: NodeId, leases: Sequence[LeasedEnvelope], *, keep_body: bool = False
+    conn: Connection,
+    schema: str,
+    node: NodeId,
+    leases: Sequence[LeasedEnvelope],
+    *,
+    counted: int = 0,
+    keep_body: bool = False,
 ) -> int:
-    """Finish messages in the transaction of their handler. Returns how many rows were still this node's."""
-    params = fence(node, [lease.key for lease in leases]) | {"keep_body": keep_body}
+    """Finish messages in the transaction of their handler, with the attempts that failed and that the row of each does
+    not count. Returns how many rows were still this node's.
+    """
+    params = fence(node, [lease.key for lease in leases]) | {"counted": counted, "keep_body": keep_body}
     return int(statements.FINISH_HANDLED.run(conn, schema, params).scalar_one())
 
 
@@ -297,19 +306,29 @@ def parked(lease: LeasedEnvelope, handler: str) -> tuple[CircuitKind, str]:
     return CircuitKind.HANDLER, handler
 
 
+class Lateness(NamedTuple):
+    """The time within which a deliver_by passes, why its message ends then, and its attempts until now."""
+
+    within: timedelta = timedelta(0)
+    reason: str = INBOX.late
+    tried: Tried = UNCOUNTED
+
+
+LATE_NOW: Final = Lateness()
+
+
 def expire(
     conn: Connection,
     schema: str,
     node: NodeId,
     lease: LeasedEnvelope,
+    lateness: Lateness = LATE_NOW,
     *,
-    within: timedelta = timedelta(0),
-    reason: str = INBOX.late,
     keep_body: bool = False,
 ) -> bool:
-    """Finish it without handling it, if its deliver_by has passed by the database's clock, or passes within this time.
-    True when it has."""
-    params = {"within": within, "reason": reason, "keep_body": keep_body}
+    """Finish it without handling it, if it is so late by the database's clock. True when it was."""
+    within, reason, tried = lateness
+    params = {"within": within, "reason": reason, "counted": tried.counted, "keep_body": keep_body}
     row = _settle(conn, schema, node, lease, statements.EXPIRE_OWNED_INCOMING, params, "expire")
     return row is not None and int(row[0]) == 1
 

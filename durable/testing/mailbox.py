@@ -30,7 +30,7 @@ from durable.messages.repeats import outlives
 from durable.messages.routing import LOCAL
 from durable.outcomes import DUPLICATE, OTHER_BODY, STORED, Outcome
 from durable.storage.circuits import CircuitKind
-from durable.storage.inbox import Key, parked
+from durable.storage.inbox import LATE_NOW, Key, Lateness, parked
 from durable.storage.leases import Burials
 from durable.storage.receipts import WAITING, Sighting, Standing
 from durable.storage.rows import ONCE, UNCOUNTED, Letter, Tried
@@ -177,7 +177,9 @@ class Mailbox:
     def finish(self, finished: Sequence[Handled], leases: Sequence[LeasedEnvelope]) -> None:
         """Finish messages whose transaction was committed."""
         for handled, lease in zip(finished, leases, strict=True):
-            self.history.note("handled", self.incoming.pop(_key(lease)), "incoming")
+            row = self.incoming.pop(_key(lease))
+            row.attempts = handled.attempt - 1
+            self.history.note("handled", row, "incoming")
             self.history.handled.append(handled)
 
     def owns(self, lease: LeasedEnvelope) -> bool:
@@ -271,30 +273,31 @@ class Mailbox:
         self,
         node: NodeId,
         lease: LeasedEnvelope,
+        lateness: Lateness = LATE_NOW,
         *,
-        within: timedelta = timedelta(0),
-        reason: str = INBOX.late,
         keep_body: bool = False,
     ) -> bool:
-        if not lease.envelope.is_late(self.clock.now() + within):
+        if not lease.envelope.is_late(self.clock.now() + lateness.within):
             return False
         row = self.incoming.pop(_key(lease), None)
         if row is not None:
-            self._expire(row, reason)
+            row.attempts += lateness.tried.counted
+            self._expire(row, lateness.reason)
         return row is not None
 
     def bury_incoming(
         self,
         node: NodeId,
         lease: LeasedEnvelope,
+        lateness: Lateness = LATE_NOW,
         *,
-        within: timedelta = timedelta(0),
-        reason: str = INBOX.late,
         keep_body: bool = False,
     ) -> bool:
-        if not lease.envelope.is_late(self.clock.now() + within) or not self.owns(lease):
+        if not lease.envelope.is_late(self.clock.now() + lateness.within) or not self.owns(lease):
             return False
-        self._bury_late(self.incoming.pop(_key(lease)), reason)
+        row = self.incoming.pop(_key(lease))
+        row.attempts += lateness.tried.counted
+        self._bury_late(row, lateness.reason)
         return True
 
     # ------------------------------------------------------------------ what a receipt tells

@@ -207,7 +207,14 @@ async def handle_lists(pool: Pool, items: Sequence[Envelope]) -> None:
 
 def finished(batch: Sequence[Envelope]) -> dict[str, Any]:
     ids = [envelope.id for envelope in batch]
-    return {"ids": ids, "addresses": ["bench"] * len(ids), "epochs": [0] * len(ids), "node": 1, "keep_body": False}
+    return {
+        "ids": ids,
+        "addresses": ["bench"] * len(ids),
+        "epochs": [0] * len(ids),
+        "node": 1,
+        "counted": 0,
+        "keep_body": False,
+    }
 
 
 def _fields(row: Any) -> dict[str, Any]:

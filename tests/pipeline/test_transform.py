@@ -23,8 +23,8 @@ def only(rows: DataFrame) -> dict[str, Any]:
 def test_minutes_count_outcomes_retries_and_interruptions(spark: SparkSession) -> None:
     rows = [
         handled(1),
-        handled(2, attempts=2),
-        handled(3, outcome="dead-lettered", interruptions=1),
+        handled(2, attempts=1),
+        handled(3, outcome="dead-lettered", attempts=1, interruptions=1),
         handled(4, outcome="expired"),
     ]
     counts = only(transform.minutes(frame(spark, rows)))

@@ -47,7 +47,7 @@ from durable.storage import (
 )
 from durable.storage.agenda import Lanes
 from durable.storage.circuits import CircuitKind
-from durable.storage.inbox import Arrival, Unfit
+from durable.storage.inbox import Arrival, Lateness, Unfit
 from durable.storage.leases import Burials
 from durable.storage.ordering import Lane, Share, Turn, Turns
 from durable.storage.outbox import Sent
@@ -300,9 +300,9 @@ class BothStores(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ ends
 
-    @rule(data=st.data(), keep_body=st.booleans())
-    def finishes(self, data: st.DataObject, keep_body: bool) -> None:
-        self.both(inbox.finish_handled, *self.chosen(data, "incoming"), keep_body=keep_body)
+    @rule(data=st.data(), counted=st.integers(-1, 3), keep_body=st.booleans())
+    def finishes(self, data: st.DataObject, counted: int, keep_body: bool) -> None:
+        self.both(inbox.finish_handled, *self.chosen(data, "incoming"), counted=counted, keep_body=keep_body)
 
     @rule(data=st.data(), keep_body=st.booleans())
     def deletes(self, data: st.DataObject, keep_body: bool) -> None:
@@ -343,9 +343,9 @@ class BothStores(RuleBasedStateMachine):
                 letter = Letter.because("it failed", "test")
                 self.both(inbox.dead_letter, node, lease, letter, tried, parks="t.one" if kind == "park" else None)
             case "expire":
-                self.both(inbox.expire, node, lease, within=delay)
+                self.both(inbox.expire, node, lease, Lateness(delay, tried=tried))
             case "bury":
-                self.both(expiry.bury_incoming, node, lease, within=delay)
+                self.both(expiry.bury_incoming, node, lease, Lateness(delay, tried=tried))
             case "count":
                 self.both(inbox.begin_suspect_attempt, node, lease)
             case _:

@@ -22,6 +22,7 @@ from durable.storage.sql.statement import Statement
 from durable.storage.sql.work import INBOX
 
 _THIS: Final = "id = :id AND endpoint = :endpoint AND owner_id + 0 = :node AND epoch = :epoch"
+_COUNTED: Final = " + CAST(:counted AS integer)"
 _FAILURES: Final = """unnest(
         CAST(:failed_number AS integer[]), CAST(:failed_at AS timestamptz[]), CAST(:failed_type AS text[]),
         CAST(:failed_reason AS text[]), CAST(:failed_traceback AS text[]))
@@ -117,7 +118,7 @@ CLAIM_INCOMING = INBOX.next(
 FINISH_HANDLED = Statement(f"""
 WITH handled AS (
     DELETE FROM {INBOX.rows} AS row USING {INBOX.mine} RETURNING row.*
-), {INBOX.history("handled", "handled")}
+), {INBOX.history("handled", "handled", counted=_COUNTED)}
 SELECT count(*) FROM handled
 """)
 
@@ -181,7 +182,7 @@ WITH moved AS (
     WHERE {_THIS}
     RETURNING *
 ), letters AS (
-    {INBOX.letters(counted=" + :counted", digest=_DIGEST)}
+    {INBOX.letters(counted=_COUNTED, digest=_DIGEST)}
     RETURNING letter_id, id, address
 ), last AS (
     INSERT INTO {{schema}}.failed_attempts
@@ -190,7 +191,7 @@ WITH moved AS (
 ), earlier AS (
     UPDATE {{schema}}.failed_attempts AS attempt SET letter_id = letters.letter_id
     FROM letters WHERE attempt.id = letters.id AND attempt.endpoint = letters.address AND attempt.letter_id IS NULL
-), {INBOX.history("dead-lettered", "moved", error=":reason")}
+), {INBOX.history("dead-lettered", "moved", counted=_COUNTED, error=":reason")}
 SELECT count(*) FROM moved
 """)
 
@@ -207,6 +208,6 @@ WITH expired AS (
     DELETE FROM {{schema}}.incoming_envelopes
     WHERE {_THIS} AND deliver_by < clock_timestamp() + CAST(:within AS interval)
     RETURNING *
-), {remember_expired("expired")}, {INBOX.history("expired", "expired", error="CAST(:reason AS text)")}
+), {remember_expired("expired")}, {INBOX.history("expired", "expired", counted=_COUNTED, error="CAST(:reason AS text)")}
 SELECT count(*) FROM expired
 """)

@@ -80,12 +80,15 @@ class WorkTable:
 SELECT {_CLAIMED % self.address} FROM claimed ORDER BY seq
 """
 
-    def history(self, outcome: str, finished: str, *, error: str = "NULL", node: str = ":node") -> str:
-        """Write the history of the rows of this CTE."""
+    def history(
+        self, outcome: str, finished: str, *, counted: str = "", error: str = "NULL", node: str = ":node"
+    ) -> str:
+        """Write the history of the rows of this CTE; `counted` adds the failed attempts that they do not count."""
         return f"""history AS (
     INSERT INTO {{schema}}.envelope_history ({HISTORY})
     SELECT id, '{self.side}', '{outcome}', {self.address}, message_type, source, correlation_id, causation_id,
-        partition_key, sent_at, deliver_by, {self._received_at}, attempts, interruptions, seq, {_KEPT}, {node}, {error}
+        partition_key, sent_at, deliver_by, {self._received_at}, attempts{counted}, interruptions, seq,
+        {_KEPT}, {node}, {error}
     FROM {finished}
 )"""
 

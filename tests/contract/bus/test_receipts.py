@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from typing import Literal
 from uuid import UUID, uuid4
 
 import pytest
 
-from durable import InvalidSetting, Reject, Retry, StillWaiting, UnknownMessage
+from durable import InvalidSetting, PutBack, Reject, Retry, StillWaiting, UnknownMessage
 from durable.envelope import new_id
 from tests.contract.bus.orders import (
     BILLING,
     MAIL,
     MINUTE,
     NEVER,
+    SECOND,
     OrderBilled,
     OrderPlaced,
     OrderShipped,
@@ -72,6 +74,54 @@ async def test_receipt_tells_the_reason_of_a_dead_letter(world: World) -> None:
         receipt = await world.bus.wait_for(message, timeout=SOON)
         assert (receipt.outcome, receipt.reason) == ("discarded", "a test")
         assert [each.attempts for each in receipt.deliveries] == [1]
+
+
+@pytest.mark.parametrize("on_expiry", ["forget", "dead-letter"])
+@pytest.mark.parametrize(
+    ("retry", "errors", "life", "outcome", "attempts"),
+    [
+        (NEVER, [], None, "handled", 0),
+        (NEVER, [KeyError()], None, "dead-lettered", 1),
+        (Retry(immediate=2, delays=[]), [KeyError()], None, "handled", 1),
+        (Retry(immediate=2, delays=[]), [KeyError()] * 2, None, "handled", 2),
+        (Retry(immediate=2, delays=[]), [KeyError()] * 3, None, "dead-lettered", 3),
+        (Retry(immediate=1, delays=[SECOND]), [KeyError()] * 2, None, "handled", 2),
+        (Retry(immediate=1, delays=[SECOND] * 2), [KeyError()] * 3, None, "handled", 3),
+        (Retry(immediate=1, delays=[SECOND]), [KeyError()] * 3, None, "dead-lettered", 3),
+        (Retry(immediate=2, delays=[]), [KeyError(), PutBack()], None, "handled", 2),
+        (Retry(immediate=2, delays=[]), [KeyError(), Reject()], None, "dead-lettered", 2),
+        (Retry(immediate=1, delays=[2 * MINUTE]), [KeyError()] * 2, MINUTE, "expired", 2),
+        (Retry(immediate=0, delays=[SECOND, 2 * MINUTE]), [KeyError()] * 2, MINUTE, "expired", 2),
+    ],
+)
+async def test_end_of_a_message_tells_its_failed_attempts(
+    world: World,
+    on_expiry: Literal["forget", "dead-letter"],
+    retry: Retry,
+    errors: list[Exception],
+    life: timedelta | None,
+    outcome: str,
+    attempts: int,
+) -> None:
+    left = list(errors)
+
+    @world.bus.handles(OrderPlaced, retry=retry, on_expiry=on_expiry)
+    async def handle(order: OrderPlaced) -> None:
+        if left:
+            raise left.pop(0)
+
+    if (outcome, on_expiry) == ("expired", "dead-letter"):
+        outcome = "dead-lettered"
+    async with world:
+        message = await sent(world, OrderPlaced(1), deliver_by=life)
+        await world.settle()
+        for _ in retry.delays:
+            await world.advance(2 * SECOND)
+        receipt = await world.bus.wait_for(message, timeout=SOON)
+        [delivery] = receipt.deliveries
+        assert (delivery.outcome, delivery.attempts) == (outcome, attempts)
+        assert world.ended() == [(outcome, attempts)]
+        assert [letter.attempts for letter in world.dead_letters()] == [attempts] * (outcome == "dead-lettered")
 
 
 async def test_receipt_tells_of_a_cancelled_message(world: World) -> None:

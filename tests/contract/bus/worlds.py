@@ -86,6 +86,10 @@ class World(ABC):
         """The types of the messages that expired."""
 
     @abstractmethod
+    def ended(self) -> list[tuple[str, int]]:
+        """The outcome and the failed attempts of each message that has come to an end."""
+
+    @abstractmethod
     def scheduled(self) -> int:
         """How many messages wait for their time."""
 
@@ -186,6 +190,9 @@ class OnPostgres(World):
     def expired(self) -> list[str]:
         return self._tables.rows("SELECT message_type FROM durable.envelope_history WHERE outcome = 'expired'")
 
+    def ended(self) -> list[tuple[str, int]]:
+        return self._tables.rows("SELECT outcome, attempts FROM durable.envelope_history ORDER BY finished_at")
+
     def scheduled(self) -> int:
         waiting = "SELECT count(*) FROM durable.{} WHERE execution_time > now()"
         return sum(self._tables.one(waiting.format(table)) for table in ("outgoing_envelopes", "incoming_envelopes"))
@@ -251,6 +258,9 @@ class InMemory(World):
 
     def expired(self) -> list[str]:
         return [expired.envelope.message_type for expired in self._memory.expired]
+
+    def ended(self) -> list[tuple[str, int]]:
+        return [(each.outcome, each.attempts) for each in self._memory._mailbox.history.ended]
 
     def scheduled(self) -> int:
         return len(self._memory.scheduled)

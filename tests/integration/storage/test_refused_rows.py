@@ -42,7 +42,7 @@ from durable.storage import (
 from durable.storage.circuits import CircuitKind
 from durable.storage.database import Database
 from durable.storage.dead_letters import LetterRange, Selection
-from durable.storage.inbox import Arrival
+from durable.storage.inbox import Arrival, Lateness
 from durable.storage.leases import Burials
 from durable.storage.ordering import Share, Turn, Turns
 from durable.storage.outbox import Sent
@@ -349,7 +349,7 @@ BURIALS = {
     "unowned": Batch(
         "incoming", LATE, "UPDATE", lambda db, _: db.transaction(expiry.bury, INCOMING, NODE, 100, Burials(others=True))
     ),
-    "owned": Batch("incoming", LATE_OWNED, "UPDATE", each(expiry.bury_incoming, within=timedelta(hours=1))),
+    "owned": Batch("incoming", LATE_OWNED, "UPDATE", each(expiry.bury_incoming, lateness=Lateness(timedelta(hours=1)))),
 }
 
 

@@ -745,7 +745,7 @@ ROWS = (
         "handling",
         "an expired message begins",
         "durable/agents/delivery.py",
-        before="        return not (lease.envelope.is_late(self._clock.now()) and await self.settling.expire(lease))",
+        before="        return not (is_late and await self.settling.expire(lease, Lateness(tried=tried)))",
         after="        return True",
         killed_by=(
             "tests/integration/storage/test_expiry.py::test_message_late_at_its_turn_is_a_dead_letter_and_can_be_replayed",
@@ -1300,5 +1300,31 @@ ROWS = (
         killed_by=(
             "tests/integration/requests/test_answers.py::test_answer_is_told_to_a_bus_with_only_the_same_settings",
         ),
+    ),
+    Mutant(
+        "handling",
+        "attempts that ran again at once are counted when the message is handled",
+        "durable/agents/attempts.py",
+        before="sum(task.uncounted for task in tasks[:1])",
+        after="0",
+        killed_by=("tests/contract/bus/test_receipts.py::test_end_of_a_message_tells_its_failed_attempts",),
+    ),
+    Mutant(
+        "handling",
+        "the attempt that handles a suspect is no failed one",
+        "durable/agents/attempts.py",
+        before=" - int(is_suspect(self.lease))",
+        after="",
+        killed_by=(
+            "tests/integration/dead_letters/on_postgres/test_attempts.py::TestAttempts::test_attempt_of_a_handled_suspect_is_no_failed_one",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "what expires instead of a retry has failed",
+        "durable/agents/settling.py",
+        before="Lateness(delay, storable(reason, LONGEST_REASON), tried)",
+        after="Lateness(delay, storable(reason, LONGEST_REASON))",
+        killed_by=("tests/contract/bus/test_receipts.py::test_end_of_a_message_tells_its_failed_attempts",),
     ),
 )

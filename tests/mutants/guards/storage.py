@@ -1012,4 +1012,12 @@ ROWS = (
         after="False",
         killed_by=("tests/unit/cli/test_mistakes.py::test_odd_port_of_the_environment_is_a_bad_setting[abc]",),
     ),
+    Mutant(
+        "storage",
+        "the history of a dead letter counts its last attempts",
+        "durable/storage/sql/inbox.py",
+        before='{INBOX.history("dead-lettered", "moved", counted=_COUNTED, error=":reason")}',
+        after='{INBOX.history("dead-lettered", "moved", error=":reason")}',
+        killed_by=("tests/contract/bus/test_receipts.py::test_end_of_a_message_tells_its_failed_attempts",),
+    ),
 )

@@ -142,7 +142,7 @@ def this(tx: Transaction, p: Params) -> Work | None:
 
 
 def finish(tx: Transaction, side: Side, row: Work, outcome: str, p: Params, error: str | None = None) -> None:
-    """Delete a row and write its history."""
+    """Delete a row and write its history, with the attempts that it does not count."""
     tx.delete(side.table, row.key)
     number = tx.store.next("history")
     entry = History(
@@ -151,7 +151,7 @@ def finish(tx: Transaction, side: Side, row: Work, outcome: str, p: Params, erro
         outcome=outcome,
         address=row.address,
         message_type=row.message_type,
-        attempts=row.attempts,
+        attempts=row.attempts + p.get("counted", 0),
         interruptions=row.interruptions,
         node_id=p["node"],
         error=error,

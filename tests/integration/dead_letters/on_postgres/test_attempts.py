@@ -65,6 +65,24 @@ class TestAttempts:
         )
         assert sorted(row[1:] for row in rows) == [(False, True), (True, False)]
 
+    async def test_attempt_of_a_handled_suspect_is_no_failed_one(self, tables: Tables) -> None:
+        bus = Bus(ENDPOINT, tables.url, **QUICK)
+        errors = [KeyError("first")]
+
+        @bus.handles(Placed, retry=Retry(immediate=2, delays=[]))
+        async def handle(placed: Placed) -> None:
+            if placed.number == 2 and errors:
+                raise errors.pop()
+
+        given(tables, store, [envelope(1), envelope(2)])
+        tables.execute("UPDATE durable.incoming_envelopes SET interruptions = 2, attempts = 1")
+        async with bus:
+            await eventually(lambda: tables.count("envelope_history") == 2, within=30)
+        assert sorted(tables.rows("SELECT outcome, attempts FROM durable.envelope_history")) == [
+            ("handled", 1),
+            ("handled", 2),
+        ]
+
     def test_attempts_are_written_in_the_transaction_of_their_settlement(self, tables: Tables) -> None:
         given(tables, store, [envelope(1)])
         (lease,) = claim(tables)

@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from durable.envelope import ANY_NODE
 from durable.storage import expiry, inbox, leases, outbox
-from durable.storage.inbox import Arrival
+from durable.storage.inbox import Arrival, Lateness
 from durable.storage.rows import Letter, Tried
 from durable.storage.sql.recovery import INCOMING
 from durable.testing import eventually
@@ -61,7 +61,7 @@ async def test_dead_letter_keeps_the_whole_envelope_and_the_reason(store: Store)
         "incoming", "billing", lease.envelope.id, MESSAGE_TYPE, "orders", '{"a": "b"}', "k", b"\0raw", 3,
         "ValueError", "no such order \N{REPLACEMENT CHARACTER}", letter.traceback, letter.fingerprint, 0, A,
     )  # fmt: skip
-    assert await store.one(HISTORY) == ("incoming", "dead-lettered", "billing", 0, 0, A, letter.reason)
+    assert await store.one(HISTORY) == ("incoming", "dead-lettered", "billing", 3, 0, A, letter.reason)
     assert await store.one("SELECT count(*) FROM durable.incoming_envelopes") == 0
 
 
@@ -128,9 +128,9 @@ async def test_owned_message_expires_by_the_deadline_of_its_row(
     old = msgspec.structs.replace(lease.envelope, deliver_by=datetime.now(UTC) - timedelta(seconds=1))
     held = msgspec.structs.replace(lease, envelope=old)
 
-    assert not await store.run(end, A, held, within=within)
+    assert not await store.run(end, A, held, Lateness(within))
     await store.set("incoming", "deliver_by = '2024-02-29Z'")
-    assert await store.run(end, A, held, within=within)
+    assert await store.run(end, A, held, Lateness(within))
     known = "SELECT expired = '2024-02-29Z' FROM durable.%s"
     noted = f"{known % 'received_ids'} UNION ALL {known % 'undated_ids'}"
     assert await store.one(noted) is True
