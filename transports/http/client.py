@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -40,6 +41,7 @@ _MOST_BYTES_UNLESS_OK: Final = 1 << 16
 _LONGEST_TEXT: Final = 300
 _CLOSING_SECONDS: Final = 1.0
 _USER_AGENT: Final = f"durable/{__version__}".encode()
+_KEPT_SECONDS: Final = re.compile(r"\btimeout\s*=\s*([0-9]{1,9})\b", re.IGNORECASE)
 _CLOSED_BY_PEER: Final = ("Server disconnected", "peer closed connection")
 
 
@@ -245,7 +247,10 @@ class HttpClient:
         try:
             async with pool.connection() as carrying:
                 signature = self._sign(asked)
-                return await self._exchange(carrying, self._request(asked, signature, connection), signature)
+                answer = await self._exchange(carrying, self._request(asked, signature, connection), signature)
+                if (told := _KEPT_SECONDS.search(answer.headers.get("keep-alive", ""))) is not None:
+                    pool.heed(float(told[1]))
+                return answer
         except (httpx.NetworkError, httpx.RemoteProtocolError):
             raise
         except BaseException:

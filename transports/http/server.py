@@ -219,6 +219,11 @@ class Connection(H11Protocol):
         """True once the client has shown a secret."""
         return self._visit.is_known
 
+    @property
+    def _idle_seconds(self) -> int:
+        seconds = self.config.timeout_keep_alive
+        return seconds if self._visit.is_known else min(seconds, self._deadlines.greeting)
+
     def prove(self) -> None:
         """Give the client a place among the known, if there is one."""
         self._keeper.prove(self._visit)
@@ -236,8 +241,7 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Wait for the next request, of a stranger for a short time."""
-        seconds = self.config.timeout_keep_alive
-        self.timeout_keep_alive = seconds if self._visit.is_known else min(seconds, self._deadlines.greeting)
+        self.timeout_keep_alive = self._idle_seconds
         super().on_response_complete()
         self._visit.is_idle = self._is_idle()
 
@@ -300,11 +304,14 @@ class Connection(H11Protocol):
                 self.transport.write_eof()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the app. An answer to a request that is not whole is the last one: its body is not read for nothing."""
+        """Run the app. An answer to a request that is not whole is the last one: its body is not read for nothing. Each
+        other one tells for how long the connection is kept.
+        """
 
         async def answer(message: Message) -> None:
-            if message["type"] == "http.response.start" and not self.is_whole():
-                message = {**message, "headers": [*message["headers"], CLOSE_HEADER]}
+            if message["type"] == "http.response.start":
+                kept = (b"keep-alive", b"timeout=%d" % self._idle_seconds) if self.is_whole() else CLOSE_HEADER
+                message = {**message, "headers": [*message["headers"], kept]}
             await send(message)
 
         await self._served(scope, receive, answer)

@@ -551,15 +551,15 @@ ROWS = (
         "calls",
         "the connection that was unused for longest is used first",
         "transports/http/pool.py",
-        before="connection = self._idle.pop().connection if self._idle else self._make()\n",
-        after="connection = self._idle.popleft().connection if self._idle else self._make()\n",
+        before="            connection, until = self._idle.pop()\n",
+        after="            connection, until = self._idle.popleft()\n",
         killed_by=(f"{_POOL}::test_connection_used_last_is_used_first",),
     ),
     Mutant(
         "calls",
         "unused connections stay open",
         "transports/http/pool.py",
-        before="            while self._idle and self._idle[0].since < now - self._idle_seconds:\n",
+        before="            while self._idle and self._idle[0].until <= now:\n",
         after="            while self._idle and not now:\n",
         killed_by=(f"{_POOL}::test_connection_is_closed_when_unused_for_a_while",),
     ),
@@ -869,6 +869,36 @@ ROWS = (
         after="                raise_if_cancelled(error)\n                failures.append(error)\n",
         killed_by=(
             "tests/unit/recovery/test_announcing.py::test_fault_with_one_source_stops_no_removal_of_another_at_the_end",
+        ),
+    ),
+    Mutant(
+        "calls",
+        "a connection is kept for less time than the server keeps it",
+        "transports/http/client.py",
+        before="                    pool.heed(float(told[1]))\n",
+        after="                    pass\n",
+        killed_by=(
+            "tests/integration/transports/http/test_kept_connections.py::test_connection_is_used_again_within_the_time_of_the_server",
+        ),
+    ),
+    Mutant(
+        "calls",
+        "half of the time of a server is left to clocks and networks",
+        "transports/http/pool.py",
+        before="min(self._longest_idle_seconds, server_seconds / 2)",
+        after="min(self._longest_idle_seconds, server_seconds)",
+        killed_by=(
+            "tests/unit/transports/http/test_pool.py::test_connection_is_kept_for_half_of_the_time_of_the_server",
+        ),
+    ),
+    Mutant(
+        "calls",
+        "a listener tells a stranger of the shorter time",
+        "transports/http/server.py",
+        before='b"timeout=%d" % self._idle_seconds',
+        after='b"timeout=%d" % self.config.timeout_keep_alive',
+        killed_by=(
+            "tests/integration/transports/http/test_kept_connections.py::test_listener_tells_the_time_between_two_requests",
         ),
     ),
 )

@@ -95,3 +95,23 @@ async def test_closed_pool_has_closed_its_connections() -> None:
     await use(pool, 3)
     await pool.aclose()
     assert [each.is_closed for each in made] == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("server_seconds", "passed", "is_kept"),
+    [(10, 4.9, True), (10, 5.1, False), (0, 0.0, False), (10 * LONG, 0.9 * LONG, True), (10 * LONG, 1.1 * LONG, False)],
+)
+async def test_connection_is_kept_for_half_of_the_time_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, server_seconds: float, passed: float, is_kept: bool
+) -> None:
+    loop, pool = asyncio.get_running_loop(), pool_of()
+    now = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now)
+    async with pool.connection():
+        pool.heed(server_seconds)
+    now += passed
+    async with pool.connection() as connection:
+        used: object = connection
+        assert (used is made[0]) == is_kept
+    monkeypatch.undo()
+    await eventually(lambda: made[0].is_closed != is_kept)
