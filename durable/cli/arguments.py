@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
@@ -13,18 +12,18 @@ import typer
 from durable.arguments import refuse_empty_period
 from durable.duration import duration
 from durable.errors import InvalidSetting, WiringError
+from durable.messages.validation import EARLIEST, LATEST
 
 ListSize = Annotated[
     int, typer.Option("--limit", min=1, max=1_000_000, metavar="N", help="largest number of rows of a list")
 ]
 _LONGEST = timedelta(days=36_500)
-_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
 
 
 def parse_time(text: str, now: datetime, *, option: str) -> datetime:
-    """Read an aware time: `2h` or `2h ago`, or ISO 8601 with a zone. Raises WiringError."""
-    ago = re.fullmatch(r"([0-9]{1,9}) ?(s|m|min|h|d)( ago)?", text.strip())
-    return _moment(text, ago, now, -1, option=option, such_as="90s, 30m, 2h or 7d (ago)")
+    """Read an aware time: `1h30m` or `1h30m ago`, or ISO 8601 with a zone. Raises WiringError."""
+    ago = _span(text.strip().removesuffix(" ago"))
+    return _moment(text, ago, now, -1, option=option, such_as="90s, 30m, 1h30m or 7d (ago)")
 
 
 def parse_period(since: str | None, until: str | None) -> tuple[datetime | None, datetime | None]:
@@ -48,11 +47,11 @@ def parse_duration(text: str, *, option: str) -> timedelta:
 
 
 def parse_span(text: str, *, option: str) -> timedelta:
-    """Read a number with one unit, such as `10m`. Raises InvalidSetting."""
-    match = re.fullmatch(r"([0-9]{1,9}) ?(s|m|min|h|d)", text.strip())
-    if match is None or (seconds := int(match[1]) * _UNITS[match[2]]) > _LONGEST.total_seconds():
-        raise InvalidSetting(f"{option}: {text!r} is no duration; write 90s, 30m, 2h or 7d")
-    return timedelta(seconds=seconds)
+    """Read a length of time with its units, such as `1h30m`. Raises InvalidSetting."""
+    span = _span(text.strip())
+    if span is None or span > _LONGEST:
+        raise InvalidSetting(f"{option}: {text!r} is no duration; write 90s, 30m, 1h30m or 7d")
+    return span
 
 
 def parse_days(given: float, *, option: str) -> timedelta:
@@ -84,17 +83,26 @@ def parse_pairs(texts: Sequence[str], *, option: str, such_as: str) -> dict[str,
 
 
 def parse_coming_time(text: str, now: datetime, *, option: str) -> datetime:
-    """Read an aware time: `2h` or `in 2h`, or ISO 8601 with a zone. Raises WiringError."""
-    ahead = re.fullmatch(r"(?:in )?([0-9]{1,9}) ?(s|m|min|h|d)", text.strip())
-    return _moment(text, ahead, now, 1, option=option, such_as="90s, 30m, 2h or 7d (from now)")
+    """Read an aware time: `1h30m` or `in 1h30m`, or ISO 8601 with a zone. Raises WiringError."""
+    ahead = _span(text.strip().removeprefix("in "))
+    moment = _moment(text, ahead, now, 1, option=option, such_as="90s, 30m, 1h30m or 7d (from now)")
+    if not EARLIEST <= moment <= LATEST:
+        raise WiringError(f"{option}: {text!r} lies outside the calendar; give such as 2030-12-31T23:59Z")
+    return moment
 
 
-def _moment(
-    text: str, span: re.Match[str] | None, now: datetime, direction: int, *, option: str, such_as: str
-) -> datetime:
+def _span(text: str) -> timedelta | None:
+    """Read a length of time with its units, such as 1h30m; None for any other text."""
+    try:
+        return duration(text) if text[-1:].isalpha() else None
+    except ValueError:
+        return None
+
+
+def _moment(text: str, span: timedelta | None, now: datetime, direction: int, *, option: str, such_as: str) -> datetime:
     try:
         if span is not None:
-            return now + direction * timedelta(seconds=int(span[1]) * _UNITS[span[2]])
+            return now + direction * span
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is not None:
             return moment.astimezone(UTC)
