@@ -21,7 +21,7 @@ from durable.errors import InvalidMessage, InvalidSetting, StorageUnavailable
 from durable.storage import engines
 from durable.storage.isolation import refusal
 from durable.storage.migrator import refuse_encoding
-from durable.storage.outages import described, is_conflict, translated
+from durable.storage.outages import GRANT, described, is_conflict, translated
 from durable.storage.slices import Share, join_sql
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def copy(
     except Error as error:
         said = f"reading from the database failed: {' '.join(str(error).split())}"
         if error.sqlstate == _NO_PERMISSION:
-            raise InvalidSetting(f"{said}; let the role run: durable-agent migrate --grant-to ROLE") from error
+            raise InvalidSetting(f"{said}; {GRANT}") from error
         raise StorageUnavailable(said) from error
 
 

@@ -9,7 +9,7 @@ from typing import Concatenate, Final, Generic, NamedTuple, ParamSpec, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from durable.storage.outages import sqlstate
+from durable.storage.outages import GRANT, sqlstate
 from durable.storage.sql import upkeep
 
 P = ParamSpec("P")
@@ -21,7 +21,7 @@ LONGEST_LOCK: Final = timedelta(milliseconds=500)
 _REFUSALS: Final = {
     "57014": "the database did not answer in time: it is busy, or has much to look at",
     "55P03": "a table is locked just now, such as by VACUUM FULL or a change of its columns; load the page again",
-    "42501": "this role may not read it; let the role run: durable-agent migrate --grant-to ROLE",
+    "42501": f"this role may not read it; {GRANT}",
     "55000": "pg_stat_statements is installed, and the server has not loaded it",
 }
 

@@ -44,8 +44,8 @@ PRIMARY: Final = (
 )
 _NO_COLUMN: Final = "42703"
 _MIGRATE: Final = "run: durable-agent migrate APP:BUS"
-_GRANT: Final = "as owner of the schema, run: durable-agent migrate APP:BUS --grant-to ROLE"
-_ADVICE: Final = {_NO_TABLE: _MIGRATE, _NO_COLUMN: _MIGRATE, _NO_RIGHT: _GRANT}
+GRANT: Final = "as owner of the schema, run: durable-agent migrate APP:BUS --grant-to ROLE"
+_ADVICE: Final = {_NO_TABLE: _MIGRATE, _NO_COLUMN: _MIGRATE, _NO_RIGHT: GRANT}
 _PARAMETERS: Final = re.compile(r"^[^\n]*\$1 = (?:'|NULL).*", re.MULTILINE | re.DOTALL)
 """The last part of a context, where the setting log_parameter_max_length_on_error adds it."""
 LOST_STATEMENTS: Final = ("26000", "42P05")

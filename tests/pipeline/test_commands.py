@@ -307,7 +307,7 @@ def test_archive_tells_how_to_grant_a_missing_right(
         ended = agent("pipeline", "archive", "--service", "shop")
     assert ended.code == 2
     assert "permission denied" in ended.err
-    assert "durable-agent migrate --grant-to ROLE" in ended.err
+    assert "as owner of the schema, run: durable-agent migrate APP:BUS --grant-to ROLE" in ended.err
 
 
 # ---------------------------------------------------------------- bad input

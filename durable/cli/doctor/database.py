@@ -18,7 +18,7 @@ from durable.storage import maintenance, migrator, nodes, status
 from durable.storage.connection_names import OF_COMMANDS
 from durable.storage.database import async_url, configured_url, lock_engine_url
 from durable.storage.engines import Limits, is_pooled, make_engine
-from durable.storage.outages import PRIMARY
+from durable.storage.outages import GRANT, PRIMARY
 
 OLDEST_POSTGRES: Final = 14
 NEWEST_POSTGRES: Final = 18
@@ -31,7 +31,6 @@ _NARROW: Final = (
     "let nodes run as a role of their own: durable-agent migrate APP:BUS --grant-to ROLE, as owner of the schema; "
     "and revoke what PUBLIC has"
 )
-_GRANT: Final = "as owner of the schema, run: durable-agent migrate APP:BUS --grant-to ROLE"
 
 
 def database_checks(settings: Settings, *, has_sync_handlers: bool = False) -> list[Check]:
@@ -157,7 +156,7 @@ def lock_connection(settings: Settings) -> Check:
 def rights(conn: Connection, schema: str) -> Check:
     missing = status.missing_rights(conn, schema)
     if missing:
-        return fail("rights", f"this role lacks {', '.join(missing)}", _GRANT)
+        return fail("rights", f"this role lacks {', '.join(missing)}", GRANT)
     wide = status.wide_rights(conn, schema)
     if wide:
         return warn("rights", f"wider than a node needs: {'; '.join(wide)}", _NARROW)

@@ -14,6 +14,8 @@ from sqlalchemy.exc import DBAPIError
 
 from durable import Bus, InvalidMessage, SchemaMismatch, message
 from durable.settings import load_settings
+from durable.storage import nodes
+from durable.storage.bounded import look
 from durable.storage.database import Database
 from durable.storage.outages import Lack
 from durable.storage.sql.statement import Statement
@@ -163,3 +165,15 @@ async def test_commit_raises_the_unchanged_error_of_a_trigger(database_url: str,
             with pytest.raises(DBAPIError):
                 async with bus.unit_of_work():
                     bus.send(Placed())
+
+
+async def test_part_of_a_page_without_a_right_names_the_owner(database_url: str) -> None:
+    with runtime_role(database_url) as url:
+        with psycopg.connect(database_url, autocommit=True) as conn:
+            conn.execute(f'REVOKE SELECT ON durable.nodes FROM "{make_url(url).username}"'.encode())
+        database = Database(load_settings(database_url=url))
+        try:
+            told = await database.transaction(look, nodes.read)
+        finally:
+            await database.close()
+    assert (told.found, told.refusal) == (None, f"this role may not read it{GRANT}")
