@@ -40,6 +40,7 @@ from durable.messages.validation import MAX_TEXT_BYTES
 from durable.storage import receipts
 from durable.storage.dead_letters import Selection
 from durable.storage.gauges import MOST_COUNTED
+from durable.storage.receipts import Sent
 from durable.transports.addresses import canonical_name
 from durable.version import __version__
 
@@ -259,6 +260,7 @@ class Pages:
         """Find a message by its id, and show its places; find those of a conversation or a key, in all services."""
         asked = {"id": "", "conversation": "", "key": ""} | chosen_filters(request, ("id", "conversation", "key"))
         services = self._services or {self._service: self._reading}
+        before = request.query_params.get("before", "")
         found, way = None, None
         if asked["id"]:
             wanted = _uuid("id", asked["id"])
@@ -270,13 +272,14 @@ class Pages:
             correlation_id = _uuid("conversation", asked["conversation"])
             way = await tracing.conversation(services, correlation_id, _begun(correlation_id))
         elif asked["key"]:
-            way = await tracing.of_key(services, asked["key"], datetime.now(UTC))
+            way = await tracing.of_key(services, asked["key"], datetime.now(UTC), _sent_before(before))
         steps = None if way is None else Listed.of(way.steps, page=_page(request, first=way.page_of(asked["id"])))
         return self.render(
             request,
             "message_search.html",
             person,
             asked=asked,
+            before=before,
             found=found,
             way=way,
             steps=steps,
@@ -337,6 +340,17 @@ def _uuid(name: str, text: str) -> UUID:
         return UUID(text.strip())
     except ValueError:
         raise HTTPException(422, f"{name}: this is no id of a message; give a UUID") from None
+
+
+def _sent_before(text: str) -> Sent | None:
+    """Read the message before which others were sent, as a link names it. Raises HTTPException (422)."""
+    if not text:
+        return None
+    sent_at, _, message_id = text.partition("_")
+    try:
+        return Sent(datetime.fromisoformat(sent_at).astimezone(UTC), UUID(message_id))
+    except (ValueError, OverflowError):
+        raise HTTPException(422, "before: this link is not from here: search for the key again") from None
 
 
 def _begun(correlation_id: UUID) -> datetime:

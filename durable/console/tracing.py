@@ -18,7 +18,7 @@ from durable.console.reading import UNREAD, Reading, why_unread
 from durable.listed import SHOWN
 from durable.storage import receipts
 from durable.storage.bounded import Look, limit_times, look
-from durable.storage.receipts import Step, Window
+from durable.storage.receipts import Sent, Step, Window
 
 MOST_STEPS: Final = 500
 SPAN: Final = timedelta(days=1)
@@ -41,10 +41,13 @@ class Way(NamedTuple):
 
     steps: Sequence[Placed]
     refusals: Mapping[str, str]
+    has_more: bool = False
 
     @property
-    def has_more(self) -> bool:
-        return len(self.steps) >= MOST_STEPS
+    def first(self) -> Sent:
+        """The message of the first step."""
+        step = self.steps[0].step
+        return Sent(step.sent_at, step.id)
 
     def page_of(self, message_id: str) -> int:
         """Return the number of the page on which a message is first met; the first one when it is on none."""
@@ -55,23 +58,32 @@ class Way(NamedTuple):
 async def conversation(services: Mapping[str, Reading], correlation_id: UUID, begun: datetime) -> Way:
     """Find the messages of a conversation that began then."""
     window = Window(begun, begun + SPAN, MOST_STEPS)
-    return await _way(services, lambda conn, schema: receipts.conversation(conn, schema, correlation_id, window))
+    way = await _way(services, lambda conn, schema: receipts.conversation(conn, schema, correlation_id, window))
+    return way._replace(steps=way.steps[:MOST_STEPS], has_more=len(way.steps) >= MOST_STEPS)
 
 
-async def of_key(services: Mapping[str, Reading], key: str, now: datetime) -> Way:
-    """Find the messages with a key that wait, are dead letters, or have ended lately."""
+async def of_key(services: Mapping[str, Reading], key: str, now: datetime, before: Sent | None = None) -> Way:
+    """Find the newest messages with a key that wait, are dead letters, or have ended lately, of those sent before this
+    one.
+    """
     window = Window(now - SPAN, now + SPAN, MOST_STEPS)
-    return await _way(services, lambda conn, schema: receipts.of_key(conn, schema, key, window))
+    way = await _way(services, lambda conn, schema: receipts.of_key(conn, schema, key, window, before))
+    if len(way.steps) < MOST_STEPS:
+        return way
+    newest = way.steps[-MOST_STEPS:]
+    whole = [each for each in newest if each.step.id != newest[0].step.id]
+    return way._replace(steps=whole or newest, has_more=True)
 
 
 async def _way(services: Mapping[str, Reading], read: Read) -> Way:
+    """Find the steps of all services, the oldest first."""
     looks = dict(
         zip(services, await asyncio.gather(*(_look(reading, read) for reading in services.values())), strict=True)
     )
     found = [(service, step) for service, each in looks.items() for step in each.found or ()]
     depths = _depths(step for _, step in found)
     steps = [Placed(service, depths[step.id], step) for service, step in sorted(found, key=_time)]
-    return Way(steps[:MOST_STEPS], {service: each.refusal for service, each in looks.items() if each.refusal})
+    return Way(steps, {service: each.refusal for service, each in looks.items() if each.refusal})
 
 
 async def _look(reading: Reading, read: Read) -> Look[list[Step]]:

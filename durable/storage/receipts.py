@@ -55,6 +55,13 @@ class Window(NamedTuple):
     limit: int
 
 
+class Sent(NamedTuple):
+    """A message in the order of sending."""
+
+    sent_at: datetime
+    id: UUID
+
+
 class Sighting(NamedTuple):
     """Places of some messages, and the horizon of the look: what ends after it has an xid at or above it."""
 
@@ -93,9 +100,12 @@ def conversation(conn: Connection, schema: str, correlation_id: UUID, window: Wi
     return [Step(*row) for row in conn.execute(statements.READ_CONVERSATION.within(schema), params)]
 
 
-def of_key(conn: Connection, schema: str, key: str, window: Window) -> list[Step]:
-    """Read the steps of the messages with this key, the oldest first. It reads whole days: bound its time."""
-    params = {"wanted": key, **window._asdict()}
+def of_key(conn: Connection, schema: str, key: str, window: Window, before: Sent | None = None) -> list[Step]:
+    """Read the steps of the messages with this key that were sent before this one, the newest first. It reads whole
+    days: bound its time.
+    """
+    sent_before, id_before = before or (None, None)
+    params = {"wanted": key, "sent_before": sent_before, "id_before": id_before, **window._asdict()}
     return [Step(*row) for row in conn.execute(statements.READ_OF_KEY.within(schema), params)]
 
 

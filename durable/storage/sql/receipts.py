@@ -45,8 +45,8 @@ WHERE {_IDS} AND xid >= :since
 """)
 
 
-def _traced(condition: str) -> Statement:
-    """Select the steps of the messages that are chosen, the oldest first. No index helps: callers bound the time."""
+def _traced(condition: str, *, direction: str = "ASC", only: str = "true") -> Statement:
+    """Select the steps of the messages that are chosen, in this order. No index helps: callers bound the time."""
     what = "id, causation_id, correlation_id, message_type, source, sent_at"
     return Statement(f"""
 SELECT DISTINCT ON (sent_at, id, side, address, outcome) * FROM (
@@ -63,9 +63,16 @@ SELECT DISTINCT ON (sent_at, id, side, address, outcome) * FROM (
     UNION ALL
     SELECT {what}, side, address, outcome, attempts, finished_at FROM {{schema}}.envelope_history
     WHERE {condition} AND finished_at >= :after AND finished_at < :until
-) AS steps ORDER BY sent_at, id, side, address, outcome, ended_at LIMIT :limit
+) AS steps WHERE {only}
+ORDER BY sent_at {direction}, id {direction}, side {direction}, address {direction}, outcome {direction}, ended_at
+LIMIT :limit
 """)
 
 
 READ_CONVERSATION = _traced("correlation_id = CAST(:wanted AS uuid)")
-READ_OF_KEY = _traced("partition_key = CAST(:wanted AS text)")
+READ_OF_KEY = _traced(
+    "partition_key = CAST(:wanted AS text)",
+    direction="DESC",
+    only="""CAST(:sent_before AS timestamptz) IS NULL
+    OR (sent_at, id) < (CAST(:sent_before AS timestamptz), CAST(:id_before AS uuid))""",
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from html import unescape
 from urllib.parse import urlencode
@@ -15,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from durable import Bus, Context, Retry, message
-from durable.console import console_app
+from durable.console import console_app, tracing
 from durable.embedded import Embedded
 from durable.envelope import new_id
 from durable.testing import eventually
@@ -144,6 +145,34 @@ async def test_many_messages_of_a_key_are_shown_in_pages(pair: Pair) -> None:
             here = unescape(following[1]) if following else ""
         assert (numbers, here) == ([*range(1, 121)], "")
         assert "There is no page 7." in (await client.get("/shop/messages", params={"key": key, "page": "7"})).text
+
+
+async def test_every_message_of_a_key_is_reached_from_the_newest_on(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracing, "MOST_STEPS", 7)
+    for side in ("incoming", "outgoing"):
+        for tables, first in ((pair.tables, 1), (pair.others, 4)):
+            add_history(tables.connection, 8, first=first, side=side)
+    for tables in (pair.tables, pair.others):
+        tables.execute(
+            "UPDATE durable.envelope_history SET partition_key = 'customer 17', "
+            "sent_at = date_trunc('minute', now()) + make_interval("
+            "secs => CAST('x' || right(CAST(id AS text), 2) AS bit(8))::integer / 2)"
+        )
+    parts: list[list[str]] = []
+    async with bearer(pair.app, VIEWER) as client:
+        here = "?key=customer+17"
+        while here:
+            shown = (await client.get(f"/shop/messages{here}")).text
+            parts.append(re.findall(r"/(?:shop|stock)/messages\?id=([0-9a-f-]{36})", shown))
+            earlier = re.search(r'href="([^"]*)">The steps before these', shown)
+            here = unescape(earlier[1]) if earlier else ""
+        assert (await client.get("/shop/messages?key=customer+17&before=now")).status_code == 422
+    assert len(parts) > 3
+    steps = [UUID(each).int for part in reversed(parts) for each in part]
+    assert steps == sorted(steps)
+    assert Counter(steps) == {number: 4 if 4 <= number <= 8 else 2 for number in range(1, 12)}
 
 
 async def test_message_is_shown_on_the_page_of_its_step(pair: Pair) -> None:

@@ -306,4 +306,24 @@ ROWS = (
         after="_LONGEST: Final = 20_000",
         killed_by=("tests/unit/console/test_packing.py::test_selection_by_the_longest_filters_comes_back",),
     ),
+    Mutant(
+        "console",
+        "steps of a key go on before the last message that is whole",
+        "durable/console/tracing.py",
+        before="steps=whole or newest",
+        after="steps=newest",
+        killed_by=(
+            "tests/integration/console/test_tracing.py::test_every_message_of_a_key_is_reached_from_the_newest_on",
+        ),
+    ),
+    Mutant(
+        "console",
+        "the newest steps of a key come first",
+        "durable/storage/sql/receipts.py",
+        before='    direction="DESC",\n',
+        after="",
+        killed_by=(
+            "tests/integration/console/test_tracing.py::test_every_message_of_a_key_is_reached_from_the_newest_on",
+        ),
+    ),
 )
