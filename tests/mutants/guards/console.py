@@ -326,4 +326,12 @@ ROWS = (
             "tests/integration/console/test_tracing.py::test_every_message_of_a_key_is_reached_from_the_newest_on",
         ),
     ),
+    Mutant(
+        "console",
+        "a time outside the calendar is refused by its option",
+        "durable/cli/arguments.py",
+        before="    if not EARLIEST <= moment <= LATEST:\n",
+        after="    if False:\n",
+        killed_by=("tests/unit/cli/test_arguments.py::test_time_outside_the_calendar_is_refused_by_its_option",),
+    ),
 )
