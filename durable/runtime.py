@@ -38,9 +38,10 @@ from durable.requests.outcomes import Outcomes
 from durable.requests.watch import Watch
 from durable.settings import Settings
 from durable.statistics import Statistics
-from durable.storage import loops, migrator
+from durable.storage import loops
 from durable.storage.connection_names import of_service
 from durable.storage.database import Database
+from durable.storage.readiness import check_ready
 from durable.tasks.crew import end, in_time, in_turn
 from durable.telemetry import Counters, Subject
 from durable.transports.base import Receiver
@@ -217,7 +218,7 @@ class Runtime:
     async def check(self) -> None:
         """Raise WiringError when this application must not start on this database."""
         self.check_wiring()
-        await self.database.transaction(migrator.check_version)
+        await self.database.transaction(check_ready)
 
     def check_wiring(self) -> None:
         """Raise WiringError for a fault that needs no database to be seen."""
@@ -239,16 +240,14 @@ class Runtime:
         self.calls.connect()
 
     async def _begin(self) -> None:
-        await self.database.transaction(migrator.check_version)
+        await self.database.transaction(check_ready)
         await in_flight.guard(self.database, self.application, self.settings)
         await self.life.start()
 
     async def start_storing(self) -> None:
         """Check the wiring, and only store arrivals, for the nodes of the service's other processes."""
         await self._open()
-        await once_it_answers(
-            partial(self.database.transaction, migrator.check_version), within=self.settings.start_timeout
-        )
+        await once_it_answers(partial(self.database.transaction, check_ready), within=self.settings.start_timeout)
         self._storing.start()
         self.calls.read_without_node()
         self.calls.connect()

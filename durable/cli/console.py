@@ -20,7 +20,7 @@ from durable.cli.command import taking
 from durable.cli.output import emit, safe
 from durable.cli.runs import actor_name
 from durable.cli.target import OptionalBusName, load_bus
-from durable.errors import InvalidSetting, SchemaMismatch, StorageUnavailable, needs
+from durable.errors import InvalidSetting, StorageUnavailable, WiringError, needs
 from durable.storage.database import async_url
 
 Port = Annotated[int, typer.Option("--port", help="port on 127.0.0.1", min=0, max=65_535)]
@@ -112,7 +112,7 @@ async def _tell_trouble(bus: Bus) -> None:
     """Tell which database cannot be shown now. Its pages say so as well, and look again."""
     try:
         await bus.runtime.check()
-    except (StorageUnavailable, SchemaMismatch) as error:
+    except (StorageUnavailable, WiringError) as error:
         typer.echo(safe(f"{bus.service}: {error}; its pages look again"), err=True)
 
 

@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from durable.cli.ways_in import mistake, way_in
 from durable.errors import DurableError, StorageUnavailable, UndecodableMessages, WiringError, place_of
+from durable.grammar import suggestion
 from durable.storage.outages import advice_of, described, is_lack, tells_remedy
 
 NAME: Final = "durable-agent"
@@ -64,13 +65,19 @@ def usage(error: typer.TyperException) -> str:
     """Return Typer's message, with the nearest known option or command, or else a pointer to --help."""
     text = error.format_message().partition(" (Possible options")[0].rstrip(".").replace(". Did you", "; did you")
     text = text.replace("Value error, ", "")
-    near = getattr(error, "possibilities", None)
+    near = _near_option(error)
     context = getattr(error, "ctx", None)
     if near:
-        text += f"; did you mean {near[0]!r}?"
+        text += near
     elif context is not None and "; did you" not in text:
         text += f"; see {context.command_path} --help"
     return text[:1].lower() + text[1:]
+
+
+def _near_option(error: typer.TyperException) -> str:
+    """Ask for the option that an unknown one may be a misspelling of; the dashes, which all have, make none alike."""
+    known = [each[2:] for each in getattr(error, "possibilities", None) or () if each.startswith("--")]
+    return suggestion(getattr(error, "option_name", "").lstrip("-"), known, "--{}")
 
 
 def _at(error: WiringError) -> str:

@@ -14,13 +14,14 @@ from durable.cli import health, views
 from durable.cli.arguments import ListSize
 from durable.cli.output import document_of, emit, is_json, rich
 from durable.cli.target import Target, connection, on_target, schema_connection
-from durable.errors import SchemaMismatch, WiringError
+from durable.errors import WiringError
 from durable.listed import SHOWN, Listed
 from durable.observability.health import in_short
 from durable.settings import Settings
 from durable.storage import migrator
 from durable.storage import status as storage
 from durable.storage.outages import PRIMARY
+from durable.storage.readiness import check_ready
 from durable.version import __version__
 
 Watch = Annotated[bool, typer.Option("--watch", help="show the status again every two seconds, on a terminal")]
@@ -102,8 +103,8 @@ def _report(settings: Settings, size: int) -> dict[str, Any]:
 
 def _mismatch(conn: Connection, schema: str) -> str | None:
     try:
-        migrator.check_version(conn, schema)
-    except SchemaMismatch as error:
+        check_ready(conn, schema)
+    except WiringError as error:
         return str(error)
     return None
 

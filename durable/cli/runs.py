@@ -18,9 +18,9 @@ from durable.cli.output import is_json, progress
 from durable.dead_letters.bulk import Change, Count, Run, run_in_batches
 from durable.errors import InvalidSetting, StorageUnavailable
 from durable.settings import Settings
-from durable.storage import migrator
 from durable.storage.connection_names import OF_COMMANDS
 from durable.storage.database import Database
+from durable.storage.readiness import check_ready
 
 S = TypeVar("S")
 
@@ -81,7 +81,7 @@ async def run_job(
     """Change rows in batches until done or interrupted. Raises StorageUnavailable, with the number changed so far."""
     database, stopping, done = Database(settings, OF_COMMANDS), asyncio.Event(), 0
     try:
-        await database.transaction(migrator.check_version)
+        await database.transaction(check_ready)
         with stopped_by_signals(stopping), progress(job.verb) as show:
 
             def tell(run: Run) -> None:

@@ -21,11 +21,11 @@ from durable.encryption.ring import KeyRing
 from durable.errors import InvalidSetting, WiringError, place_of
 from durable.grammar import suggestion
 from durable.settings import Settings, load_settings
-from durable.storage import migrator
 from durable.storage.connection_names import OF_COMMANDS
 from durable.storage.database import sync_url
 from durable.storage.engines import Limits, make_engine
 from durable.storage.outages import translated
+from durable.storage.readiness import check_ready
 
 BusName = Annotated[str, typer.Argument(metavar="APP:BUS", help="module and attribute of the bus, such as app:bus")]
 OptionalBusName = Annotated[
@@ -115,7 +115,7 @@ on_target = partial(taking, target=load_target)
 def schema_connection(settings: Settings) -> Iterator[Connection]:
     """Open a connection to a schema of this code's version. Raises StorageUnavailable, SchemaMismatch."""
     with connection(settings) as conn:
-        migrator.check_version(conn, settings.db_schema)
+        check_ready(conn, settings.db_schema)
         yield conn
 
 

@@ -122,6 +122,10 @@ def _console(
         title = "The tables are not those of this version"
         return pages.render(request, "message.html", None, status=503, title=title, text=str(error))
 
+    async def misled(request: Request, error: Exception) -> Response:
+        title = "The settings of this service are wrong"
+        return pages.render(request, "message.html", None, status=503, title=title, text=str(error))
+
     async def broken(request: Request, error: Exception) -> Response:
         text = "Something is wrong in the console itself. The log of its process has the traceback."
         response = pages.render(request, "message.html", None, status=500, title="500", text=text)
@@ -172,6 +176,7 @@ def _console(
             HTTPException: refused,
             StorageUnavailable: away,
             SchemaMismatch: outdated,
+            InvalidSetting: misled,
             Exception: broken,
         },
     )

@@ -24,7 +24,7 @@ from durable.observability import health
 from durable.observability.health import NodeState
 from durable.observability.stops import Stops
 from durable.recovery.policy import DormancyPolicy
-from durable.storage import circuits, dead_letters, delayed, flow, gauges, migrator, receipts, schedules
+from durable.storage import circuits, dead_letters, delayed, flow, gauges, receipts, schedules
 from durable.storage.bounded import Look, limit_times, look
 from durable.storage.circuits import CircuitKind, OpenCircuit
 from durable.storage.dead_letters import Attempt, DeadLetter, Group, LetterRange, Relative, Selection, Summary, Survey
@@ -32,6 +32,7 @@ from durable.storage.flow import Flow, Slice
 from durable.storage.gauges import MOST_COUNTED, Gauges, Side
 from durable.storage.nodes import Node
 from durable.storage.outages import described
+from durable.storage.readiness import check_ready
 from durable.storage.receipts import Standing
 
 P = ParamSpec("P")
@@ -150,7 +151,7 @@ class Reading:
 
     async def check(self) -> None:
         """Raise SchemaMismatch unless the tables are those of this version."""
-        await self.transaction(migrator.check_version)
+        await self.transaction(check_ready)
 
     async def overview(self, person: Person) -> Overview:
         read, groups, flowing = await self._bus.runtime.database.transaction(read_overview)

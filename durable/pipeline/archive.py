@@ -57,6 +57,7 @@ from durable.pipeline.session import spark_errors
 from durable.pipeline.spans import NO_SPAN, Gap, Span, merged
 from durable.storage import archives, horizons, slices
 from durable.storage.archives import LakeEnd
+from durable.storage.readiness import refuse_veil
 from durable.storage.slices import Share, Snapshot, exported_snapshot, joined
 
 if TYPE_CHECKING:
@@ -214,6 +215,7 @@ class _Run:
         first = low if first is None else first
         with joined(self.engine, self.snapshot) as seen:
             found = slices.survey(seen, schema, source, first, high)
+            refuse_veil(seen, schema)  # its locks keep policies as they were for the survey
         rows = sum(each.rows for each in found)
         if not rows and span is not NO_SPAN and not self._has_marks(span):
             return _Part(low, low)

@@ -63,7 +63,7 @@ class Survey:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.here.history or self.here.letters or any(self.lake.values()))
+        return not (self.here.history or self.here.letters or self.here.records or any(self.lake.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,10 @@ from durable.messages.validation import check_service
 from durable.pipeline.copying import connection, is_pooled
 from durable.pipeline.lake_tables import SOURCES
 from durable.settings import Settings
-from durable.storage import archives, migrator, replays
+from durable.storage import archives, replays
 from durable.storage.database import lock_url
 from durable.storage.outages import translated
+from durable.storage.readiness import check_ready
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ def find_origin(settings: Settings, service: str | None) -> Origin:
     """
     url, schema = direct_url(settings), settings.db_schema
     with connection(url) as conn:
-        migrator.check_version(conn, schema)
+        check_ready(conn, schema)
         archived = [each for source in SOURCES.values() if (each := archives.find(conn, schema, source)) is not None]
         known = archives.services(conn, schema) if service is None else [service]
     for archive in archived:
@@ -88,7 +89,7 @@ def locked(engine: Engine, schema: str) -> Iterator[Connection]:
     free as soon as the database has noticed.
     """
     with translated(schema), engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
-        migrator.check_version(conn, schema)
+        check_ready(conn, schema)
         if not patiently(archives.try_lock, conn, schema):
             raise ArchiveConflict("another archiver is at work on this database; wait for it to end")
         try:

@@ -14,7 +14,8 @@ from durable.pipeline.columns import COLUMNS
 from durable.pipeline.copying import connection, copy
 from durable.pipeline.filters import condition
 from durable.pipeline.read_options import ReadOptions, selected
-from durable.storage import migrator, slices
+from durable.storage import slices
+from durable.storage.readiness import check_ready
 from durable.storage.slices import Share, Slice
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class EnvelopeReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         with connection(options.url) as conn:
-            migrator.check_version(conn, options.schema)
+            check_ready(conn, options.schema)
             if options.snapshot is None:
                 shares: list[Share] = [(Slice(slices.relation(options.schema, options.table)),)]
             else:

@@ -18,6 +18,7 @@ from durable.pipeline.recovering import is_put_back_by_restore, known_gaps
 from durable.storage import archives, horizons, migrator, purging
 from durable.storage.archives import Archive
 from durable.storage.horizons import Holder
+from durable.storage.readiness import veil_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +86,18 @@ def read_status(url: str, schema: str, lake: Lake | None, keep: timedelta | None
 def _table(conn: Connection, schema: str, lake: Lake | None, table: LakeTable) -> TableStatus:
     source = SOURCES[table]
     archive = archives.find(conn, schema, source)
+    veil = veil_of(conn, schema)
     if archive is None or archive.ended_at is not None:
         lag = horizons.lag(conn, schema, source, 0 if archive is None else archive.archived_below)
         return TableStatus(
-            table=table, lake=None, offset=None, confirmed=None, archived_at=None, lag_rows=lag.rows, lag_age=lag.age
+            table=table,
+            lake=None,
+            offset=None,
+            confirmed=None,
+            archived_at=None,
+            lag_rows=lag.rows,
+            lag_age=lag.age,
+            problem=veil,
         )
     confirmed = archive.archived_below
     other: str | None = None
@@ -98,7 +107,7 @@ def _table(conn: Connection, schema: str, lake: Lake | None, table: LakeTable) -
         other, lake = f"{lake.url}: {fault}", None
     offset = confirmed if lake is None else lake.offset(archive.app_id, table)
     commit_id = None if lake is None else lake.commit_id(archive.app_id, table)
-    problem = other or problem_of(conn, schema, archive, offset, commit_id, source)
+    problem = veil or other or problem_of(conn, schema, archive, offset, commit_id, source)
     if lake is not None and problem is None and is_put_back_by_restore(conn, lake, table, archive, schema):
         problem = PUT_BACK
     is_other = archive.identity != archives.identity(conn, schema)  # then no number says what was archived

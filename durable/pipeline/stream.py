@@ -38,8 +38,9 @@ from durable.errors import InvalidSetting
 from durable.pipeline.copying import connection, copy
 from durable.pipeline.read_options import ReadOptions, selected
 from durable.pipeline.reader import SharePartition, as_spark
-from durable.storage import archives, horizons, migrator, purging, slices
+from durable.storage import archives, horizons, purging, slices
 from durable.storage.horizons import LastRow
+from durable.storage.readiness import check_ready
 from durable.storage.slices import Share
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The horizon of now."""
         with connection(self._options.url) as conn:
             schema = self._options.schema
-            migrator.check_version(conn, schema)
+            check_ready(conn, schema)
             return {"xid": horizons.horizon(conn, schema), "identity": archives.identity(conn, schema)}
 
 

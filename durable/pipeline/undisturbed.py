@@ -26,8 +26,9 @@ from durable.pipeline.erasures import State
 from durable.pipeline.lake import Lake
 from durable.pipeline.origin import direct_url, patiently
 from durable.settings import Settings
-from durable.storage import migrator, replays
+from durable.storage import replays
 from durable.storage.outages import translated
+from durable.storage.readiness import check_ready
 
 _UNDONE: Final = (State.INTERRUPTED, State.LAKE_RESTORED)
 """States of erasures whose content the lake still has, or has again."""
@@ -84,7 +85,7 @@ def publishing(settings: Settings, lake: Lake | None) -> Iterator[Undisturbed]:
         translated(schema),
         engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn,
     ):
-        migrator.check_version(conn, schema)
+        check_ready(conn, schema)
         if not patiently(replays.try_lock, conn, schema, is_shared=True):
             raise ArchiveConflict(
                 "an erasure is at work on this database, or a purge; run the same command again after it"

@@ -32,6 +32,7 @@ from durable.pipeline.progress import Show
 from durable.storage import archived_content, archives
 from durable.storage.archived_content import Block, Digest, Key
 from durable.storage.outages import translated
+from durable.storage.readiness import refuse_veil
 from durable.storage.slices import Snapshot, exported_snapshot, joined
 
 _ROWS_AT_ONCE = 200_000
@@ -142,6 +143,7 @@ def verify(
     with opened(origin.url) as engine, translated(origin.schema), exported_snapshot(engine) as snapshot:
         with joined(engine, snapshot) as seen:
             here = archived_content.digests(seen, origin.schema, SOURCES[table], of.offset, until=until)
+            refuse_veil(seen, origin.schema)  # its locks keep policies as they were for the digests
         days = sorted({block.day for block in here})
         there = lake_digests(spark, lake, rows, days, reads_all=until is None, local_rows=local_rows, show=show)
         compared = _Comparison(lake, rows, origin, engine, snapshot)

@@ -39,8 +39,9 @@ from durable.pipeline.screens import Limits, flaw, misencoded
 from durable.pipeline.sealing import Sealing, seal_batch
 from durable.pipeline.texts import check_name
 from durable.settings import load_settings
-from durable.storage import migrator, placements, staging
+from durable.storage import placements, staging
 from durable.storage.placements import Placements
+from durable.storage.readiness import check_ready
 from durable.storage.staging import Batch, Published, Staged
 
 pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
@@ -162,7 +163,7 @@ def target(options: Mapping[str, str], schema: StructType, overwrite: bool) -> T
         raise InvalidSetting("option url: missing; give the database's URL, or set DURABLE_DATABASE_URL")
     url = settings.database_url.get_secret_value()
     with connection(url) as conn:
-        migrator.check_version(conn, settings.db_schema)
+        check_ready(conn, settings.db_schema)
         declared = placements.read(conn, settings.db_schema)
     limits = Limits(settings.max_message_bytes, settings.dedupe_window, settings.clock_lead)
     try:

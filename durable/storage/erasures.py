@@ -3,6 +3,9 @@
     envelope_history    key, headers, body and error go; ids, type, addresses, times and counts stay
     dead_letters        the same, with reason and traceback; an open letter is discarded first
     failed_attempts     reason and traceback go
+    actions             target, reason, before and after go where they name a key; the reason also with its letters
+    replays             parts of the plan go that name a key
+    circuits            the reason of a paused key goes
 
 So counts and comparisons still find each message. Messages that still wait are not in the history yet, and are counted
 only.
@@ -10,10 +13,13 @@ only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple
+from unicodedata import normalize
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -23,6 +29,7 @@ from durable.storage.dead_letters import LetterRange, Selection
 from durable.storage.sql import erasures as statements
 
 _LETTERS_AT_ONCE: Final = 1_000
+_LONG_KEY: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +40,21 @@ class Chosen:
     keys: Sequence[str] = ()
 
     def parameters(self) -> dict[str, Any]:
-        return {"ids": list(self.ids), "keys": list(self.keys)}
+        named = [pattern for key in self.keys for pattern in _patterns(key)]
+        return {"ids": list(self.ids), "keys": list(self.keys), "named": named}
+
+
+def holds(text: str, key: str) -> bool:
+    """Tell whether a text names this key, in whatever case. One of few characters, such as 7, counts as a word only."""
+    return any(re.search(pattern, normalize("NFKC", text), re.IGNORECASE) for pattern in _patterns(key))
+
+
+def _patterns(key: str) -> Iterator[str]:
+    """Regular expressions, for Python and for Postgres, of the ways in which texts, SQL and JSON write a key."""
+    written = normalize("NFKC", key).strip()
+    for spelling in {written, written.replace("'", "''"), json.dumps(written, ensure_ascii=False)[1:-1]} - {""}:
+        pattern = re.escape(spelling)
+        yield pattern if len(written) >= _LONG_KEY else rf"(?<!\w){pattern}(?!\w)"
 
 
 class Here(NamedTuple):
@@ -43,6 +64,8 @@ class Here(NamedTuple):
     letters: int
     open_letters: int
     waiting: int
+    records: int
+    """Actions, plans of replays and paused keys that name them."""
 
 
 class Erasure(NamedTuple):
@@ -88,6 +111,7 @@ def begin(conn: Connection, schema: str, erasure: Erasure) -> None:
 def erase(conn: Connection, schema: str, erasure: Erasure, chosen: Chosen) -> None:
     """Erase the content, and count the rows in the record; in the caller's transaction."""
     params = chosen.parameters() | {"erasure": erasure.erasure_id}
+    conn.execute(statements.ERASE_RECORDS.within(schema), params)  # while letters have the reasons that actions share
     _discard_open(conn, schema, erasure, chosen)
     history = conn.execute(statements.ERASE_HISTORY.within(schema), params).scalar_one()
     letters = conn.execute(statements.ERASE_LETTERS.within(schema), params).scalar_one()

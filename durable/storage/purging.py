@@ -10,6 +10,7 @@ from sqlalchemy import Connection, TextClause
 
 from durable.storage.days import midnight
 from durable.storage.horizons import naming_users
+from durable.storage.readiness import refuse_veil
 from durable.storage.slices import relation
 from durable.storage.sql import absent
 from durable.storage.sql import archive as statements
@@ -50,6 +51,7 @@ def stray_rows(conn: Connection, schema: str, high: int, until: date) -> int:
 
 def drop_stray_rows(conn: Connection, schema: str, high: int, until: date) -> int:
     """Delete them, and return how many."""
+    refuse_veil(conn, schema)
     params = {"high": high, "until": midnight(until), "batch_size": _BATCH_SIZE}
     return _drained(conn, statements.PURGE_STRAY_HISTORY.within(schema), params)
 
@@ -62,6 +64,7 @@ def resolved_letters(conn: Connection, schema: str, high: int, keep: timedelta) 
 
 def drop_resolved_letters(conn: Connection, schema: str, high: int, keep: timedelta) -> int:
     """Delete them, and return how many."""
+    refuse_veil(conn, schema)
     params = {"high": high, "keep": keep, "batch_size": _BATCH_SIZE}
     return _drained(conn, statements.PURGE_RESOLVED_LETTERS.within(schema), params)
 
@@ -99,8 +102,9 @@ def dropped_since(conn: Connection, schema: str, table: str, number: int, low: i
 def drop_day(conn: Connection, schema: str, day: date) -> str:
     """Detach and drop this day's partition. The database refuses unless all of it is archived.
 
-    Raises DurableError when others use the history just now.
+    Raises DurableError when others use the history just now, InvalidSetting where rows of it may be hidden.
     """
+    refuse_veil(conn, schema)
     with naming_users(conn, schema, "envelope_history"):
         return str(conn.execute(statements.DROP_ARCHIVED_HISTORY.within(schema), {"day": day}).scalar_one())
 

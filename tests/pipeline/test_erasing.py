@@ -7,15 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from psycopg.types.json import Jsonb
 from pyspark.sql import SparkSession
 
 from durable.errors import ArchiveConflict, InvalidSetting
@@ -32,7 +34,7 @@ from durable.pipeline.lake_tables import SOURCES, Whose
 from durable.pipeline.leftovers import Scrubbed
 from durable.pipeline.purge import Retention, purge
 from durable.storage import archives
-from durable.storage.erasures import Chosen, Erasure
+from durable.storage.erasures import Chosen, Erasure, holds
 from tests.support.archiving import Archiver
 from tests.support.command import Agent
 from tests.support.history import add_history, add_letters, add_old_day
@@ -163,6 +165,82 @@ def test_erasure_leaves_no_content_and_every_row(
     }
     assert is_whole(filled)
     assert states(filled) == [State.DONE]
+
+
+def note(conn: psycopg.Connection[Any], **columns: Any) -> None:
+    """An action of an operator."""
+    action = {"id": uuid4(), "actor": "olga", "verb": "discard", "target": "dead letters: all", "changed": 1} | columns
+    names, places = ", ".join(action), ", ".join(f"%({name})s" for name in action)
+    conn.execute(f"INSERT INTO durable.actions ({names}) VALUES ({places})".encode(), action)
+
+
+def begin_replay(conn: psycopg.Connection[Any], **plan: Any) -> None:
+    whole = {"lake": "/lakes/shop", "where": None, "address": [], **plan}
+    conn.execute("INSERT INTO durable.replays (name, plan) VALUES ('a replay', %s)", [Jsonb(whole)])
+
+
+def pause_key(conn: psycopg.Connection[Any], reason: str) -> None:
+    conn.execute(
+        "INSERT INTO durable.circuits (kind, key, reason, actor) VALUES ('key', %s, %s, 'node 7')", [ANNA, reason]
+    )
+
+
+RECORDS: dict[str, Callable[[psycopg.Connection[Any]], None]] = {
+    "target": lambda conn: note(conn, target=f"dead letters: key={ANNA}"),
+    "target in another case": lambda conn: note(conn, target=f"key {ANNA.upper()}"),
+    "reason": lambda conn: note(conn, reason=f"{ANNA} asked for it"),
+    "before": lambda conn: note(conn, before=Jsonb({f"key {ANNA}": {"actor": "olga"}})),
+    "after": lambda conn: note(conn, after=Jsonb({f"key {ANNA}": {"actor": "olga"}})),
+    "where of a replay": lambda conn: begin_replay(conn, where=f"partition_key = '{ANNA}'"),
+    "address of a replay": lambda conn: begin_replay(conn, address=["shop", f"shop/{ANNA}"]),
+}
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_erasure_by_key_empties_a_record_of_operators(
+    filled: Archiver, conn: psycopg.Connection[Any], kind: str
+) -> None:
+    RECORDS[kind](conn)
+    note(conn, target=f"dead letters: key={BERT}", reason="old")
+    survey = erasing.survey(filled.origin, filled.lake, BY_KEY)
+    assert survey.here.records == 1
+    erase(filled)
+    assert (mentions(filled, conn), mentions(filled, conn, ANNA.upper())) == ([], [])
+    assert "actions" in mentions(filled, conn, BERT)
+    assert erasing.survey(filled.origin, filled.lake, BY_KEY).is_empty
+
+
+@pytest.mark.parametrize("chosen", [BY_KEY, Chosen(ids=of_anna(5, 10, 15, 20))], ids=["by key", "by id"])
+def test_erasure_empties_the_reason_of_the_action_with_that_of_its_letter(
+    filled: Archiver, conn: psycopg.Connection[Any], chosen: Chosen
+) -> None:
+    conn.execute(
+        "UPDATE durable.dead_letters SET resolution = 'discarded', resolved_at = now(), resolved_by = 'olga', "
+        "resolution_reason = 'she moved to ' || CASE WHEN id = %s THEN 'Ulm' ELSE 'Bonn' END",
+        of_anna(5),
+    )
+    note(conn, reason="she moved to Ulm")
+    note(conn, reason="she moved to Bonn")
+    filled.run("dead_letters", local_rows=1_000)
+    assert erasing.survey(filled.origin, filled.lake, chosen).here.records == 1
+    erase(filled, chosen)
+    reasons = conn.execute("SELECT reason FROM durable.actions ORDER BY number").fetchall()
+    assert reasons == [(None,), ("she moved to Bonn",)]
+
+
+def test_erasure_empties_the_reason_of_a_paused_key(filled: Archiver, conn: psycopg.Connection[Any]) -> None:
+    pause_key(conn, f"no room for {ANNA}")
+    erase(filled)
+    assert conn.execute("SELECT key, reason FROM durable.circuits").fetchall() == [(ANNA, "erased")]
+    assert erasing.survey(filled.origin, filled.lake, BY_KEY).is_empty
+
+
+@given(
+    key=st.text(st.characters(exclude_categories=["C"]), min_size=1, max_size=12), after=st.sampled_from(["", " ", ","])
+)
+def test_key_in_a_text_is_found_in_every_spelling(key: str, after: str) -> None:
+    for written in (key, key.replace("'", "''"), json.dumps(key, ensure_ascii=False)):
+        assert holds(f"key={written}{after}", key) or not key.strip()
 
 
 @pytest.mark.parametrize("chosen", [BY_KEY, Chosen(ids=of_anna(5, 10, 15, 20))], ids=["by key", "by id"])
@@ -614,6 +692,7 @@ def test_rehearsal_counts_and_changes_nothing(agent: Agent, filled: Archiver, co
         "dead_letters": 1,
         "open_letters": 1,
         "waiting": 0,
+        "records": 0,
         "lake_history": 4,
         "lake_dead_letters": 1,
     }

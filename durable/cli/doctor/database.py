@@ -19,6 +19,7 @@ from durable.storage.connection_names import OF_COMMANDS
 from durable.storage.database import async_url, configured_url, lock_engine_url
 from durable.storage.engines import Limits, is_pooled, make_engine
 from durable.storage.outages import GRANT, PRIMARY
+from durable.storage.readiness import veil_of
 
 OLDEST_POSTGRES: Final = 14
 NEWEST_POSTGRES: Final = 18
@@ -31,6 +32,7 @@ _NARROW: Final = (
     "let nodes run as a role of their own: durable-agent migrate APP:BUS --grant-to ROLE, as owner of the schema; "
     "and revoke what PUBLIC has"
 )
+_UNVEIL: Final = "let the role see every row: ALTER ROLE ... BYPASSRLS, or disable row-level security"
 
 
 def database_checks(settings: Settings, *, has_sync_handlers: bool = False) -> list[Check]:
@@ -66,6 +68,7 @@ def _connected(conn: Connection, settings: Settings, has_sync_handlers: bool) ->
     if allowed.advice or not version.advice:  # without tables no right is missing
         yield allowed
     if not version.advice:
+        yield attempted("row security", lambda: row_security(conn, schema), _UNVEIL)
         yield attempted("partitions", lambda: partitions(conn, settings), _MIGRATE)
         yield attempted("connections", lambda: connections(conn, settings, has_sync_handlers), _MIGRATE)
         yield attempted("services", lambda: services(conn, schema), _MIGRATE)
@@ -170,6 +173,14 @@ def schema_version(conn: Connection, schema: str) -> Check:
         detail, _, advice = str(error).partition("; ")
         return fail("schema", detail, advice)
     return ok("schema", f"{schema} is at version {migrator.SCHEMA_VERSION}")
+
+
+def row_security(conn: Connection, schema: str) -> Check:
+    """Check that no policy hides rows: what a node does not see is not handled."""
+    if veil := veil_of(conn, schema):
+        detail, _, advice = veil.partition("; ")
+        return fail("row security", detail, advice)
+    return ok("row security", "every row is in sight")
 
 
 def partitions(conn: Connection, settings: Settings) -> Check:

@@ -14,11 +14,12 @@ from durable.encryption.ring import KeyRing
 from durable.envelope import Envelope
 from durable.messages.sealed import is_sealed
 from durable.settings import Settings
-from durable.storage import actions, encrypted, migrator
+from durable.storage import actions, encrypted
 from durable.storage.actions import Action
 from durable.storage.connection_names import OF_COMMANDS
 from durable.storage.database import Database
 from durable.storage.encrypted import PLACES, Batch, Position, Wanted
+from durable.storage.readiness import check_ready
 
 _MOST_SHOWN = 5
 
@@ -49,7 +50,7 @@ async def rotate_all(settings: Settings, ring: KeyRing, wanted: Wanted, *, actor
     """
     database = Database(settings, OF_COMMANDS)
     try:
-        await database.transaction(migrator.check_version)
+        await database.transaction(check_ready)
         rotated = [Rotated(place, await database.transaction(encrypted.count_stale, place, wanted)) for place in PLACES]
         if not dry_run:
             await _Run(database, settings, ring, wanted, actor).over(rotated)

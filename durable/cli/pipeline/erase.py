@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, Final
-from unicodedata import normalize
+from typing import Annotated, Any
 
 import typer
 
@@ -24,7 +22,7 @@ from durable.pipeline.erasures import State
 from durable.pipeline.leftovers import Scrubbed
 from durable.pipeline.origin import Origin
 from durable.pipeline.session import needs_spark
-from durable.storage.erasures import Chosen, Erasure
+from durable.storage.erasures import Chosen, Erasure, holds
 
 Ids = Annotated[list[str] | None, typer.Option("--id", metavar="UUID", help="message of this id; may be repeated")]
 Keys = Annotated[
@@ -53,9 +51,6 @@ Vacuum = Annotated[
         "older versions fail, and none of them can be read again",
     ),
 ]
-
-
-_LONG_KEY: Final = 4
 
 
 @taking(place=load_place)
@@ -159,19 +154,11 @@ def _refuse_reason(reason: str) -> None:
 
 def _refuse_key(option: str, text: str, chosen: Chosen) -> None:
     """The record stays, and must not hold what is erased, in whatever case it is written."""
-    if any(_holds(text, key) for key in chosen.keys):
+    if any(holds(text, key) for key in chosen.keys):
         raise InvalidSetting(
             f"{option}: it holds the key that is to be erased, and the record would keep it; "
             + ("name a request instead" if option == "--reason" else "name another actor")
         )
-
-
-def _holds(text: str, key: str) -> bool:
-    """A key of few characters, such as 7, counts as a word only."""
-    text, key = (normalize("NFKC", each).casefold().strip() for each in (text, key))
-    if len(key) < _LONG_KEY:
-        return bool(key) and re.search(rf"(?<!\w){re.escape(key)}(?!\w)", text) is not None
-    return key in text
 
 
 def _confirm(there: Survey) -> None:
@@ -195,6 +182,7 @@ def _document(origin: Origin, there: Survey, done: Erasure | None, removed: Scru
             "dead_letters": there.here.letters,
             "open_letters": there.here.open_letters,
             "waiting": there.here.waiting,
+            "records": there.here.records,
             "lake_history": there.lake["history"],
             "lake_dead_letters": there.lake["dead_letters"],
         },
@@ -212,11 +200,12 @@ def _record(erasure: Erasure) -> dict[str, Any]:
 def _blocks(there: Survey, done: Erasure | None, removed: Scrubbed | None) -> list[Block]:
     here = there.here
     if done is None:
-        title, counts = "would be erased", [here.history, here.letters, *there.lake.values()]
+        title, counts = "would be erased", [here.history, here.letters, *there.lake.values(), here.records]
     else:
         title = "erased"
-        counts = [done.history_rows, done.letter_rows, done.lake_history_rows, done.lake_letter_rows]
-    places = ["history", "dead letters", "history in the lake", "dead letters in the lake"]
+        there_now = [done.lake_history_rows, done.lake_letter_rows]
+        counts = [done.history_rows, done.letter_rows, *there_now, here.records]
+    places = ["history", "dead letters", "history in the lake", "dead letters in the lake", "records of actions"]
     blocks: list[Block] = [Table(title, ["where", "rows"], [*zip(places, counts, strict=True)])]
     if done is not None:
         blocks.append(f"\nerasure {done.erasure_id}, by {done.actor}: {done.reason}")

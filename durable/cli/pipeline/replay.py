@@ -20,7 +20,8 @@ from durable.grammar import several
 from durable.pipeline.session import needs_spark, spark_errors
 from durable.pipeline.texts import check_name
 from durable.pipeline.undisturbed import Undisturbed, publishing
-from durable.storage import archives, migrator, placements, purging, replays
+from durable.storage import archives, placements, purging, replays
+from durable.storage.readiness import check_ready
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -124,7 +125,7 @@ def replay(
 def _declare(bus: Bus, settings: Settings) -> None:
     """Declare the order of the bus's code, as a node would, for rows that are published before a node has started."""
     with connection(settings) as conn:
-        migrator.check_version(conn, settings.db_schema)
+        check_ready(conn, settings.db_schema)
         placements.declare(conn, settings.db_schema, bus.application.placements())
 
 
@@ -143,7 +144,7 @@ def _continued(settings: Settings, name: str, plan: Plan) -> Plan:
     from durable.pipeline.plans import continued
 
     with connection(settings, read_only=True) as conn:
-        migrator.check_version(conn, settings.db_schema)
+        check_ready(conn, settings.db_schema)
         known = replays.find(conn, settings.db_schema, name)
     return plan if known is None else continued(name, known, plan)
 

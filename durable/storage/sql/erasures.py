@@ -12,12 +12,30 @@ from durable.storage.sql.statement import Statement
 _CHOSEN: Final = """(id = ANY (CAST(:ids AS uuid[])) OR partition_key = ANY (CAST(:keys AS text[])))"""
 _ERASABLE: Final = f"{_CHOSEN} AND erasure_id IS NULL"
 
+
+def _names(text: str) -> str:
+    """A text that holds one of the keys, by the patterns of `named`."""
+    return f"COALESCE(normalize({text}, NFKC) ~* ANY (CAST(:named AS text[])), false)"
+
+
+_ACTION: Final = {name: _names(f"CAST({name} AS text)") for name in ("target", "reason", "before", "after")}
+# The reason of a letter's resolution is also that of the action which resolved it.
+_COPIED: Final = f"""(actor, reason) IN (
+    SELECT resolved_by, resolution_reason FROM {{schema}}.dead_letters
+    WHERE {_ERASABLE} AND resolution_reason IS NOT NULL)"""
+_ERASABLE_ACTION: Final = f"({' OR '.join([*_ACTION.values(), _COPIED])})"
+_ERASABLE_REPLAY: Final = f"EXISTS (SELECT FROM jsonb_each_text(plan) AS part WHERE {_names('part.value')})"
+_ERASABLE_CIRCUIT: Final = "kind = 'key' AND key = ANY (CAST(:keys AS text[])) AND reason <> 'erased'"
+
 COUNT_CHOSEN = Statement(f"""
 SELECT (SELECT count(*) FROM {{schema}}.envelope_history WHERE {_ERASABLE}) AS history,
     (SELECT count(*) FROM {{schema}}.dead_letters WHERE {_ERASABLE}) AS letters,
     (SELECT count(*) FROM {{schema}}.dead_letters WHERE {_ERASABLE} AND resolved_at IS NULL) AS open_letters,
     (SELECT count(*) FROM {{schema}}.outgoing_envelopes WHERE {_CHOSEN})
-        + (SELECT count(*) FROM {{schema}}.incoming_envelopes WHERE {_CHOSEN}) AS waiting
+        + (SELECT count(*) FROM {{schema}}.incoming_envelopes WHERE {_CHOSEN}) AS waiting,
+    (SELECT count(*) FROM {{schema}}.actions WHERE {_ERASABLE_ACTION})
+        + (SELECT count(*) FROM {{schema}}.replays WHERE {_ERASABLE_REPLAY})
+        + (SELECT count(*) FROM {{schema}}.circuits WHERE {_ERASABLE_CIRCUIT}) AS records
 """)
 # `xid` stays: the row is archived, or not, as it was before.
 ERASE_HISTORY = Statement(f"""
@@ -52,6 +70,23 @@ WITH erased AS (
     WHERE letter_id IN (SELECT letter_id FROM erased) OR id IN (SELECT id FROM erased)
 )
 SELECT count(*) FROM erased
+""")
+# What operators wrote and chose. The name of a replay stays: its messages have their ids by it.
+ERASE_RECORDS = Statement(f"""
+WITH acted AS (
+    UPDATE {{schema}}.actions SET
+        target = CASE WHEN {_ACTION["target"]} THEN 'erased' ELSE target END,
+        reason = CASE WHEN {_ACTION["reason"]} OR {_COPIED} THEN NULL ELSE reason END,
+        before = CASE WHEN {_ACTION["before"]} THEN NULL ELSE before END,
+        after = CASE WHEN {_ACTION["after"]} THEN NULL ELSE after END
+    WHERE {_ERASABLE_ACTION}
+), paused AS (
+    UPDATE {{schema}}.circuits SET reason = 'erased' WHERE {_ERASABLE_CIRCUIT}
+)
+UPDATE {{schema}}.replays SET plan = (
+    SELECT jsonb_object_agg(part.key, CASE WHEN {_names("part.value #>> '{}'")} THEN '"erased"' ELSE part.value END)
+    FROM jsonb_each(plan) AS part
+) WHERE {_ERASABLE_REPLAY}
 """)
 
 # ---------------------------------------------------------------- the record

@@ -92,6 +92,7 @@ def test_sql_printed_by_migrate_creates_the_same_schema(
     assert agent("status", "--database", database).code == 0
     assert agent("status", "--database-url", database, "--db-schema", "durable").code == 0
     assert "did you mean '--schema'" in agent("status", "--schemma", "durable").err
+    assert "no such option: --yes; see durable-agent pipeline replay --help" in agent("pipeline", "replay", "--yes").err
 
 
 @pytest.mark.parametrize("options", [("--database", "--schema"), ("--database-url", "--db-schema")])
@@ -484,7 +485,7 @@ def test_doctor_passes_with_a_warning_when_a_peer_is_silent(agent: Agent, databa
     assert report["healthy"]
     assert {check["name"]: check["verdict"] for check in report["checks"]} == {
         "settings": "ok", "database": "ok", "clock": "ok", "pooler": "ok", "transaction limit": "ok",
-        "lock connection": "ok", "schema": "ok",
+        "lock connection": "ok", "schema": "ok", "row security": "ok",
         "encryption": "ok", "rights": "warn", "partitions": "ok", "connections": "ok", "services": "ok",
         "retention": "ok", "handlers": "ok", "destination": "warn",
     }  # fmt: skip

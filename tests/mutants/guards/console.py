@@ -217,7 +217,7 @@ ROWS = (
         "console",
         "a database that cannot be shown is named, and keeps no other from being shown",
         "durable/cli/console.py",
-        before="    except (StorageUnavailable, SchemaMismatch) as error:",
+        before="    except (StorageUnavailable, WiringError) as error:",
         after="    except ZeroDivisionError as error:",
         killed_by=("tests/integration/console/test_command.py::test_console_is_open_while_a_database_cannot_be_shown",),
     ),

@@ -22,10 +22,42 @@ _OUTAGES = "tests/pipeline/test_commands_in_outages.py"
 
 _STREAMS = "tests/unit/cli/test_streams.py"
 _RIGHTS = "tests/integration/cli/test_migrate_rights.py"
+_VEILS = "tests/pipeline/test_row_security.py"
 _TIMES = "tests/pipeline/test_given_times.py"
 _AUDITED = "tests/pipeline/test_audited_services.py"
 
 ROWS = (
+    Mutant(
+        "lakes",
+        "a role with rows out of sight is refused before it counts on them",
+        "durable/storage/readiness.py",
+        before="    refuse_veil(conn, schema)\n",
+        after="",
+        killed_by=tuple(
+            f"{_VEILS}::test_command_refuses_a_role_with_rows_out_of_sight[{command}-a partition]"
+            for command in ("archive", "purge", "erase")
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a day is dropped by a role that may not see all of its rows",
+        "durable/storage/purging.py",
+        before="    refuse_veil(conn, schema)\n    with naming_users",
+        after="    with naming_users",
+        killed_by=(f"{_VEILS}::test_drop_refuses_a_role_with_rows_out_of_sight[a day]",),
+    ),
+    Mutant(
+        "lakes",
+        "an erasure leaves the key in the records of operators",
+        "durable/storage/erasures.py",
+        before="    conn.execute(statements.ERASE_RECORDS.within(schema), params)",
+        after="    pass",
+        killed_by=(
+            "tests/pipeline/test_erasing.py::test_erasure_by_key_empties_a_record_of_operators[target]",
+            "tests/pipeline/test_erasing.py::test_erasure_empties_the_reason_of_the_action_with_that_of_its_letter"
+            "[by id]",
+        ),
+    ),
     Mutant(
         "lakes",
         "a character that the output cannot encode ends a command after its work",
