@@ -211,7 +211,7 @@ def test_erasure_by_key_empties_a_record_of_operators(
 
 
 @pytest.mark.parametrize("chosen", [BY_KEY, Chosen(ids=of_anna(5, 10, 15, 20))], ids=["by key", "by id"])
-def test_erasure_empties_the_reason_of_the_action_with_that_of_its_letter(
+def test_erasure_empties_the_reason_of_an_action_beside_its_letter(
     filled: Archiver, conn: psycopg.Connection[Any], chosen: Chosen
 ) -> None:
     conn.execute(

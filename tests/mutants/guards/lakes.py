@@ -54,8 +54,7 @@ ROWS = (
         after="    pass",
         killed_by=(
             "tests/pipeline/test_erasing.py::test_erasure_by_key_empties_a_record_of_operators[target]",
-            "tests/pipeline/test_erasing.py::test_erasure_empties_the_reason_of_the_action_with_that_of_its_letter"
-            "[by id]",
+            "tests/pipeline/test_erasing.py::test_erasure_empties_the_reason_of_an_action_beside_its_letter[by id]",
         ),
     ),
     Mutant(
