@@ -66,6 +66,9 @@ class Overview:
     """Those that come first in the order that was asked for."""
 
 
+NONE: Final = Overview(conversations=0, messages=0, deepest=0, p50_seconds=None, p95_seconds=None, chosen=())
+
+
 def overview(
     spark: SparkSession,
     lakes: Sequence[Lake],

@@ -117,6 +117,27 @@ def test_wrong_argument_is_told_in_one_line(agent: Agent, arguments: list[str], 
 
 @pytest.mark.parametrize(
     "arguments",
+    [
+        ["report", "--lake", "new", "--out", "new.html"],
+        ["conversations", "--lake", "new"],
+        ["audit", "--sender", "new", "--receiver", "new"],
+        ["replay", "--lake", "new", "--name", "again", "--all", "--dry-run"],
+    ],
+    ids=lambda arguments: str(arguments[0]),
+)
+def test_command_ends_well_when_a_lake_has_no_row_yet(
+    agent: Agent, arguments: list[str], database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DURABLE_DATABASE_URL", database_url)
+    assert agent("pipeline", "archive", "--service", "shop", "--lake", "new").code == 0
+    ended = agent("pipeline", *arguments)
+    assert (ended.code, ended.err) == (0, "")
+    assert document(agent, *arguments)
+    assert not (agent.folder / "new.html").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
     [["report", "--out", "/proc/1/r.html"], ["audit", "--sender", "lake", "--receiver", "lake", "--out", "/proc/1/x"]],
     ids=lambda arguments: str(arguments[0]),
 )

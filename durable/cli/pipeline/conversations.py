@@ -66,6 +66,8 @@ def conversations(
     yield
     for place in places:
         place.require("history")
+    if wanted is None and not any(place.files("history") for place in places):
+        return Ended(asdict(conversations.NONE), ["no lake has a row of history yet: there is no conversation"])
     with phases("conversations") as phase:
         find, overview = few_conversations.find, few_conversations.overview
         if row_count(places) > local_rows:

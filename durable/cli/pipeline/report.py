@@ -69,6 +69,8 @@ def report(
     spark.check()
     yield
     lake.require("history")
+    if not lake.files("history"):
+        return Ended({"page": None}, [f"lake {lake.url}: no row of history yet; no page was written"])
     with spark_errors(), phases("report") as phase:
         phase("starting Spark")
         session = spark.open_session([lake])

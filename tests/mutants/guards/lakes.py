@@ -29,6 +29,26 @@ _AUDITED = "tests/pipeline/test_audited_services.py"
 ROWS = (
     Mutant(
         "lakes",
+        "a report of a lake without rows is bad usage",
+        "durable/cli/pipeline/report.py",
+        before='    if not lake.files("history"):\n',
+        after="    if False:\n",
+        killed_by=(
+            "tests/pipeline/test_report_commands.py::test_command_ends_well_when_a_lake_has_no_row_yet[report]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "conversations of a lake without rows are bad usage",
+        "durable/cli/pipeline/conversations.py",
+        before="    if wanted is None and not any(",
+        after="    if False and not any(",
+        killed_by=(
+            "tests/pipeline/test_report_commands.py::test_command_ends_well_when_a_lake_has_no_row_yet[conversations]",
+        ),
+    ),
+    Mutant(
+        "lakes",
         "a role with rows out of sight is refused before it counts on them",
         "durable/storage/readiness.py",
         before="    refuse_veil(conn, schema)\n",
