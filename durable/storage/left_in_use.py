@@ -76,17 +76,18 @@ def _roll_back_or_terminate(roll_back: Act, connection: Any) -> None:
     """The driver refuses a ROLLBACK amid a statement, upon which SQLAlchemy would keep the connection, and its place
     in the pool, for as long as anything refers to the task whose statement it is.
     """
-    if _is_in_use(connection) and not connection.driver_connection.is_closed():
-        _tell()
-        _terminate(connection)
+    adapted = _adapted(connection)
+    if adapted.driver_connection.is_closed():  # with its transaction
         return
-    try:
-        _in_turn(roll_back, connection)
-    except connection.dbapi.InterfaceError:
-        if connection.driver_connection.is_closed():
-            raise
-        _tell()
-        _terminate(connection)
+    if not _is_in_use(adapted):
+        try:
+            _in_turn(roll_back, adapted)
+            return
+        except adapted.dbapi.InterfaceError:
+            if adapted.driver_connection.is_closed():
+                raise
+    _tell()
+    _terminate(adapted)
 
 
 def _in_turn(end: Act, connection: Any) -> None:
@@ -94,11 +95,17 @@ def _in_turn(end: Act, connection: Any) -> None:
 
     SQLAlchemy ends it beside them: a statement that waited meanwhile would find it still begun, and commit by itself.
     """
-    await_only(connection._execute_mutex.acquire())
+    adapted = _adapted(connection)
+    await_only(adapted._execute_mutex.acquire())
     try:
-        end(connection)
+        end(adapted)
     finally:
-        connection._execute_mutex.release()
+        adapted._execute_mutex.release()
+
+
+def _adapted(connection: Any) -> Any:
+    """Return SQLAlchemy's connection, once for all: the pool's, which stands for it, loses it at its end."""
+    return getattr(connection, "dbapi_connection", connection)
 
 
 def _is_in_use(connection: Any) -> bool:

@@ -741,6 +741,26 @@ ROWS = (
     ),
     Mutant(
         "outbox",
+        "the end of a transaction loses the connection for whose statement it waits",
+        "durable/storage/left_in_use.py",
+        before='    return getattr(connection, "dbapi_connection", connection)\n',
+        after="    return connection\n",
+        killed_by=(
+            "tests/integration/agents/test_tasks_left_behind.py::test_unit_of_work_with_a_task_in_a_statement_keeps_no_lock_and_no_connection[fail_beside_statements_of_the_connection-asyncpg]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a connection that has ended is rolled back and warned of again",
+        "durable/storage/left_in_use.py",
+        before="    if adapted.driver_connection.is_closed():  # with its transaction\n",
+        after="    if False:\n",
+        killed_by=(
+            "tests/integration/agents/test_tasks_left_behind.py::test_unit_of_work_with_a_task_in_a_statement_keeps_no_lock_and_no_connection[fail_beside_statements_of_the_connection-asyncpg]",
+        ),
+    ),
+    Mutant(
+        "outbox",
         "a connection goes back to the pool while a BEGIN is on its way",
         "durable/storage/left_in_use.py",
         before="    if _is_in_use(connection) or connection.driver_connection.is_in_transaction():\n",

@@ -5,7 +5,8 @@ whole afterwards, and the process lives.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -26,12 +27,27 @@ LEFT: list[asyncio.Task[object]] = []
 """A reference to each task, so that no collection of garbage ends its connection."""
 
 
+@pytest.fixture(autouse=True)
+def nothing_goes_wrong_in_ends(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    yield
+    assert not [each.getMessage() for each in caplog.get_records("call") if each.levelno >= logging.ERROR]
+
+
 async def leave_a_statement(session: AsyncSession) -> None:
     await session.execute(text("SELECT 1"))
-    task: asyncio.Task[object] = asyncio.ensure_future(session.execute(_SLOW))
+    await asyncio.shield(left(session.execute(_SLOW)))
+
+
+async def leave_two_statements_of_the_connection(session: AsyncSession) -> None:
+    connection = await session.connection()
+    await asyncio.gather(*(asyncio.shield(left(connection.execute(_SLOW))) for _ in range(2)))
+
+
+def left(statement: Coroutine[object, object, object]) -> asyncio.Task[object]:
+    task = asyncio.create_task(statement)
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     LEFT.append(task)
-    await asyncio.shield(task)
+    return task
 
 
 @dataclass
@@ -40,6 +56,7 @@ class Place:
     engine: AsyncEngine
 
 
+Leave = Callable[[AsyncSession], Awaitable[None]]
 Holder = Callable[[Place], AbstractAsyncContextManager[AsyncSession]]
 
 
@@ -150,14 +167,15 @@ async def is_whole(place: Place) -> None:
 @pytest.mark.parametrize("holder", HOLDERS)
 @OWN_OR_GIVEN
 @DRIVERS
+@pytest.mark.parametrize("leave", [leave_a_statement, leave_two_statements_of_the_connection])
 async def test_session_beside_a_statement_gives_its_connection_back_when_cancelled(
-    tables: Tables, driver: str, is_given: bool, holder: Holder, end: str
+    tables: Tables, leave: Leave, driver: str, is_given: bool, holder: Holder, end: str
 ) -> None:
     async with place_of(tables, driver, is_given=is_given) as place:
 
         async def work() -> None:
             async with holder(place) as session:
-                await leave_a_statement(session)
+                await leave(session)
 
         for _ in range(_SIZE + 1):
             with suppress(Exception):  # of the timeout, or of the driver
