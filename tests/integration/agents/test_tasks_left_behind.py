@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -17,6 +18,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
+from sqlalchemy.util import greenlet_spawn
 
 from durable import Bus, HandleNext, Incoming, Middleware, Retry, message
 from tests.failure.waiting import eventually
@@ -263,6 +265,31 @@ async def test_commit_with_a_task_in_a_statement_keeps_no_lock_and_no_connection
         assert warnings(caplog) == 0
         assert tables.one("SELECT number FROM effects") == 2
         await is_whole(bus, tables)
+
+
+async def test_commit_of_a_task_ends_as_its_connection_does(tables: Tables) -> None:
+    """It waits for its turn while the unit of work ends the connection."""
+    pooled: Any = None
+    adapted: Any = None
+    commit: asyncio.Task[Any] | None = None
+
+    async def commit_in_a_task(session: AsyncSession, tables: Tables) -> None:
+        nonlocal pooled, adapted, commit
+        pooled = await (await session.connection()).get_raw_connection()
+        adapted = pooled.dbapi_connection
+        await _leave_a_statement(session, tables)
+        engine: Any = session.get_bind()
+        commit = left_behind(greenlet_spawn(engine.dialect.do_commit, pooled))
+        await asyncio.sleep(0)  # it waits
+        raise Gone
+
+    async with bus_of(tables, "asyncpg") as bus:
+        with pytest.raises(Gone):
+            await work(bus, tables, commit_in_a_task)
+        assert commit is not None
+        with suppress(adapted.dbapi.Error):
+            await commit
+        assert not adapted._execute_mutex.locked()
 
 
 async def connect(session: AsyncSession, _: Tables) -> None:

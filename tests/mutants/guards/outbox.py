@@ -746,7 +746,7 @@ ROWS = (
         before='    return getattr(connection, "dbapi_connection", connection)\n',
         after="    return connection\n",
         killed_by=(
-            "tests/integration/agents/test_tasks_left_behind.py::test_unit_of_work_with_a_task_in_a_statement_keeps_no_lock_and_no_connection[fail_beside_statements_of_the_connection-asyncpg]",
+            "tests/integration/agents/test_tasks_left_behind.py::test_commit_of_a_task_ends_as_its_connection_does",
         ),
     ),
     Mutant(
