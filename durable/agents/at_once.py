@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 _FIRST: Final = 2
-_WHILE: Final = 0.1  # seconds of a measurement
+_WHILE: Final = 0.25  # seconds of a measurement
 _BETTER: Final = 1.1  # more of them hold more locks and connections: so much faster they must be
 _PATIENCE: Final = 64  # measurements between two attempts, at most
 

@@ -212,18 +212,16 @@ class Delivery:
             return None
         attempt = lease.attempts + 1
         if is_suspect(lease):
+            if lease.attempts >= self._policy.max_attempts:
+                reason = f"its node died, or met an error of its own, {lease.interruptions} times while it held it"
+                letter = Letter.because(reason, "killed its node", lease.envelope.message_type)
+                await self._dead_letter(lease, letter, UNCOUNTED, held)
+                return None
             counted = await self.settling.begin_suspect_attempt(lease)
             if counted is None:
                 held.hold(lease)
                 return None
             attempt = counted
-            if attempt > self._policy.max_attempts:
-                reason = (
-                    f"its node died, or met an error of its own, {lease.interruptions} times while it was being handled"
-                )
-                letter = Letter.because(reason, "killed its node", lease.envelope.message_type)
-                await self._dead_letter(lease, letter, UNCOUNTED, held)
-                return None
         return await self._decode(lease, attempt, held)
 
     async def _decode(self, lease: LeasedEnvelope, attempt: int, held: BlockedKeys) -> Task | None:

@@ -69,8 +69,8 @@ class HandlingAgent:
         self._on_key_released = on_key_released
         self._unwanted: list[LeasedEnvelope] = []
         self._working: set[LeaseKey] = set()
-        self._at_work = 0
-        """Workers that handle messages out of the buffer."""
+        self._at_work: set[object] = set()
+        """Marks of the workers that count towards those that may be at work at once."""
         self._changed = asyncio.Event()
         self._delivery = Delivery(
             handler,
@@ -276,16 +276,24 @@ class HandlingAgent:
             await self._changed.wait()
 
     def _may_take(self) -> bool:
-        return self._at_work < self._delivery.at_once(len(self.buffer))
+        return len(self._at_work) < self._delivery.at_once(len(self.buffer))
 
     async def _work_on(self, taken: Sequence[LeasedEnvelope]) -> None:
-        self._at_work += 1
+        """Handle these. A worker counts for as long as a group may take: a long message keeps no other one waiting."""
+        work = object()
+        self._at_work.add(work)
+        too_long = asyncio.get_running_loop().call_later(self._settings.group_time.total_seconds(), self._leave, work)
         try:
             await self.handle(taken)
         finally:
-            self._at_work -= 1
-            if len(self.buffer) and self._at_work + 1 < self._delivery.at_once(len(self.buffer)):
-                self._changed.set()  # not only this worker may take the next
+            too_long.cancel()
+            self._leave(work)
+
+    def _leave(self, work: object) -> None:
+        """Let another worker take what waits."""
+        self._at_work.discard(work)
+        if len(self.buffer) and self._may_take():
+            self._changed.set()
 
     def _put_back(self, left: Sequence[LeasedEnvelope]) -> None:
         """Let any worker take messages that were taken and not begun."""

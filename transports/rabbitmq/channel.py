@@ -49,7 +49,10 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, asyncio.CancelledError):
         return "the broker went silent"
     if isinstance(error, InvalidFrameError) and "Connection.OpenOk" in str(error):  # aiormq drops what the broker said
-        return "the broker refuses the virtual host: there is none of that name, or this user may not enter it"
+        return (
+            "the broker refuses the virtual host: there is none of that name, this user may not enter it, it is down, "
+            "or its limit of connections is reached; the broker's log says which"
+        )
     return " ".join(str(part) for part in error.args if part is not None) or type(error).__name__
 
 

@@ -491,7 +491,7 @@ class TestSuspects:
         (letter,) = shop.tables.dead_letters()
         assert letter[1:3] == (
             "killed its node",
-            "its node died, or met an error of its own, 4 times while it was being handled",
+            "its node died, or met an error of its own, 4 times while it held it",
         )
 
     async def test_attempt_of_a_suspect_is_not_counted_again_by_its_failure(self, shop: Shop) -> None:

@@ -599,6 +599,35 @@ async def test_messages_behind_a_long_one_are_handled_by_another_worker(database
     assert (found["letters"], sorted(calls)) == ([], list(range(10)))
 
 
+async def test_long_messages_keep_no_other_one_waiting(database: Tables) -> None:
+    """As many as there may be transactions at once."""
+    others = asyncio.Event()
+    calls: list[int] = []
+
+    async def wait(step: Step, session: AsyncSession) -> None:
+        calls.append(step.number)
+        if len(calls) == 12:
+            others.set()
+        if step.number < 2:
+            await others.wait()
+
+    how: dict[str, Any] = {"concurrency": 4, "timeout": timedelta(seconds=10)}
+    found = await result(database, ["succeed"] * 12, wait, max_batch="auto", group_time=0.05, **how)
+    assert (found["letters"], sorted(calls)) == ([], list(range(12)))
+
+
+async def test_last_messages_of_a_backlog_are_handled_side_by_side(database: Tables) -> None:
+    last = asyncio.Barrier(3)
+
+    async def meet(step: Step, session: AsyncSession) -> None:
+        if step.number >= 37:
+            await last.wait()
+
+    how: dict[str, Any] = {"concurrency": 4, "timeout": timedelta(seconds=10)}
+    found = await result(database, ["succeed"] * 40, meet, max_batch="auto", **how)
+    assert found["letters"] == []
+
+
 async def test_messages_of_a_group_commit_before_a_long_one_ends(
     database: Tables, caplog: pytest.LogCaptureFixture
 ) -> None:

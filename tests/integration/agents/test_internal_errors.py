@@ -74,5 +74,5 @@ async def test_message_meeting_internal_errors_becomes_a_dead_letter(
         await eventually(lambda: tables.count("dead_letters") == 1, within=60)
         await eventually(lambda: tables.count("incoming_envelopes") == 0, within=60)
     assert tables.rows("SELECT number FROM handled ORDER BY number") == [n for n in range(20) if n != POISON]
-    reason = f"its node died, or met an error of its own, {2 + ATTEMPTS} times while it was being handled"
+    reason = f"its node died, or met an error of its own, {2 + ATTEMPTS} times while it held it"
     assert tables.one("SELECT reason FROM durable.dead_letters") == reason

@@ -1327,4 +1327,30 @@ ROWS = (
         after="Lateness(delay, storable(reason, LONGEST_REASON))",
         killed_by=("tests/contract/bus/test_receipts.py::test_end_of_a_message_tells_its_failed_attempts",),
     ),
+    Mutant(
+        "handling",
+        "a number of transactions at once that handles fewer messages is kept",
+        "durable/agents/at_once.py",
+        before="            self.count = self._best\n            self._tries_more",
+        after="            self._tries_more",
+        killed_by=("tests/unit/agents/test_at_once.py::test_number_with_the_highest_rate_is_found_and_kept[rates0-2]",),
+    ),
+    Mutant(
+        "handling",
+        "workers that could handle the last messages side by side sleep",
+        "durable/agents/handling.py",
+        before="        if len(self.buffer) and self._may_take():\n            self._changed.set()\n",
+        after="",
+        killed_by=(
+            "tests/integration/agents/test_handling_groups.py::test_last_messages_of_a_backlog_are_handled_side_by_side",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a long message keeps the others of its handler waiting",
+        "durable/agents/handling.py",
+        before="        too_long = asyncio.get_running_loop().call_later(self._settings.group_time.total_seconds(), self._leave, work)\n",
+        after="        too_long = asyncio.get_running_loop().call_later(3_600, self._leave, work)\n",
+        killed_by=("tests/integration/agents/test_handling_groups.py::test_long_messages_keep_no_other_one_waiting",),
+    ),
 )
