@@ -771,10 +771,10 @@ ROWS = (
         "durable/agents/delivery.py",
         before="""\
         if is_suspect(lease):
-            counted =""",
+            if lease.attempts >=""",
         after="""\
         if False:
-            counted =""",
+            if lease.attempts >=""",
         killed_by=("tests/failure/test_guards.py::test_message_killing_every_node_becomes_a_dead_letter[guarded]",),
     ),
     Mutant(

@@ -38,7 +38,7 @@ def test_number_with_the_highest_rate_is_found_and_kept(rates: Mapping[int, floa
     assert groups[best] > 0.8 * groups.total()
 
 
-def test_number_follows_a_handler_that_changes() -> None:
+def test_number_changes_with_its_handler() -> None:
     at_once = AtOnce(WORKERS)
     spent(at_once, DATABASE_IS_SLOW, seconds=60)
     spent(at_once, ONE_IS_BEST, seconds=120)
