@@ -85,7 +85,12 @@ def parse_pairs(texts: Sequence[str], *, option: str, such_as: str) -> dict[str,
 def parse_coming_time(text: str, now: datetime, *, option: str) -> datetime:
     """Read an aware time: `1h30m` or `in 1h30m`, or ISO 8601 with a zone. Raises WiringError."""
     ahead = _span(text.strip().removeprefix("in "))
-    moment = _moment(text, ahead, now, 1, option=option, such_as="90s, 30m, 1h30m or 7d (from now)")
+    return _moment(text, ahead, now, 1, option=option, such_as="90s, 30m, 1h30m or 7d (from now)")
+
+
+def parse_due_time(text: str, now: datetime, *, option: str) -> datetime:
+    """Read a coming time that a message may have. Raises WiringError."""
+    moment = parse_coming_time(text, now, option=option)
     if not EARLIEST <= moment <= LATEST:
         raise WiringError(f"{option}: {text!r} lies outside the calendar; give such as 2030-12-31T23:59Z")
     return moment

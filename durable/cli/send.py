@@ -11,7 +11,7 @@ from uuid import UUID
 import typer
 
 from durable.bus import Bus
-from durable.cli.arguments import parse_coming_time, parse_duration, parse_pairs
+from durable.cli.arguments import parse_due_time, parse_duration, parse_pairs
 from durable.cli.output import emit, is_json
 from durable.cli.target import on_bus
 from durable.errors import InvalidMessage, InvalidSetting, text_of
@@ -62,9 +62,9 @@ def message_options(
     if delay is not None:
         options["delay"] = parse_duration(delay, option="--delay")
     if at is not None:
-        options["at"] = parse_coming_time(at, now, option="--at")
+        options["at"] = parse_due_time(at, now, option="--at")
     if deliver_by is not None:
-        options["deliver_by"] = parse_coming_time(deliver_by, now, option="--deliver-by")
+        options["deliver_by"] = parse_due_time(deliver_by, now, option="--deliver-by")
     return options
 
 

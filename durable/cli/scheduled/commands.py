@@ -17,7 +17,7 @@ from typing import Annotated, Protocol
 import typer
 from sqlalchemy import Connection
 
-from durable.cli.arguments import parse_coming_time, parse_duration
+from durable.cli.arguments import parse_due_time, parse_duration
 from durable.cli.command import group
 from durable.cli.output import document_of, emit
 from durable.cli.pauses import PauseReason, Span
@@ -118,7 +118,7 @@ def run_now(chosen: Chosen, work: Work, yes: Yes = False) -> None:
 @over_scheduled(work=work_options)
 def reschedule(chosen: Chosen, work: Work, at: At, yes: Yes = False) -> None:
     """Change the due time of messages, or of the next occurrence of schedules."""
-    moment = parse_coming_time(at, datetime.now(UTC), option="--at")
+    moment = parse_due_time(at, datetime.now(UTC), option="--at")
     messages = partial(delayed.reschedule, at=moment, dedupe_window=chosen.settings.dedupe_window)
     move_schedule = partial(actions.reschedule, at=moment, actor=work.actor)
     refusal = "no node has computed its next time yet; try again once a node runs"
