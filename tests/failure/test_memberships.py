@@ -585,7 +585,7 @@ async def test_start_waits_longer_than_a_membership_may_be_lost(
         raise StorageUnavailable("the server is shut down")
 
     def make(memberships: Memberships) -> Node:
-        monkeypatch.setattr(migrator, "check_version", away)
+        monkeypatch.setattr("durable.runtime.check_ready", away)
         return make_node(memberships)
 
     monkeypatch.setattr(bus.runtime.life, "_make_node", make)
