@@ -4,8 +4,7 @@
 
 Transactions wait for the database, and while they do others compute. But those of one node share its event loop: where
 they compute more than they wait, each message only takes longer among more of them, and fewer fit into the time of a
-group. On a busy machine eight at once handled a third of the messages of two. So what is best is tried out, by steps of
-twice or half as many (hill climbing).
+group. So what is best is tried out, by steps of twice or half as many (hill climbing).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class AtOnce:
         self._most = most
         self.count = min(_FIRST, most)
         self._rate: float | None = None
-        """Messages a second with the best number so far; None when it is not known, or too old."""
+        """Messages a second with the best number so far; None until it was measured."""
         self._best = self.count
         self._tries_more = True
         self._pause = self._spell = 1

@@ -15,6 +15,7 @@ from durable.pipeline.session import spark_session
 from durable.storage import migrator
 from tests.support.archiving import Archiver
 from tests.support.clusters import Cluster, clusters
+from tests.support.command import Agent
 from tests.support.object_store import BUCKET, object_store
 from tests.support.quick_spark import java_options
 from tests.support.root import ROOT
@@ -95,3 +96,17 @@ def conn(database_url: str) -> Iterator[psycopg.Connection[Any]]:
 @pytest.fixture
 def archiver(spark: SparkSession, database_url: str, tmp_path: Path) -> Archiver:
     return Archiver(spark, database_url, tmp_path)
+
+
+@pytest.fixture
+def agent(
+    spark: SparkSession,
+    tmp_path: Path,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Agent:
+    """Commands on this database and a lake of their own, with the session that is there."""
+    monkeypatch.setenv("DURABLE_DATABASE_URL", database_url)
+    monkeypatch.setenv("DURABLE_LAKE", str(tmp_path / "lake"))
+    return Agent(tmp_path, monkeypatch, capsys)

@@ -169,6 +169,8 @@ def test_findings_are_written_where_out_says(tmp_path: Path) -> None:
     written = pq.read_table(tmp_path / "found").to_pylist()
     assert sorted(written, key=str) == sorted(verdict.examples, key=str)
     assert len(written) == sum(verdict.counts.values()) > 4
+    with pytest.raises(InvalidSetting, match="is there already; name a new folder"):
+        audit_here([lake], [lake], Question(), out=str(tmp_path / "found"))
 
 
 def test_copies_of_a_lake_add_no_findings(spark: SparkSession, tmp_path: Path) -> None:

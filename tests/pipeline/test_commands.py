@@ -23,20 +23,6 @@ from tests.support.history import add_history, add_letters, add_old_day
 from tests.support.roles import runtime_role
 
 
-@pytest.fixture
-def agent(
-    spark: SparkSession,
-    tmp_path: Path,
-    database_url: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Agent:
-    """Commands use the session that is there."""
-    monkeypatch.setenv("DURABLE_DATABASE_URL", database_url)
-    monkeypatch.setenv("DURABLE_LAKE", str(tmp_path / "lake"))
-    return Agent(tmp_path, monkeypatch, capsys)
-
-
 def document(agent: Agent, *arguments: str, code: int = 0) -> Any:
     ended = agent("pipeline", *arguments, "--json")
     assert (ended.code, ended.err) == (code, "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, Final
 
 import psycopg
@@ -48,20 +47,6 @@ DROPS: Final[Mapping[str, Callable[[Connection], object]]] = {
     "stray rows": lambda conn: purging.drop_stray_rows(conn, "durable", 1 << 40, DAY),
     "letters": lambda conn: purging.drop_resolved_letters(conn, "durable", 1 << 40, timedelta(0)),
 }
-
-
-@pytest.fixture
-def agent(
-    spark: SparkSession,
-    tmp_path: Path,
-    database_url: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Agent:
-    """Commands use the session that is there, as a role that owns nothing."""
-    monkeypatch.setenv("DURABLE_DATABASE_URL", database_url)
-    monkeypatch.setenv("DURABLE_LAKE", str(tmp_path / "lake"))
-    return Agent(tmp_path, monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from pyspark.sql import SparkSession
 
 from durable.cli.pipeline.commands import app
 from durable.cli.pipeline.plan import STEPS
@@ -24,20 +23,6 @@ from tests.support.root import ROOT
 
 PIPELINE = ROOT / "docs" / "pipeline.md"
 SINCE = "2026-01-01T00:00:01Z"
-
-
-@pytest.fixture
-def agent(
-    spark: SparkSession,
-    tmp_path: Path,
-    database_url: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Agent:
-    """Steps use the session that is there."""
-    monkeypatch.setenv("DURABLE_DATABASE_URL", database_url)
-    monkeypatch.setenv("DURABLE_LAKE", str(tmp_path / "lake"))
-    return Agent(tmp_path, monkeypatch, capsys)
 
 
 @pytest.fixture
