@@ -29,6 +29,7 @@ from tests.support.servers import (
     Names,
     create_database,
     older_servers,
+    renew_template,
     shared_broker,
     shared_postgres,
 )
@@ -143,6 +144,7 @@ def fresh_databases(server: Embedded) -> Iterator[Callable[[str], str]]:
 
         def make(name: str = "app") -> str:
             database = f"{name}_{uuid4().hex[:12]}"
+            renew_template(server)
             create_database(conn, database)
             made.append(database)
             return server.uri(database)

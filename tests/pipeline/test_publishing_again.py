@@ -39,7 +39,7 @@ ROW: Mapping[str, Any] = {
     "headers": '{"reply-to": "tcp://127.0.0.1:1", "tenant": "a"}',
     "sent_at": NOW,
     "deliver_by": NOW + DAY,
-    "execution_time": NOW + timedelta(hours=1),
+    "execution_time": NOW + timedelta(hours=12),
 }
 OTHERS: Mapping[str, list[Any]] = {
     "message_type": ["orders.order-changed"],
@@ -52,7 +52,7 @@ OTHERS: Mapping[str, list[Any]] = {
     "headers": ['{"reply-to": "tcp://127.0.0.1:2", "tenant": "a"}', "{}", '{"tenant": "a"}'],
     "sent_at": [NOW + timedelta(seconds=1)],
     "deliver_by": [NOW + 2 * DAY, None],
-    "execution_time": [NOW + timedelta(hours=2), None],
+    "execution_time": [NOW + timedelta(hours=13), None],
 }
 CASES = [(column, value) for column, values in OTHERS.items() for value in values]
 CHANGES = pytest.mark.parametrize(("column", "value"), CASES, ids=[f"{c}={v!r}"[:40] for c, v in CASES])

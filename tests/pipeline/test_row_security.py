@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
 
 import psycopg
@@ -41,10 +41,16 @@ VEILS: Final[Mapping[str, tuple[str, ...]]] = {
     "a partition": ("envelope_history_{day}",),
     "the letters": ("dead_letters",),
 }
-DAY: Final = (datetime.now(UTC) - timedelta(days=40)).date()
+
+
+def old_day() -> date:
+    """A day that is past its retention."""
+    return (datetime.now(UTC) - timedelta(days=40)).date()
+
+
 DROPS: Final[Mapping[str, Callable[[Connection], object]]] = {
-    "a day": lambda conn: purging.drop_day(conn, "durable", DAY),
-    "stray rows": lambda conn: purging.drop_stray_rows(conn, "durable", 1 << 40, DAY),
+    "a day": lambda conn: purging.drop_day(conn, "durable", old_day()),
+    "stray rows": lambda conn: purging.drop_stray_rows(conn, "durable", 1 << 40, old_day()),
     "letters": lambda conn: purging.drop_resolved_letters(conn, "durable", 1 << 40, timedelta(0)),
 }
 

@@ -32,7 +32,6 @@ SCHEMA: Final = "durable"
 KEEP: Final = timedelta(days=30)
 AGE: Final = 40
 ALL: Final = 2**40
-OLD: Final[date] = (datetime.now(UTC) - timedelta(days=AGE)).date()
 
 Add = Callable[[psycopg.Connection[Any], int], None]
 """Make an old row of this number, in a transaction of its own."""
@@ -47,18 +46,23 @@ _LET_BE_RESOLVED: Final = (
 )
 
 
+def old_day() -> date:
+    """The day of the rows that are dropped."""
+    return (datetime.now(UTC) - timedelta(days=AGE)).date()
+
+
 def in_a_day(conn: psycopg.Connection[Any], number: int) -> None:
     add_old_day(conn, AGE, 1, first=number)
 
 
 def in_no_day(conn: psycopg.Connection[Any], number: int) -> None:
-    add_history(conn, 1, first=number, finished_at=datetime.combine(OLD, datetime.min.time(), UTC))
+    add_history(conn, 1, first=number, finished_at=datetime.combine(old_day(), datetime.min.time(), UTC))
 
 
 def resolved(conn: psycopg.Connection[Any], number: int) -> None:
     with conn.transaction():
         add_letters(conn, 1, first=number)
-        conn.execute(_LET_BE_RESOLVED.encode(), (OLD, number))
+        conn.execute(_LET_BE_RESOLVED.encode(), (old_day(), number))
 
 
 def archived(conn: Connection, ended: str = "NULL") -> None:
@@ -73,11 +77,11 @@ def archived(conn: Connection, ended: str = "NULL") -> None:
 
 def purge_day(conn: Connection) -> None:
     archived(conn)
-    purging.drop_day(conn, SCHEMA, OLD)
+    purging.drop_day(conn, SCHEMA, old_day())
 
 
 def drop_old_day(conn: Connection) -> None:
-    assert maintenance.drop_day(conn, SCHEMA, Day(HISTORY, OLD), KEEP)
+    assert maintenance.drop_day(conn, SCHEMA, Day(HISTORY, old_day()), KEEP)
 
 
 def drop_day_after_archive(conn: Connection) -> None:
@@ -87,7 +91,7 @@ def drop_day_after_archive(conn: Connection) -> None:
 
 def purge_strays(conn: Connection) -> None:
     archived(conn)
-    assert purging.drop_stray_rows(conn, SCHEMA, ALL, OLD + timedelta(days=1))
+    assert purging.drop_stray_rows(conn, SCHEMA, ALL, old_day() + timedelta(days=1))
 
 
 def forget_strays(conn: Connection) -> None:
@@ -171,11 +175,11 @@ class Case:
         """Let a row be old that is here, without another transaction number."""
         if self._add is in_a_day:
             add_old_day(self._conn, AGE, 0)
-        self._conn.execute((_LET_BE_RESOLVED if self.is_of_letters else _LET_BE_FINISHED).encode(), (OLD, number))
+        self._conn.execute((_LET_BE_RESOLVED if self.is_of_letters else _LET_BE_FINISHED).encode(), (old_day(), number))
 
     def remove_day(self) -> None:
         """By hand, without a note."""
-        self._conn.execute(f"DROP TABLE IF EXISTS durable.envelope_history_{OLD:%Y%m%d}".encode())
+        self._conn.execute(f"DROP TABLE IF EXISTS durable.envelope_history_{old_day():%Y%m%d}".encode())
 
     def make_day(self) -> None:
         add_old_day(self._conn, AGE, 0)
@@ -201,7 +205,9 @@ def case(request: pytest.FixtureRequest, conn: psycopg.Connection[Any], database
     return Case(conn, database_url, request.param)
 
 
-DROPPED: Final = rf"rows of {OLD} to {OLD} were dropped.* and may be missing; .*begin with a new checkpoint"
+def of_the_drop() -> str:
+    """The pattern of the error about its rows."""
+    return rf"rows of {old_day()} to {old_day()} were dropped.* and may be missing; .*begin with a new checkpoint"
 
 
 def test_stream_goes_on_after_a_drop_of_read_rows(case: Case) -> None:
@@ -268,7 +274,7 @@ def test_stream_ends_after_a_drop_of_unread_rows(case: Case, read: int, is_newer
         case.add_new(4)
     case.drop()
     for _ in range(2):
-        with pytest.raises(InvalidSetting, match=DROPPED):
+        with pytest.raises(InvalidSetting, match=of_the_drop()):
             case.query.next()
 
 
@@ -280,7 +286,7 @@ def test_new_query_begins_with_the_rows_left_by_a_drop(case: Case) -> None:
     case.drop()
     for number in (4, 5):
         case.add_new(number)
-    with pytest.raises(InvalidSetting, match=DROPPED):
+    with pytest.raises(InvalidSetting, match=of_the_drop()):
         case.query.next()
     query = case.other_query()
     assert [query.next(most=1) for _ in range(4)] == [[1], [4], [5], []]
@@ -293,7 +299,7 @@ def test_drop_between_the_plan_and_the_read_of_a_batch_is_noticed(case: Case) ->
     start, end = case.query.planned(ReadAllAvailable())
     case.drop()
     for _ in range(2):
-        with pytest.raises(InvalidSetting, match=DROPPED):
+        with pytest.raises(InvalidSetting, match=of_the_drop()):
             case.query.read(start, end)
 
 
@@ -307,7 +313,7 @@ def test_checkpoint_without_the_number_of_a_drop_is_judged_by_its_number(case: C
         del each.offset["drop"], each.offset["begin"]
     case.drop()
     assert query.next() == []
-    with pytest.raises(InvalidSetting, match=DROPPED):
+    with pytest.raises(InvalidSetting, match=of_the_drop()):
         case.query.next()
 
 
@@ -331,7 +337,7 @@ def test_drop_of_older_rows_hides_no_earlier_drop(case: Case) -> None:
     case.drop()
     case.make_old(1)
     case.drop()
-    with pytest.raises(InvalidSetting, match=DROPPED):
+    with pytest.raises(InvalidSetting, match=of_the_drop()):
         case.query.next()
 
 
@@ -358,7 +364,7 @@ def test_first_batch_read_again_ends_after_a_drop_of_its_rows(case: Case, start:
     end = query.reader.latestOffset(begin, ReadAllAvailable())
     case.drop()
     for again in (case.other_query(start), case.other_query(start)):
-        with pytest.raises(InvalidSetting, match=DROPPED):
+        with pytest.raises(InvalidSetting, match=of_the_drop()):
             again.read(again.reader.initialOffset(), end)
 
 
@@ -400,7 +406,7 @@ def test_error_of_a_drop_reaches_the_caller(
     assert stream.run() == [1]
     case.add_old(2)
     case.drop()
-    with pytest.raises(PySparkException, match=DROPPED):
+    with pytest.raises(PySparkException, match=of_the_drop()):
         stream.run()
 
 
@@ -429,6 +435,6 @@ def test_first_batch_is_read_again_whole_or_not_at_all_when_its_sink_failed(
     if is_dropped:
         case.drop()
     case.add_new(4)
-    with pytest.raises(PySparkException, match=DROPPED) if is_dropped else nullcontext():
+    with pytest.raises(PySparkException, match=of_the_drop()) if is_dropped else nullcontext():
         run()
     assert read == ([[1, 2, 3]] if is_dropped else [[1, 2, 3], [1, 2, 3], [4]])

@@ -20,6 +20,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
@@ -43,6 +44,8 @@ _ROOM_BYTES = 4 << 30
 if AMQP_URL:  # it may be on another host, and not encrypted: that is for whoever gives it to decide
     os.environ.setdefault("DURABLE_ALLOW_PLAINTEXT", "1")
 TEMPLATE = f"durable_template_{uuid4().hex[:8]}"
+_template_days: dict[Embedded, date] = {}
+"""The day on which the template of each server was made."""
 
 
 def report() -> list[str]:
@@ -195,10 +198,34 @@ def bare_postgres(version: int = EMBEDDED) -> Iterator[Embedded]:
 
 @contextmanager
 def _template(server: Embedded) -> Iterator[Embedded]:
-    migrator.upgrade(server.url(TEMPLATE).replace("postgresql://", "postgresql+psycopg://"), "durable")
+    _make_template(server)
     yield server
+    _drop_template(server)
+    del _template_days[server]
+
+
+def _make_template(server: Embedded) -> None:
+    _template_days[server] = _today()
+    migrator.upgrade(server.url(TEMPLATE).replace("postgresql://", "postgresql+psycopg://"), "durable")
+
+
+def _drop_template(server: Embedded) -> None:
     with psycopg.connect(server.uri(), autocommit=True) as conn:
         conn.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(TEMPLATE)))
+
+
+def renew_template(server: Embedded) -> None:
+    """Make the template again once midnight has passed: its partitions are those of the days around the one on which
+    it was made, and of a fresh database those around today are expected.
+    """
+    if _template_days[server] != _today():
+        _drop_template(server)
+        _make_template(server)
+
+
+def _today() -> date:
+    """The day of the partitions, which is that of UTC."""
+    return datetime.now(UTC).date()
 
 
 def address_of(database: str) -> str:
