@@ -181,22 +181,23 @@ class Delivery:
         self,
         lease: LeasedEnvelope,
         held: BlockedKeys,
-        tried: Tried = UNCOUNTED,
+        tried: Tried | None = None,
         *,
         has_threads: bool | None = None,
     ) -> bool:
-        """Tell whether a message may begin: its turn has come, its handler runs, and it is not too late. Otherwise it
-        is handed back, or ends.
+        """Tell whether a message may begin, or again after it was `tried`: its turn has come, its handler runs, and it
+        is not too late. Otherwise it is handed back, or ends.
         """
+        release = self.settling.hand_back if tried is None else self.settling.give_back
         if lease.envelope.partition_key in self.parked or self._is_stopped(lease, has_threads=has_threads):
             held.hold(lease)
-            await self.settling.hand_back([lease])
+            await release([lease])
             return False
         if lease.ordering_key in held:
-            await self.settling.hand_back([lease])
+            await release([lease])
             return False
         is_late = lease.envelope.is_late(self._clock.now())
-        return not (is_late and await self.settling.expire(lease, Lateness(tried=tried)))
+        return not (is_late and await self.settling.expire(lease, Lateness(tried=tried or UNCOUNTED)))
 
     def _is_stopped(self, lease: LeasedEnvelope, *, has_threads: bool | None = None) -> bool:
         """Tell whether messages of this kind are stopped now. A trial runs all the same: it finds out whether the
@@ -354,10 +355,7 @@ class Delivery:
         self.no_room = NoRoomSpell(self.no_room.first if self.no_room else now, now, str(error))
         for task in tasks:
             held.hold(task.lease)
-            if is_suspect(task.lease):
-                await self.settling.take_back_attempt(task.lease)
-        if sound := [task.lease for task in tasks if not is_suspect(task.lease)]:
-            await self.settling.hand_back(sound)
+        await self.settling.give_back([task.lease for task in tasks])
         await asyncio.sleep(BREATH)
 
     async def _wait_for_database(self) -> None:

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 import msgspec
 from sqlalchemy import Connection
 
+from durable.agents.attempts import is_suspect
 from durable.agents.context import AgentContext
 from durable.application.handlers import Handler
 from durable.application.retry import DeadLetter, HandBack, Pause, RunLater, ToTheEnd
@@ -74,7 +75,7 @@ class Settling:
                 self._counters.add(Event.RETRIED if is_own else Event.LEASE_LOST)
                 self.on_delayed(delay)  # also without the lease: a lost reply of COMMIT looks like that
             case HandBack():
-                await self.hand_back([lease])
+                await self.give_back([lease])
             case ToTheEnd(headers=changes):
                 await self._put_back(lease, changes, tried)
             case Pause():
@@ -124,9 +125,12 @@ class Settling:
         """Count the attempt before it runs; the new count, or None when the lease was lost."""
         return await self._database.transaction_with_retry(inbox.begin_suspect_attempt, self._node, lease)
 
-    async def take_back_attempt(self, lease: LeasedEnvelope) -> None:
-        """Release messages to any node, without the attempt that was counted before it could run."""
-        await self._database.transaction_with_retry(inbox.take_back_attempt, self._node, lease)
+    async def give_back(self, owned: Sequence[LeasedEnvelope]) -> None:
+        """Release messages to any node after an attempt that does not count: that of a suspect was counted before."""
+        for suspect in filter(is_suspect, owned):
+            await self._database.transaction_with_retry(inbox.take_back_attempt, self._node, suspect)
+        if sound := [lease for lease in owned if not is_suspect(lease)]:
+            await self.hand_back(sound)
 
     async def now(self) -> datetime:
         """Return the time by the database's clock."""
@@ -185,5 +189,7 @@ def pause_and_release(
         )
     if decision.counts:
         inbox.retry_later(conn, schema, node, lease, tried, delay=timedelta(0))
+    elif is_suspect(lease):
+        inbox.take_back_attempt(conn, schema, node, lease)
     else:
         leases.release(conn, schema, INCOMING, node, [lease.key])

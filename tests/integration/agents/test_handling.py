@@ -13,7 +13,7 @@ from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, SessionTransaction, mapped_column
 
-from durable import Context, NoUnitOfWork, Reject, Release, Retry
+from durable import Context, NoUnitOfWork, PauseListener, Reject, Release, Retry
 from durable.agents.settling import Settling
 from durable.agents.stuck_threads import StuckThreads
 from durable.embedded import Embedded
@@ -507,6 +507,25 @@ class TestSuspects:
             await shop.settled()
         assert attempts == [1, 2]
         assert shop.inbox() == [(0, 1, 2, True)]
+
+    @pytest.mark.parametrize("interruptions", [0, 2], ids=["sound", "suspect"])
+    @pytest.mark.parametrize("attempts", [0, 1])
+    @pytest.mark.parametrize(
+        "raised",
+        [Release(), PauseListener(60, "the bank asks for patience")],
+        ids=lambda raised: type(raised).__name__,
+    )
+    async def test_uncounted_attempt_leaves_the_number_of_attempts_unchanged(
+        self, shop: Shop, raised: Exception, attempts: int, interruptions: int
+    ) -> None:
+        async def handle(order: Placed) -> None:
+            raise raised
+
+        shop.handles(handle, retry=Retry(immediate=2, delays=[]))
+        async with shop.open():
+            await shop.receive(1, attempts=attempts, interruptions=interruptions)
+            await shop.settled()
+        assert shop.inbox() == [(0, 1, attempts, None)]
 
     async def test_one_suspect_runs_at_a_time_and_apart_from_any_group(self, shop: Shop) -> None:
         running: list[int] = []

@@ -317,7 +317,7 @@ class TestNoAttempt:
             if order.number == 1:
                 let_go.wait(LONG)
 
-        shop.handles(handle, timeout=timedelta(milliseconds=100))
+        shop.handles(handle, timeout=timedelta(milliseconds=500))
         async with shop.open():
             await shop.receive(1, 2, 3)
             await shop.settled()

@@ -729,11 +729,31 @@ ROWS = (
     ),
     Mutant(
         "handling",
+        "the released attempt of a suspect stays counted",
+        "durable/agents/settling.py",
+        before="await self.give_back([lease])",
+        after="await self.hand_back([lease])",
+        killed_by=(
+            "tests/integration/agents/test_handling.py::TestSuspects::test_uncounted_attempt_leaves_the_number_of_attempts_unchanged[Release-0-suspect]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "the attempt of a suspect that stops its handler stays counted",
+        "durable/agents/settling.py",
+        before="    elif is_suspect(lease):",
+        after="    elif False:",
+        killed_by=(
+            "tests/integration/agents/test_handling.py::TestSuspects::test_uncounted_attempt_leaves_the_number_of_attempts_unchanged[PauseListener-0-suspect]",
+        ),
+    ),
+    Mutant(
+        "handling",
         "a message behind a failed one of its key begins",
         "durable/agents/delivery.py",
         before="""\
         if lease.ordering_key in held:
-            await self.settling.hand_back([lease])
+            await release([lease])
             return False
 """,
         after="",
@@ -745,7 +765,7 @@ ROWS = (
         "handling",
         "an expired message begins",
         "durable/agents/delivery.py",
-        before="        return not (is_late and await self.settling.expire(lease, Lateness(tried=tried)))",
+        before="        return not (is_late and await self.settling.expire(lease, Lateness(tried=tried or UNCOUNTED)))",
         after="        return True",
         killed_by=(
             "tests/integration/storage/test_expiry.py::test_message_late_at_its_turn_is_a_dead_letter_and_can_be_replayed",
