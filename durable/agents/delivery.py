@@ -127,9 +127,16 @@ class Delivery:
         """Return the number of messages that a worker may take, when so many wait."""
         return self._max_batch if isinstance(self._max_batch, int) else self._size.at_most(waiting, self._workers)
 
+    @property
+    def is_sized(self) -> bool:
+        """Tell whether messages may share a transaction, as many as take little time."""
+        return self._max_batch == "auto" and self._budget > 0 and not self._size.stays_alone
+
     def at_once(self, waiting: int) -> int:
-        """Return the number of workers that may be at work, when so many wait."""
-        if self._max_batch != "auto" or self.at_most(waiting) == 1:
+        """Return the number of workers that may be at work, when so many wait. Also of messages that are alone: those
+        of too many workers take longer, because they share the loop, and would stay alone for that.
+        """
+        if not self.is_sized or waiting <= self._workers:
             self._at_once.rest()
             return self._workers
         return self._at_once.count
@@ -377,10 +384,10 @@ class Delivery:
         task: Task | None = first
         lease, failures, patience, conflicts = first.lease, list[Failure](), Patience(), 0
         while task is not None:
-            is_watched = self._max_batch == "auto" and not self._size.stays_alone
-            group, attempt = Group([task], is_watched=is_watched), task.attempt
+            group, attempt = Group([task], is_watched=self.is_sized), task.attempt
             error = await self._attempt(group)
             if error is None:
+                self._at_once.handled(1, time.perf_counter())
                 await self._handled([lease])
                 return
             if isinstance(error, LeaseLost):

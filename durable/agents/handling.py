@@ -280,6 +280,9 @@ class HandlingAgent:
 
     async def _work_on(self, taken: Sequence[LeasedEnvelope]) -> None:
         """Handle these. A worker counts for as long as a group may take: a long message keeps no other one waiting."""
+        if not self._delivery.is_sized:
+            await self.handle(taken)
+            return
         work = object()
         self._at_work.add(work)
         too_long = asyncio.get_running_loop().call_later(self._settings.group_time.total_seconds(), self._leave, work)

@@ -38,6 +38,7 @@ from tests.support.one_handler import Billed, Shop, envelope, shop_tables
 from tests.support.tables import Tables
 
 HANGS = timedelta(milliseconds=300)
+SHORT = 0.0001  # seconds
 _INSERT = text("INSERT INTO effects (number) VALUES (:number)")
 _UNIQUE = text("INSERT INTO taken (number) VALUES (0)")
 _KEEP = text(
@@ -332,10 +333,10 @@ def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
         yield tables
 
 
-def learn(shop: Shop) -> None:
-    """Let the handler have run many short messages before."""
+def learn(shop: Shop, seconds: float = SHORT) -> None:
+    """Let the handler have run many messages of so many seconds before."""
     for _ in range(20):
-        shop.agent._delivery._size.took(0.0001)
+        shop.agent._delivery._size.took(seconds)
 
 
 async def result(tables: Tables, actions: list[str], function: Callable[..., Any], **how: Any) -> dict[str, Any]:
@@ -344,13 +345,14 @@ async def result(tables: Tables, actions: list[str], function: Callable[..., Any
     tables.execute("TRUNCATE effects, once")
     tables.execute("UPDATE taken SET reads = 0")
     READ.clear()
+    seconds = how.pop("seconds", SHORT)
     settings = {"group_time": how.pop("group_time", 60), "max_batch": how.pop("setting", 1)}
     if "driver" in how:
         settings["database_url"] = tables.url.replace("postgresql:", f"postgresql+{how.pop('driver')}:")
     shop = Shop(tables, SystemClock(), **settings)
     try:
         shop.handles(function, cls=Step, **how)
-        learn(shop)
+        learn(shop, seconds)
         bodies = [msgspec.json.encode(Step(number, does)) for number, does in enumerate(actions)]
         changes = [{"body": body, "headers": {"tenant": "one"}} for body in bodies]
         async with shop.open():
@@ -614,6 +616,23 @@ async def test_long_messages_keep_no_other_one_waiting(database: Tables) -> None
     how: dict[str, Any] = {"concurrency": 4, "timeout": timedelta(seconds=10)}
     found = await result(database, ["succeed"] * 12, wait, max_batch="auto", group_time=0.05, **how)
     assert (found["letters"], sorted(calls)) == ([], list(range(12)))
+
+
+async def test_messages_of_a_backlog_are_alone_with_two_workers_at_first(database: Tables) -> None:
+    """Eight would share the loop, and the time of each would tell nothing about that of a message in a group."""
+    begun, running, most = 0, 0, 0
+
+    async def note(step: Step, session: AsyncSession) -> None:
+        nonlocal begun, running, most
+        begun, running = begun + 1, running + 1
+        if begun <= 3:
+            most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+
+    how: dict[str, Any] = {"concurrency": 8, "timeout": timedelta(seconds=10), "group_time": 1, "seconds": 2}
+    found = await result(database, ["succeed"] * 20, note, max_batch="auto", **how)
+    assert (found["letters"], most) == ([], 2)
 
 
 async def test_last_messages_of_a_backlog_are_handled_side_by_side(database: Tables) -> None:

@@ -1357,6 +1357,16 @@ ROWS = (
     ),
     Mutant(
         "handling",
+        "messages that are alone are handled by all workers",
+        "durable/agents/delivery.py",
+        before="if not self.is_sized or waiting <= self._workers:",
+        after="if not self.is_sized or self.at_most(waiting) == 1:",
+        killed_by=(
+            "tests/integration/agents/test_handling_groups.py::test_messages_of_a_backlog_are_alone_with_two_workers_at_first",
+        ),
+    ),
+    Mutant(
+        "handling",
         "workers that could handle the last messages side by side sleep",
         "durable/agents/handling.py",
         before="        if len(self.buffer) and self._may_take():\n            self._changed.set()\n",
