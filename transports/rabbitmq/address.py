@@ -20,7 +20,7 @@ for an entry of amqp_brokers. The options say how to listen; to a sender they me
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import SplitResult, quote, urlsplit
 
 from durable.errors import InvalidSetting
@@ -40,6 +40,13 @@ _FORMS: Final = (
 _RESERVED: Final = "amq."
 
 
+class Way(NamedTuple):
+    """Exchange and routing key of a publish; the exchange of queues has no name."""
+
+    exchange: str
+    routing_key: str
+
+
 @dataclass(frozen=True, slots=True)
 class QueueAddress:
     """Queue to send to over the default exchange, or to listen on."""
@@ -54,6 +61,10 @@ class QueueAddress:
         declare = "" if self.declared else "no"
         message_type = quote(self.message_type or "", safe="")
         return _uri(self.broker, ["queue", self.queue], self.options, declare=declare, message_type=message_type)
+
+    @property
+    def way(self) -> Way:
+        return Way("", self.queue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +87,10 @@ class ExchangeAddress:
 
     def __str__(self) -> str:
         return _uri(self.broker, ["exchange", self.exchange, self.routing_key])
+
+    @property
+    def way(self) -> Way:
+        return Way(self.exchange, self.routing_key)
 
 
 @dataclass(frozen=True, slots=True)

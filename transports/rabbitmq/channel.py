@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from aiormq.abc import ChannelFrame
 from aiormq.channel import Channel
-from aiormq.exceptions import AMQPError, InvalidFrameError
+from aiormq.exceptions import AMQPError, ChannelAccessRefused, InvalidFrameError
 from pamqp import commands as spec
 from pamqp.frame import marshal
 
@@ -53,7 +53,10 @@ def reason_of(error: BaseException) -> str:
             "the broker refuses the virtual host: there is none of that name, this user may not enter it, it is down, "
             "or its limit of connections is reached; the broker's log says which"
         )
-    return " ".join(str(part) for part in error.args if part is not None) or type(error).__name__
+    said = " ".join(str(part) for part in error.args if part is not None) or type(error).__name__
+    if isinstance(error, ChannelAccessRefused):
+        return f"{said}; let rabbitmqctl set_{'topic_' if 'to topic' in said else ''}permissions allow it"
+    return said
 
 
 def error_of(closing: asyncio.Future[Any]) -> BaseException:

@@ -30,7 +30,7 @@ from durable.envelope import Envelope
 from durable.errors import ConnectionFailed, InvalidMessage, TransportError, again
 from durable.failpoints import failpoint, is_armed
 from durable.outcomes import BUSY, STORED, Failed, Outcome, Rejected, printable
-from durable.transports.rabbitmq.address import Destination, ExchangeAddress, QueueAddress
+from durable.transports.rabbitmq.address import Destination
 from durable.transports.rabbitmq.channel import abandon, error_of, flush, is_open, is_writable, reason_of, write
 from durable.transports.rabbitmq.message import Sign, content, expiration_of
 
@@ -61,11 +61,7 @@ class Publisher:
         self, channel: Channel, address: Destination, *, expires: bool = False, sign: Sign | None = None
     ) -> None:
         """Prepare the publisher. With `expires` the broker is told when a message expires."""
-        match address:
-            case QueueAddress(queue=routing_key):
-                exchange = ""
-            case ExchangeAddress(exchange=exchange, routing_key=routing_key):
-                pass
+        exchange, routing_key = address.way
         self._channel = channel
         self._address = address
         self._expires = expires

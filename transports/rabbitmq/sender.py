@@ -19,6 +19,8 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
+from aiormq.channel import Channel
+
 from durable.envelope import Envelope
 from durable.errors import ConnectionFailed, InvalidSetting, PeerTimeout, TransportError
 from durable.outcomes import Failed, Outcome, Rejected, printable
@@ -79,11 +81,13 @@ class RabbitSender:
         return outcomes
 
     async def ping(self) -> None:
-        """Ask the broker for the queue or exchange; raise TransportError if it is not there, or takes nothing now.
+        """Ask the broker for what a publish needs; raise TransportError where something is missing.
 
-        The ping reaches the broker and no further: the state of the consumer's database is unknown here. AMQP has no
-        question for the bindings of an exchange: after a message was returned because of a missing binding, the ping
-        carries that message, so its consumer may see it twice.
+        That is the queue, or the exchange, and the right to write there: an empty message is published in a
+        transaction that is rolled back, so that nobody gets it. The ping reaches the broker and no further: the state
+        of the consumer's database is unknown here. AMQP has no question for the bindings of an exchange: after a
+        message was returned because of a missing binding, the ping carries that message, so its consumer may see it
+        twice.
         """
         await self._refuse_if_blocked()
         await self._shared.get()
@@ -91,11 +95,7 @@ class RabbitSender:
         try:
             with translated(str(self._address)):
                 async with asyncio.timeout(self._send_seconds):
-                    match self._address:
-                        case QueueAddress(queue=name):
-                            await channel.queue_declare(name, passive=True)
-                        case ExchangeAddress(exchange=name):
-                            await channel.exchange_declare(name, passive=True)
+                    await self._rehearse(channel)
         finally:
             await abandon(channel)
         if isinstance(self._address, ExchangeAddress) and self._returned is not None:
@@ -103,6 +103,15 @@ class RabbitSender:
             if isinstance(outcome, Failed):
                 raise TransportError(f"{self._address}: {outcome.reason}")
             self._returned = None
+
+    async def _rehearse(self, channel: Channel) -> None:
+        """Do all of a publish but the publish: a queue is told to be there, and rights are checked before routing."""
+        exchange, routing_key = self._address.way
+        if isinstance(self._address, QueueAddress):
+            await channel.queue_declare(self._address.queue, passive=True)
+        await channel.tx_select()
+        await channel.basic_publish(b"", exchange=exchange, routing_key=routing_key)
+        await channel.tx_rollback()
 
     async def _publish(self, publisher: Publisher, batch: Sequence[Envelope]) -> list[Outcome]:
         try:

@@ -81,6 +81,16 @@ ROWS = (
     ),
     Mutant(
         "sending",
+        "a ping of a broker does not ask whether it takes what is published",
+        "transports/rabbitmq/sender.py",
+        before='        await channel.basic_publish(b"", exchange=exchange, routing_key=routing_key)\n',
+        after="",
+        killed_by=(
+            "tests/failure/test_broker_rights.py::test_destination_stays_latched_when_the_broker_refuses_messages",
+        ),
+    ),
+    Mutant(
+        "sending",
         "rows are published under the destination as it was written",
         "durable/pipeline/publishable.py",
         before='    columns["destination"] = _canonical(columns["destination"], columns["endpoint"])\n',
