@@ -31,8 +31,9 @@ Why it holds, link by link:
    A transport stores a batch in its order, and nothing behind what it did not store (`keeps_order`); to those which
    cannot promise that, a message of a key travels only when the one before it has been answered.
 5. A broker answers before the inbox has it. An ordered queue has a single active consumer, which stores what it is
-   given in its order; who follows it is given the first that was not acknowledged. Where several consumers share a
-   queue, the order of arrival is theirs.
+   given in its order; who follows it is given the first that was not acknowledged. One that has lost its queue stores
+   nothing more of what it was given: of a deleted queue nothing is given again, and others would be ahead. Where
+   several consumers share a queue, the order of arrival is theirs.
 6. What dies is swept: the rows of a dead node are released, which of them were begun nobody needs to know, because
    the first of them by `seq` is claimed first. A zombie may still run its handler; the epoch does not let it commit.
 

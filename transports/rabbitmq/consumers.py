@@ -28,14 +28,29 @@ from durable.transports.rabbitmq.signatures import Verifier
 
 
 @dataclass(slots=True, eq=False)
+class Consumer:
+    """Consumer of one queue, and its channel."""
+
+    origin: Origin
+    channel: Channel
+    lost: asyncio.Future[TransportError]
+    """Done once another consumer may be given what this one has not acknowledged."""
+    is_cancelled: bool = False
+    """True once the broker has cancelled it: most often its queue was deleted, with all that was not acknowledged."""
+
+    @property
+    def is_lost(self) -> bool:
+        return self.lost.done()
+
+
+@dataclass(slots=True, eq=False)
 class Delivery:
-    """Delivery, and the channel to acknowledge it on. `settled` once it was."""
+    """Delivery, and the consumer that it came to. `settled` once it was acknowledged."""
 
     content: Envelope | Unmappable
     about: Basic.Properties
     method: Basic.Deliver
-    origin: Origin
-    channel: Channel
+    consumer: Consumer
     peer: str | None = None
     """The name that its sender has proven, if it has."""
     settled: bool = False
@@ -54,7 +69,7 @@ class Delivery:
         """Properties for a dead letter."""
         if isinstance(self.content, Unmappable):
             return self.content.metadata
-        return metadata(self.method, self.about, self.origin)
+        return metadata(self.method, self.about, self.consumer.origin)
 
 
 class Consumers:
@@ -74,8 +89,9 @@ class Consumers:
         """Consume one more queue; raises TransportError."""
         channel = await connection.channel(confirms=False)
         self._tags[channel] = f"durable-{channel.number}"
+        consumer = Consumer(origin, channel, self.lost)
         channel.closing.add_done_callback(lambda closing: self._lose(origin, reason_of(error_of(closing))))
-        channel.on_consumer_cancel_callbacks.add(lambda _: self._lose(origin, "the broker cancelled the consumer"))
+        channel.on_consumer_cancel_callbacks.add(lambda _: self._cancelled(consumer))
 
         async def deliver(message: DeliveredMessage) -> None:
             assert isinstance(message.delivery, Basic.Deliver)
@@ -95,7 +111,7 @@ class Consumers:
                     self._verifier.check_way(content, about, message.delivery, origin.queue)
                 except InvalidMessage as error:
                     content = Unmappable(message.body, str(error), metadata(message.delivery, about, origin))
-            self._arrived(Delivery(content, about, message.delivery, origin, channel, peer))
+            self._arrived(Delivery(content, about, message.delivery, consumer, peer))
 
         with translated(f"consuming {origin.queue}"):
             async with asyncio.timeout(self._seconds):
@@ -103,7 +119,7 @@ class Consumers:
                 await channel.basic_consume(origin.queue, deliver, consumer_tag=self._tags[channel])
 
     def give_up(self, reason: str) -> None:
-        """End as if the broker had closed the channels."""
+        """End as if the broker had closed the channels: from now on every consumer is lost."""
         if not self.lost.done():
             self.lost.set_result(ConnectionFailed(reason))
 
@@ -119,6 +135,7 @@ class Consumers:
 
         False when that is not certain: the broker has not answered in time, and may take them for consumers still.
         """
+        self.give_up("closed here")
         try:
             with translated("closing the channels"):
                 async with asyncio.timeout(CLOSING_SECONDS):
@@ -131,6 +148,10 @@ class Consumers:
             return not any(is_open(channel) for channel in self._tags)
         return True
 
+    def _cancelled(self, consumer: Consumer) -> None:
+        consumer.is_cancelled = True
+        self._lose(consumer.origin, "the broker cancelled the consumer")
+
     def _lose(self, origin: Origin, reason: str) -> None:
         self.give_up(f"queue {origin.queue}: {reason}")
 
@@ -140,8 +161,8 @@ async def acknowledge(deliveries: Iterable[Delivery]) -> None:
     acks: dict[Channel, list[bytes]] = {}
     for delivery in deliveries:
         assert delivery.method.delivery_tag is not None
-        frame = marshal(Basic.Ack(delivery.method.delivery_tag), delivery.channel.number)
-        acks.setdefault(delivery.channel, []).append(frame)
+        frame = marshal(Basic.Ack(delivery.method.delivery_tag), delivery.consumer.channel.number)
+        acks.setdefault(delivery.consumer.channel, []).append(frame)
         delivery.settled = True
     for channel, frames in acks.items():
         if await is_writable(channel):

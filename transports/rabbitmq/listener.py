@@ -8,7 +8,9 @@
 
 Deliveries of all queues gather while a batch is being stored. A delivery is acknowledged, by its own tag, when its
 envelope is stored and never before; a delivery that is no envelope is kept as a dead letter first. Deliveries without
-an acknowledgement when their channel is lost are delivered again, here or elsewhere, and the receiver knows duplicates.
+an acknowledgement when their channel is lost are delivered again, here or elsewhere, and the receiver knows duplicates;
+those of a deleted queue are not. Once the consumer of an ordered queue is lost, nothing of it is stored any more:
+another listener may have what comes behind (durable.transports.rabbitmq.held).
 The prefetch of each queue bounds the deliveries held. When they have more than buffer_bytes all the same, the channels
 are closed, which puts the deliveries back in front, and opened again with a prefetch for the largest messages.
 """
@@ -19,7 +21,7 @@ import asyncio
 import logging
 import random
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
@@ -40,6 +42,7 @@ from durable.transports.rabbitmq.arrivals import Origin, Unmappable
 from durable.transports.rabbitmq.broker import CLOSING_SECONDS, Broker
 from durable.transports.rabbitmq.consumers import Consumers, Delivery, acknowledge
 from durable.transports.rabbitmq.declaring import declare
+from durable.transports.rabbitmq.held import Held
 from durable.transports.rabbitmq.signatures import Verifier
 from durable.transports.rabbitmq.topology import Topology, listening
 
@@ -69,12 +72,10 @@ class RabbitListener:
         self._is_serving = False
         self._cannot_store = ""
         self._consumers: Consumers | None = None
-        self._arrived: deque[Delivery] = deque()
-        self._arrived_bytes = 0
+        self._held = Held()
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
         self._down_because = ""
-        self._is_ordered = False
         self._is_shared = False
 
     @property
@@ -97,7 +98,7 @@ class RabbitListener:
         Raises InvalidSetting when a queue is there with other arguments, if the broker can be asked now.
         """
         topology = listening(self._source, self._settings, service=self._service, handled=self._handled())
-        self._is_ordered = any(queue.ordered for queue in topology.queues)
+        self._held.is_ordered = any(queue.ordered for queue in topology.queues)
         self._is_shared = any(queue.declared and not queue.ordered for queue in topology.queues)
         await self._broker.consuming.__aenter__()
         try:
@@ -125,7 +126,7 @@ class RabbitListener:
             self._stop.set()
             self._changed.set()
             await end([self._keeping], within=CLOSING_SECONDS)
-            if self._consumers is not None and not self._is_ordered:
+            if self._consumers is not None and not self._held.is_ordered:
                 await in_time(self._consumers.cancel(), CLOSING_SECONDS)
             await asyncio.wait({self._storing}, timeout=self._settings.drain_timeout.total_seconds())
         finally:
@@ -194,14 +195,13 @@ class RabbitListener:
             self._bound_bytes()
 
     async def _lose(self, consumers: Consumers) -> None:
-        """Return when the consumers are lost; their deliveries are delivered again."""
+        """Return when the consumers are lost and left."""
         self._go_down(await asyncio.shield(consumers.lost))
         try:
             await self._leave(consumers, is_certain=True)
         finally:
             self._consumers = None
-            self._arrived.clear()
-            self._arrived_bytes = 0
+            self._drop_lost()
 
     def _go_down(self, reason: BaseException) -> None:
         self._counts["dropped"] += 1
@@ -223,14 +223,13 @@ class RabbitListener:
     # ------------------------------------------------------------------ what arrives
 
     def _arrive(self, delivery: Delivery) -> None:
-        self._arrived.append(delivery)
-        self._arrived_bytes += delivery.weight_bytes
+        self._held.add(delivery)
         self._changed.set()
         self._bound_bytes()
 
     def _bound_bytes(self) -> None:
         """Begin again with a prefetch for the largest messages, unless the address or the settings give one."""
-        if self._arrived_bytes <= self._settings.buffer_bytes or self._consumers is None:
+        if self._held.bytes <= self._settings.buffer_bytes or self._consumers is None:
             return
         fewer = self._source.options.prefetch or self._settings.prefetch_of_large
         if fewer < self._prefetch:
@@ -242,7 +241,7 @@ class RabbitListener:
         pause = first
         while not self._stop.is_set():
             self._changed.clear()
-            if not self._arrived:
+            if not self._held:
                 await self._changed.wait()
                 continue
             batch = self._take(receiver.credit())
@@ -254,7 +253,7 @@ class RabbitListener:
                 await is_set_within(self._stop, pause.total_seconds())
                 pause = min(longest, pause * 2)
             else:
-                await self._gather(len(batch) + len(self._arrived), time.monotonic() - began)
+                await self._gather(len(batch) + len(self._held), time.monotonic() - began)
 
     async def _gather(self, held: int, took: float) -> None:
         """Wait for what the broker sends in place of what was acknowledged, where a small prefetch was used up.
@@ -265,7 +264,7 @@ class RabbitListener:
         if not held >= self._prefetch <= self._settings.batch_size:
             return
         latest = time.monotonic() + min(took, _LONGEST_GATHERING)
-        while len(self._arrived) < self._prefetch and not self._stop.is_set():
+        while len(self._held) < self._prefetch and not self._stop.is_set():
             self._changed.clear()
             if not await is_set_within(self._changed, latest - time.monotonic()):
                 return
@@ -273,15 +272,37 @@ class RabbitListener:
     async def _store_or_keep(self, receiver: Receiver, batch: Sequence[Delivery]) -> Sequence[Delivery]:
         """Store the batch. Deliveries that could not be stored wait at the head of the others, and are returned."""
         try:
-            await self._store(receiver, batch)
+            await self._store_unless_lost(receiver, batch)
             self._cannot_store = ""
         except BaseException as error:  # the loop's top: a fault of ours, perhaps in the receiver; nothing is lost
             raise_if_cancelled(error)
             self._tell_cannot_store(error, len(batch))
         kept = [delivery for delivery in batch if not delivery.settled]
-        self._arrived.extendleft(reversed(kept))
-        self._arrived_bytes += sum(each.weight_bytes for each in kept)
+        self._held.put_back(kept)
         return kept
+
+    async def _store_unless_lost(self, receiver: Receiver, batch: Sequence[Delivery]) -> None:
+        """Store the batch. One of an ordered queue is withdrawn as soon as its consumer is lost: the receiver does not
+        begin to store it any more.
+        """
+        if not batch or not self._held.is_ordered:
+            await self._store(receiver, batch)
+            return
+        lost, unless_lost = batch[0].consumer.lost, asyncio.timeout(None)
+
+        def withdraw(_: object) -> None:
+            unless_lost.reschedule(0)
+
+        try:
+            async with unless_lost:
+                lost.add_done_callback(withdraw)
+                try:
+                    await self._store(receiver, batch)
+                finally:
+                    lost.remove_done_callback(withdraw)
+        except TimeoutError:
+            if not unless_lost.expired():
+                raise
 
     def _tell_cannot_store(self, error: BaseException, count: int) -> None:
         """Once for each outage: the same deliveries are tried again and again."""
@@ -299,17 +320,20 @@ class RabbitListener:
 
     def _take(self, credit: int) -> list[Delivery]:
         """Take deliveries: as many as the receiver has room for, up to the window of a sending agent."""
-        most = min(credit, self._settings.batch_size * self._settings.batches_in_flight)
-        most_bytes = self._settings.batch_bytes * self._settings.batches_in_flight
-        batch: list[Delivery] = []
-        weight = 0
-        while self._arrived and len(batch) < most:
-            weight += self._arrived[0].weight_bytes
-            if batch and weight > most_bytes:
-                break
-            batch.append(self._arrived.popleft())
-        self._arrived_bytes -= sum(each.weight_bytes for each in batch)
-        return batch
+        if self._held.is_ordered:
+            self._drop_lost()
+        windows = self._settings.batches_in_flight
+        most = min(credit, self._settings.batch_size * windows)
+        return self._held.take(most, self._settings.batch_bytes * windows)
+
+    def _drop_lost(self) -> None:
+        if dropped := self._held.drop_lost():
+            log.warning(
+                "listener %s has dropped %s that it had not stored: the broker cancelled the consumer, and another "
+                "listener may have stored what came behind them; those of a deleted queue are lost",
+                self.address,
+                several(len(dropped), "deliveries"),
+            )
 
     async def _store(self, receiver: Receiver, batch: Sequence[Delivery]) -> None:
         """Store the valid deliveries, keep the others as dead letters, and acknowledge both."""

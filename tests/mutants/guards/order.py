@@ -5,6 +5,10 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _MANY = "tests/integration/agents/test_many_addresses.py"
+_LOST = (
+    "tests/integration/transports/rabbitmq/test_order.py::"
+    "test_ordered_listener_stores_nothing_of_a_lost_consumer_after_newer_messages"
+)
 
 ROWS = (
     Mutant(
@@ -85,5 +89,21 @@ FROM sent WHERE endpoint IS NULL
         before="        while waiting and is_known and len(group) < self._batch_size:\n",
         after="        while waiting and is_known and len(group) < 1:\n",
         killed_by=(f"{_MANY}::test_keyed_messages_at_many_addresses_are_looked_for_and_claimed_together",),
+    ),
+    Mutant(
+        "order",
+        "an ordered listener stores what it holds of a lost consumer",
+        "transports/rabbitmq/listener.py",
+        before="        if self._held.is_ordered:\n            self._drop_lost()\n",
+        after="",
+        killed_by=(_LOST,),
+    ),
+    Mutant(
+        "order",
+        "a batch of a lost consumer waits on to be stored",
+        "transports/rabbitmq/listener.py",
+        before="            unless_lost.reschedule(0)\n",
+        after="            pass\n",
+        killed_by=(_LOST,),
     ),
 )

@@ -230,4 +230,14 @@ def outlives""",
             "tests/integration/agents/test_receiving.py::TestQuarantine::test_refused_whole_envelope_is_replayable",
         ),
     ),
+    Mutant(
+        "receiving",
+        "what a listener holds of a deleted queue is dropped",
+        "transports/rabbitmq/held.py",
+        before="not consumer.is_lost or (consumer.is_cancelled and not self.is_ordered)",
+        after="not consumer.is_lost",
+        killed_by=(
+            "tests/integration/transports/rabbitmq/test_listener.py::TestDown::test_unordered_listener_stores_deliveries_held_of_a_deleted_queue",
+        ),
+    ),
 )

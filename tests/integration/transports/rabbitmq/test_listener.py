@@ -149,7 +149,7 @@ class TestStoring:
             await receiver.arrived(1)
             batch = envelopes(25)
             await send(broker.url, queue, batch)
-            await eventually(lambda: len(listener._arrived) == 25)
+            await eventually(lambda: len(listener._held) == 25)
             assert len(receiver.batches) == 1
             receiver.release()
             await receiver.stores(26)
@@ -368,6 +368,25 @@ class TestDown:
                 await client.publish(key, b"{}", exchange=exchange, message_id=key)
             await receiver.stores(2)
 
+    async def test_unordered_listener_stores_deliveries_held_of_a_deleted_queue(
+        self, broker: AnyBroker, client: Foreign, queue: str, receiver: MemoryReceiver, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Nobody delivers them again, and no order is promised that they could break."""
+        receiver.hold()
+        async with listening(transport(broker.url, batch_size=2, batches_in_flight=1), at(queue), receiver) as listener:
+            batch, later = envelopes(10), envelopes(3)
+            await send(broker.url, queue, batch)
+            await receiver.arrived(1)
+            await eventually(lambda: len(receiver.batches[0]) + len(listener._held) == 10)
+            await client.delete(queue)
+            await eventually(lambda: listener.statistics()["connections"] == 2)
+            receiver.release()
+            await send(broker.url, queue, later)
+            await receiver.stores(13)
+        assert receiver.envelopes == [*batch, *later]
+        assert "had not stored" not in caplog.text
+        assert await left_in(client, queue) == 0
+
     async def test_stale_delivery_tags_of_a_deleted_queue_are_not_acknowledged(
         self, broker: AnyBroker, client: Foreign, queue: str, receiver: MemoryReceiver
     ) -> None:
@@ -380,7 +399,7 @@ class TestDown:
             await eventually(lambda: listener.statistics()["connections"] == 2)
             batch = envelopes(3)
             await send(broker.url, queue, batch)
-            await eventually(lambda: len(listener._arrived) == 3)
+            await eventually(lambda: len(listener._held) == 3)
             receiver.release()
             await receiver.until(lambda: {sent.id for sent in batch} <= receiver.stored.keys())
             await eventually(lambda: listener.statistics()["envelopes"] >= 3)
@@ -486,7 +505,7 @@ class TestClosing:
         listener = transport(broker.url, batch_size=2, batches_in_flight=1).listener(at(queue), "in")
         await listener.serve(receiver)
         await send(broker.url, queue, envelopes(10))
-        await eventually(lambda: len(receiver.batches) == 1 and len(listener._arrived) >= 8)
+        await eventually(lambda: len(receiver.batches) == 1 and len(listener._held) >= 8)
         taken = len(receiver.batches[0])
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(listener.close())

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from itertools import product
 from typing import Any
 
 import msgspec
 import pytest
 
 from durable import Bus, message
+from durable.envelope import Envelope
+from durable.errors import TransportError
+from durable.outcomes import STORED, Outcome
+from durable.settings import load_settings
+from durable.transports.base import Sender
+from durable.transports.rabbitmq.transport import RabbitListener, RabbitTransport
 from tests.failure.waiting import eventually
 from tests.failure.workbench import QUICK
+from tests.support.broker import foreign
+from tests.support.proxy import UP, ChaosProxy
+from tests.support.receivers import MemoryReceiver, envelope
 from tests.support.servers import AnyBroker, Names
 
 KEYS, EACH = 5, 20
@@ -91,3 +104,127 @@ async def test_listeners_sharing_an_unordered_queue_warn_when_keys_arrive(
         "them in another order; write ordered=yes in its address"
     )
     assert told == [said] * 2
+
+
+# ---------------------------------------------------------------- what a listener holds when its consumer is lost
+
+
+class Service:
+    """Two nodes of a service with one inbox: the first commit of a message counts, as in a database."""
+
+    def __init__(self) -> None:
+        self.commits: list[bytes] = []
+
+    def node(self) -> Node:
+        return Node(self)
+
+
+class Node(MemoryReceiver):
+    def __init__(self, service: Service) -> None:
+        super().__init__()
+        self._commits = service.commits
+
+    def _store(self, envelope: Envelope) -> Outcome:
+        outcome = super()._store(envelope)
+        if outcome == STORED and envelope.body not in self._commits:
+            self._commits.append(envelope.body)
+        return outcome
+
+
+def numbered(numbers: range) -> list[Envelope]:
+    return [envelope(body=b"%03d" % number) for number in numbers]
+
+
+LOSSES = ("deleted", "closed", "given back")
+MOMENTS = ("none is stored", "some are stored", "the receiver is busy", "the receiver is broken")
+
+
+@asynccontextmanager
+async def proxied(url: str) -> AsyncIterator[tuple[ChaosProxy, str]]:
+    """A proxy before the broker, and the URL that goes through it."""
+    user, _, place = url.removeprefix("amqp://").partition("@")
+    host, _, vhost = place.partition("/")
+    async with ChaosProxy(f"tcp://{host}") as proxy:
+        yield proxy, f"amqp://{user}@{proxy.uri.removeprefix('tcp://')}/{vhost}"
+
+
+@asynccontextmanager
+async def serving(url: str, address: str, receiver: MemoryReceiver, **settings: Any) -> AsyncIterator[RabbitListener]:
+    made = load_settings(amqp_url=url, batch_size=2, batches_in_flight=1, **settings)
+    listener = RabbitTransport(made, service="billing", messages=dict).listener(address, "in")
+    await listener.serve(receiver)
+    try:
+        yield listener
+    finally:
+        receiver.release()
+        await listener.close()
+
+
+@pytest.mark.parametrize(("loss", "moment"), list(product(LOSSES, MOMENTS)))
+async def test_ordered_listener_stores_nothing_of_a_lost_consumer_after_newer_messages(
+    broker: AnyBroker, queue_name: Names, caplog: pytest.LogCaptureFixture, loss: str, moment: str
+) -> None:
+    """Of the active listener nothing reaches the broker any more, so that it takes its time to leave."""
+    queue, service = queue_name("ordered"), Service()
+    address = f"rabbitmq://default/queue/{queue}"
+    ordered, old, new = f"{address}?ordered=yes&type=classic", numbered(range(10)), numbered(range(10, 20))
+    slow, quick = service.node(), service.node()
+    publishing = RabbitTransport(load_settings(amqp_url=broker.url), service="orders", messages=dict)
+    async with (
+        foreign(broker.url) as client,
+        publishing.sender(address) as sender,
+        proxied(broker.url) as (proxy, url),
+        serving(url, ordered, slow) as active,
+        serving(broker.url, ordered, quick, reconnect_pause=timedelta(milliseconds=50)),
+    ):
+        if moment == "the receiver is busy":
+            slow.room = 0
+        elif moment == "the receiver is broken":
+            slow.broken = "the database is away"
+        slow.hold()
+        assert await sender.send(old) == [STORED] * 10
+        if moment == "the receiver is busy":
+            await eventually(lambda: len(active._held) == 10)
+        else:
+            await slow.arrived(1)
+            await eventually(lambda: len(active._held) + len(slow.batches[-1]) == 10)
+        if moment == "some are stored":
+            slow.release_batch(0)
+            await slow.arrived(2)
+        before = list(service.commits)
+
+        proxy.hold(UP)
+        lost = active._consumers
+        assert lost is not None
+        if loss == "deleted":
+            await client.delete(queue)
+            await eventually(lambda: lost.lost.done())
+        elif loss == "closed":
+            proxy.refuse()
+            await eventually(lambda: lost.lost.done())
+            proxy.restore()
+        else:
+            lost.give_up("more than buffer_bytes are held")
+        slow.room, slow.broken = 1_000, ""
+        slow.release()
+        if loss == "deleted":
+            await eventually(lambda: _stored(sender, new))
+        else:
+            proxy.release(UP)
+            assert await sender.send(new) == [STORED] * 10
+        await eventually(lambda: new[-1].body in service.commits)
+        proxy.release(UP)
+        await eventually(lambda: active.statistics()["connections"] == 2)
+    come_again = [] if loss == "deleted" else [each for each in old if each.body not in before]
+    assert service.commits == [*before, *(each.body for each in [*come_again, *new])]
+    told = [record.message for record in caplog.records if "deliveries that it had not stored" in record.message]
+    numbers = [int(number) for each in told for number in re.findall(r"dropped (\d+) deliveries", each)]
+    assert numbers == ([10 - len(before)] if loss == "deleted" else [])
+
+
+async def _stored(sender: Sender, batch: list[Envelope]) -> bool:
+    """Send until there is a queue again; the receiver knows what comes twice."""
+    try:
+        return await sender.send(batch) == [STORED] * len(batch)
+    except TransportError:
+        return False
