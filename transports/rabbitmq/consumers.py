@@ -84,6 +84,8 @@ class Consumers:
         self._limit_bytes = limit_bytes
         self._seconds = seconds
         self._tags: dict[Channel, str] = {}
+        self.is_cancelled = False
+        """True once the broker has cancelled one of them."""
 
     async def add(self, connection: Connection, origin: Origin, prefetch: int) -> None:
         """Consume one more queue; raises TransportError."""
@@ -149,7 +151,7 @@ class Consumers:
         return True
 
     def _cancelled(self, consumer: Consumer) -> None:
-        consumer.is_cancelled = True
+        consumer.is_cancelled = self.is_cancelled = True
         self._lose(consumer.origin, "the broker cancelled the consumer")
 
     def _lose(self, origin: Origin, reason: str) -> None:

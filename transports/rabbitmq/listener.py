@@ -150,13 +150,19 @@ class RabbitListener:
     # ------------------------------------------------------------------ up and down
 
     async def _keep_consuming(self, topology: Topology) -> NoReturn:
+        """Consume again after each loss.
+
+        An ordered queue that was deleted is left alone for longer: its active consumer may hear of that last, up to a
+        second later, and stores what it holds until then.
+        """
         first, longest = self._settings.reconnect_pause, self._settings.reconnect_pause_longest
         pause = first
         while True:
             try:
                 if self._consumers is not None:
-                    await self._lose(self._consumers)
-                    pause = first
+                    lost = self._consumers
+                    await self._lose(lost)
+                    pause = longest if lost.is_cancelled and self._held.is_ordered else first
                 await asyncio.sleep(pause.total_seconds() * random.uniform(0.5, 1.5))
                 pause = min(longest, pause * 2)
                 await self._try_to_consume(topology)
@@ -289,9 +295,11 @@ class RabbitListener:
             await self._store(receiver, batch)
             return
         lost, unless_lost = batch[0].consumer.lost, asyncio.timeout(None)
+        is_storing = True
 
         def withdraw(_: object) -> None:
-            unless_lost.reschedule(0)
+            if is_storing:  # a callback that is removed comes all the same when its future is done already
+                unless_lost.reschedule(0)
 
         try:
             async with unless_lost:
@@ -299,6 +307,7 @@ class RabbitListener:
                 try:
                     await self._store(receiver, batch)
                 finally:
+                    is_storing = False
                     lost.remove_done_callback(withdraw)
         except TimeoutError:
             if not unless_lost.expired():

@@ -102,8 +102,18 @@ FROM sent WHERE endpoint IS NULL
         "order",
         "a batch of a lost consumer waits on to be stored",
         "transports/rabbitmq/listener.py",
-        before="            unless_lost.reschedule(0)\n",
-        after="            pass\n",
+        before="                unless_lost.reschedule(0)\n",
+        after="                pass\n",
         killed_by=(_LOST,),
+    ),
+    Mutant(
+        "order",
+        "a deleted ordered queue is consumed again before its last consumer hears of it",
+        "transports/rabbitmq/listener.py",
+        before="pause = longest if lost.is_cancelled and self._held.is_ordered else first",
+        after="pause = first",
+        killed_by=(
+            "tests/integration/transports/rabbitmq/test_order.py::test_deleted_ordered_queue_is_left_alone_for_longer",
+        ),
     ),
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from itertools import product
@@ -150,7 +151,8 @@ async def proxied(url: str) -> AsyncIterator[tuple[ChaosProxy, str]]:
 
 @asynccontextmanager
 async def serving(url: str, address: str, receiver: MemoryReceiver, **settings: Any) -> AsyncIterator[RabbitListener]:
-    made = load_settings(amqp_url=url, batch_size=2, batches_in_flight=1, **settings)
+    pauses = {"reconnect_pause": timedelta(milliseconds=50), "reconnect_pause_longest": timedelta(milliseconds=200)}
+    made = load_settings(amqp_url=url, batch_size=2, batches_in_flight=1, **pauses | settings)
     listener = RabbitTransport(made, service="billing", messages=dict).listener(address, "in")
     await listener.serve(receiver)
     try:
@@ -175,7 +177,7 @@ async def test_ordered_listener_stores_nothing_of_a_lost_consumer_after_newer_me
         publishing.sender(address) as sender,
         proxied(broker.url) as (proxy, url),
         serving(url, ordered, slow) as active,
-        serving(broker.url, ordered, quick, reconnect_pause=timedelta(milliseconds=50)),
+        serving(broker.url, ordered, quick),
     ):
         if moment == "the receiver is busy":
             slow.room = 0
@@ -220,6 +222,57 @@ async def test_ordered_listener_stores_nothing_of_a_lost_consumer_after_newer_me
     told = [record.message for record in caplog.records if "deliveries that it had not stored" in record.message]
     numbers = [int(number) for each in told for number in re.findall(r"dropped (\d+) deliveries", each)]
     assert numbers == ([10 - len(before)] if loss == "deleted" else [])
+
+
+class LosesAsItStores(MemoryReceiver):
+    """A receiver that stores a batch in the instant in which its consumer is lost."""
+
+    listener: RabbitListener
+
+    async def receive(self, endpoint: str, batch: Sequence[Envelope]) -> list[Outcome]:
+        if not self.stored:
+            assert self.listener._consumers is not None
+            self.listener._consumers.give_up("lost in this instant")
+        return [self._store(each) for each in batch]
+
+
+async def test_batch_stored_in_the_instant_of_the_loss_is_done_with(
+    broker: AnyBroker, queue_name: Names, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = f"rabbitmq://default/queue/{queue_name('instant')}"
+    publishing = RabbitTransport(load_settings(amqp_url=broker.url), service="orders", messages=dict)
+    receiver, batch = LosesAsItStores(), numbered(range(10))
+    async with (
+        publishing.sender(address) as sender,
+        serving(broker.url, f"{address}?ordered=yes&type=classic", receiver) as listener,
+    ):
+        receiver.listener = listener
+        assert await sender.send(batch) == [STORED] * 10
+        await eventually(lambda: len(receiver.stored) == 10)
+        await eventually(lambda: listener.statistics()["connections"] == 2)
+    assert receiver.envelopes == batch
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
+
+
+@pytest.mark.parametrize(("options", "shortest"), [("?ordered=yes&type=classic", 1.0), ("?type=classic", 0.0)])
+async def test_deleted_ordered_queue_is_left_alone_for_longer(
+    broker: AnyBroker, queue_name: Names, options: str, shortest: float
+) -> None:
+    """Its active consumer may hear of the deletion last, and stores what it holds until then."""
+    queue = queue_name("left-alone")
+    address = f"rabbitmq://default/queue/{queue}{options}"
+    longest = timedelta(seconds=2 * shortest + 0.1)
+    clock = asyncio.get_running_loop().time
+    async with (
+        foreign(broker.url) as client,
+        serving(broker.url, address, MemoryReceiver(), reconnect_pause_longest=longest) as listener,
+    ):
+        began = clock()
+        await client.delete(queue)
+        await eventually(lambda: listener.statistics()["connections"] == 2)
+        took = clock() - began
+        assert took >= shortest
+        assert await client.exists(queue)
 
 
 async def _stored(sender: Sender, batch: list[Envelope]) -> bool:
