@@ -152,8 +152,8 @@ class RabbitListener:
     async def _keep_consuming(self, topology: Topology) -> NoReturn:
         """Consume again after each loss.
 
-        An ordered queue that was deleted is left alone for longer: its active consumer may hear of that last, up to a
-        second later, and stores what it holds until then.
+        An ordered queue that was deleted is left alone for longer: its active consumer may hear of that last, a second
+        later or more, and stores what it holds until then.
         """
         first, longest = self._settings.reconnect_pause, self._settings.reconnect_pause_longest
         pause = first
