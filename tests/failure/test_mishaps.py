@@ -86,7 +86,7 @@ class LostReply:
         self._marker = marker
         self._has_happened = has_happened
         self._cutting: asyncio.Task[None] | None = None
-        self._marked: object = None
+        self._marked: Any = None
 
     def watch(self, engine: AsyncEngine) -> None:
         event.listen(engine.sync_engine, "before_cursor_execute", self._execute)
