@@ -12,14 +12,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 
 from durable.arguments import refuse_empty_period
+from durable.envelope import unix_ms
 from durable.errors import InvalidSetting
 from durable.pipeline.progress import Phases, silent
 from durable.pipeline.session import needs_spark
@@ -31,7 +33,7 @@ from durable.pipeline import ledger, lost_lives, many_suspects, places
 from durable.pipeline.erasures import recorded
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import LakeTable, Whose
-from durable.pipeline.matching import FINDINGS, FOUND, LOST, Edges, Judge
+from durable.pipeline.matching import BY_AGE, FINDINGS, FOUND, LOST, Edges, Judge
 from durable.pipeline.spans import Span, common, joint, of_any, settled
 from durable.pipeline.spellings import absolute
 from durable.storage.days import within_reach
@@ -47,6 +49,8 @@ _Owner: TypeAlias = tuple[str, str | None]
 
 _CLOCK_SKEW: Final = timedelta(days=1)  # by which a row may be filed under an earlier day than its message was sent
 _FEW: Final = 100_000  # rows that one process looks at
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +148,7 @@ def _told(found: pa.Table, example_count: int, out: str | None) -> tuple[dict[st
         with places.created(folder, "findings.parquet") as stream:
             pq.write_table(found, stream, compression="zstd")
     counts = {row["values"]: row["counts"] for row in found["finding"].value_counts().to_pylist()}
-    oldest = found.sort_by([("sent_at", "ascending"), ("id", "ascending")])
+    oldest = found.sort_by([(name, "ascending") for name in BY_AGE])
     of_each = (oldest.filter(pc.equal(oldest["finding"], kind)).slice(0, example_count) for kind in counts)
     return counts, [row for rows in of_each for row in rows.to_pylist()]
 
@@ -183,7 +187,7 @@ class _Case:
 
     def few_rows(self, most: int | None) -> pa.Table | None:
         """Read all rows that need a closer look, as ROWS; None when they are more than so many, or of more ids."""
-        lost = self._lost_keys()
+        lost = self._lost_keys(self.since)
         ids = ledger.suspects(self.tasks, [*self.sent, *self.received], self.edges, most)
         if ids is None or (most is not None and len(lost) > most):
             return None
@@ -191,12 +195,32 @@ class _Case:
         suspects = {*ids, *lost["id"].to_pylist()}
         wanted = ledger.of_ids(self.sent, self.received, letters, [*suspects])
         rows = ledger.rows(self.tasks, [*wanted, *self.may_be_late], most)
-        return None if rows is None else pa.concat_tables([rows, lost])
+        return None if rows is None else self._with_older(pa.concat_tables([rows, lost]), most)
 
-    def _lost_keys(self) -> pa.Table:
+    def _with_older(self, rows: pa.Table, most: int | None) -> pa.Table | None:
+        """Add what lies before the days of the period to the rows of ids that are found without it: a message that is
+        published again may have been sent, and have come to its end, long before. None when this is too much.
+        """
+        found = {} if self.since is None else _ids_by_time(self.judged(rows))
+        if self.since is None or not found:
+            return rows
+        first = None if None in found.values() else min(each for each in found.values() if each is not None)
+        if first is not None and first >= _milliseconds(self.since):
+            return rows
+        begin = None if first is None else _EPOCH.date() + timedelta(milliseconds=first)
+        sent, received = (
+            ledger.sources(lakes, side, begin, self.since)
+            for lakes, side in ((self.senders, "outgoing"), (self.receivers, "incoming"))
+        )
+        older = ledger.rows(self.tasks, ledger.of_ids(sent, received, [], [*found]), most)
+        lost = self._lost_keys(None)
+        known = lost.filter(pc.is_in(lost["id"], pa.array([*found], pa.binary())))
+        return None if older is None else pa.concat_tables([rows, older, known])
+
+    def _lost_keys(self, since: date | None) -> pa.Table:
         """The keys of lost lives, as ROWS: each of their ids needs a closer look."""
         lakes = [*self.senders, *self.receivers]
-        keys = (ledger.in_role(role, lost_lives.keys(lakes, table, self.since)) for table, role in LOST.items())
+        keys = (ledger.in_role(role, lost_lives.keys(lakes, table, since)) for table, role in LOST.items())
         return pa.concat_tables(keys).filter(pc.field("id").is_valid())
 
     def judged(self, rows: pa.Table) -> pa.Table:
@@ -212,7 +236,7 @@ class _Case:
             self.sides.shown(),
             self.counted,
             {kind: counts.get(kind, 0) for kind in FINDINGS},
-            sorted(examples, key=lambda row: (FINDINGS.index(row["finding"]), row["sent_at"], row["id"])),
+            sorted(examples, key=_by_kind_and_age),
             _erased([*self.senders, *self.receivers]),
         )
 
@@ -239,6 +263,23 @@ def _surveyed(
 
 def _first_day(question: Question) -> date | None:
     return question.since and (question.since - _CLOCK_SKEW).date()
+
+
+def _by_kind_and_age(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return FINDINGS.index(row["finding"]), row["sent_at"], *(str(row[name]) for name in BY_AGE[1:])
+
+
+def _ids_by_time(found: pa.Table) -> dict[bytes, int | None]:
+    """Return the ids that older rows may clear, and before which time, in milliseconds since 1970, none of them can
+    lie: an id has it inside, unless it is a business key.
+    """
+    ids = (UUID(text) for text in found.filter(pc.not_equal(found["finding"], "late"))["id"].to_pylist())
+    skew = _CLOCK_SKEW // _MILLISECOND
+    return {each.bytes: None if (made := unix_ms(each)) is None else max(made - skew, 0) for each in ids}
+
+
+def _milliseconds(day: date) -> int:
+    return (day - _EPOCH.date()) // _MILLISECOND
 
 
 def _erased(lakes: Sequence[Lake]) -> list[dict[str, Any]]:

@@ -121,9 +121,13 @@ class Lake:
             found.setdefault(day, []).append(path)
         return found
 
-    def sizes(self, table: LakeTable, since: date | None = None) -> dict[str, int]:
+    def sizes(self, table: LakeTable, since: date | None = None, until: date | None = None) -> dict[str, int]:
         """The files that hold these days, each as its path within the table, and how many rows it has."""
-        return {path: rows for day, path, rows in self.listed(table) if since is None or day >= since}
+        return {
+            path: rows
+            for day, path, rows in self.listed(table)
+            if (since is None or since <= day) and (until is None or day < until)
+        }
 
     def listed(self, table: LakeTable) -> list[tuple[date, str, int]]:
         """Day, path and number of rows of each file."""

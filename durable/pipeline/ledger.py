@@ -130,11 +130,17 @@ Share: TypeAlias = Sequence[tuple[Source, str]]
 """The files of one task."""
 
 
-def sources(lakes: Iterable[Lake], side: str, since: date | None = None, table: LakeTable = "history") -> list[Source]:
-    """List the sources of these lakes, each once."""
+def sources(
+    lakes: Iterable[Lake],
+    side: str,
+    since: date | None = None,
+    until: date | None = None,
+    table: LakeTable = "history",
+) -> list[Source]:
+    """List the sources of these lakes, each once, with the files of these days; `until` is not included."""
     found = []
     for lake in {lake.url: lake for lake in lakes}.values():
-        files = lake.sizes(table, since)
+        files = lake.sizes(table, since, until)
         if files:
             found.append(Source(lake.url, lake.table_url(table), side, files, table))
     return found
@@ -165,7 +171,7 @@ def counted(tasks: Tasks, of: Sequence[Source]) -> list[dict[str, Any]]:
     sums = [("count", "sum"), ("of_local", "sum"), ("first", "min"), ("last", "max")]
     found = table.group_by(keys).aggregate(sums).select([*keys, *("_".join(each) for each in sums)])
     found = found.rename_columns([*keys, "count", "local", "first", "last"])
-    by = [(name, "ascending") for name in ("lake", "service", "side", "outcome")]
+    by = [(name, "ascending") for name in ("lake", "service", "database", "side", "outcome")]
     rows: list[dict[str, Any]] = found.sort_by(by).to_pylist()
     return rows
 
@@ -176,7 +182,7 @@ def suspects(tasks: Tasks, of: Sequence[Source], edges: Edges, most: int | None)
     if slices is None:
         return None
     few = 0 if most is None else most // slices  # so few are not looked at twice
-    found = tasks(slices, partial(_unbalanced, tuple(of), edges.widened(), slices, few, most), "id BINARY")
+    found = tasks(slices, partial(_unbalanced, tuple(of), edges.of_suspects(), slices, few, most), "id BINARY")
     ids: list[bytes] = [id_ for batch in found for id_ in batch.column(0).to_pylist()]
     return ids if most is None or len(ids) <= most else None
 
@@ -186,7 +192,7 @@ def many_suspects(spark: SparkSession, of: Sequence[Source], edges: Edges) -> Da
     slices = _slices(of)
     if slices is None:
         return None
-    return _tasks(spark, slices, partial(_unbalanced, tuple(of), edges.widened(), slices, 0, None), "id BINARY")
+    return _tasks(spark, slices, partial(_unbalanced, tuple(of), edges.of_suspects(), slices, 0, None), "id BINARY")
 
 
 def _slices(of: Sequence[Source]) -> int | None:

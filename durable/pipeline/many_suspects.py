@@ -20,7 +20,7 @@ from durable.messages.routing import LOCAL
 from durable.pipeline import ledger, lost_lives
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import LakeTable
-from durable.pipeline.matching import LETTER, LOST, RECEIVED, ROWS, SENT, Edges, Judge
+from durable.pipeline.matching import BY_AGE, LETTER, LOST, RECEIVED, ROWS, SENT, Edges, Judge
 from durable.pipeline.rows import records
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ def findings(
     may_be_late: Sequence[ledger.Wanted],
     judge: Judge,
 ) -> DataFrame:
-    """Judge the rows of all suspects: a row for each finding, with the columns of matching.FOUND."""
-    sent = inside(_all(spark, senders, "history", since).where("side = 'outgoing'"), edges)
-    received = inside(_all(spark, receivers, "history", since).where("side = 'incoming'"), edges)
+    """Judge all rows of all suspects: a row for each finding, with the columns of matching.FOUND."""
+    sent = _all(spark, senders, "history").where("side = 'outgoing'")
+    received = _all(spark, receivers, "history").where("side = 'incoming'")
     letters = _all(spark, receivers, "dead_letters").where("side = 'incoming' AND id IS NOT NULL")
     lakes = [*senders, *receivers]
     lost = {
@@ -66,7 +66,10 @@ def findings(
     ]
     suspects = ledger.many_suspects(spark, sources, edges)
     if suspects is None:
-        suspects = unbalanced(sent, received)
+        suspects = unbalanced(
+            inside(_all(spark, senders, "history", since).where("side = 'outgoing'"), edges.of_suspects()),
+            inside(_all(spark, receivers, "history", since).where("side = 'incoming'"), edges.of_suspects()),
+        )
     suspects = reduce(DataFrame.union, (rows.select("id") for rows in lost.values()), suspects).distinct()
     roles = {SENT: sent, RECEIVED: received, LETTER: letters}
     rows = [
@@ -93,9 +96,8 @@ def _in_role(role: str, rows: DataFrame) -> DataFrame:
 
 def inside(rows: DataFrame, edges: Edges) -> DataFrame:
     """Limit rows by the time that both sides know: when the message was sent."""
-    widened = edges.widened()
-    since = F.lit(True) if widened.since is None else F.col("sent_at") >= F.lit(widened.since)
-    until = F.lit(True) if widened.until is None else F.col("sent_at") < F.lit(widened.until)
+    since = F.lit(True) if edges.since is None else F.col("sent_at") >= F.lit(edges.since)
+    until = F.lit(True) if edges.until is None else F.col("sent_at") < F.lit(edges.until)
     return rows.where(since & until)
 
 
@@ -104,7 +106,7 @@ def told(found: DataFrame, example_count: int) -> tuple[dict[str, int], list[dic
     counts = {row["finding"]: row["count"] for row in records(found.groupBy("finding").count())}
     if not counts:
         return counts, []
-    age = Window.partitionBy("finding").orderBy("sent_at", "id")
+    age = Window.partitionBy("finding").orderBy(*BY_AGE)
     oldest = found.withColumn("age", F.row_number().over(age)).where(F.col("age") <= example_count).drop("age")
     return counts, records(oldest)
 

@@ -68,6 +68,8 @@ FOUND: Final = pa.schema(
         ("detail", pa.string()),
     ]
 )
+BY_AGE: Final = ("sent_at", "id", "service", "address")
+"""Columns by which findings of one kind are sorted, so that no two are level."""
 _AT_ONCE: Final = 10_000  # findings of a batch that leaves a worker
 
 # Transports may carry times with less precision than the database keeps: the counterpart of a row just inside the
@@ -107,6 +109,13 @@ class Edges:
         """Let in the counterparts of rows just inside the limits."""
         since, until = self.since and self.since - _PRECISION, self.until and self.until + _PRECISION
         return replace(self, since=since, until=until)
+
+    def of_suspects(self) -> Edges:
+        """Return the limits within which the rows of an id balance, unless there is a finding that is asked for.
+
+        Of such a finding no row lies before `since`; but what makes it one may lie after `until`.
+        """
+        return replace(self.widened(), until=None)
 
 
 class Row(NamedTuple):
@@ -224,7 +233,9 @@ class Judge:
         yield _batch(found)
 
     def findings(self, rows: Iterable[Row]) -> list[Finding]:
-        """Judge all rows of one id."""
+        """Judge all rows of one id. A finding is of the time when the first of its rows was sent, and asked for if that
+        lies inside; so that of several periods it belongs to one.
+        """
         return [found for found in self._findings([*rows]) if self._is_asked_for(found.sent_at)]
 
     def _is_asked_for(self, sent_at: int) -> bool:
@@ -234,7 +245,7 @@ class Judge:
         lost_keys = {row.key for row in rows if row.role in LOST.values()}
         living: defaultdict[str, list[Row]] = defaultdict(list)
         undone: defaultdict[str, list[Row]] = defaultdict(list)
-        for row in {row.identity: row for row in rows}.values():
+        for row in sorted({row.identity: row for row in rows}.values(), key=_age):
             (undone if row.key in lost_keys else living)[row.role].append(row)
         ends = [*_remote(living[RECEIVED]), *living[LETTER]]
         yield from self._missing(living[SENT], ends, [*_remote(undone[RECEIVED]), *undone[LETTER]])
@@ -349,6 +360,10 @@ def _twice(received: Sequence[Row]) -> Iterator[Finding]:
 def _received(finding: str, row: Row, sent_at: int, finished_at: int, copies: int, detail: str) -> Finding:
     of = row.message_type, row.source, row.service, row.address
     return Finding(finding, _uuid(row.id), *of, sent_at, finished_at, copies, detail)
+
+
+def _age(row: Row) -> tuple[int, int, str]:
+    return row.sent_at or 0, row.finished_at or 0, str(row)
 
 
 def _remote(rows: Iterable[Row]) -> list[Row]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -576,3 +576,111 @@ def test_letters_of_two_databases_of_one_service_are_told_apart(spark: SparkSess
     lake = fill(Lake(str(tmp_path / "lake")), table([*ours, *theirs], "dead_letters"), of="dead_letters")
     chosen = choose(spark, lake, Choice(table="dead_letters"))
     assert {(row["database"], row["letter_id"]) for row in records(chosen)} == {("billing-a", n) for n in range(1, 11)}
+
+
+# ---------------------------------------------------------------- periods of messages that are published again
+
+HALF_DAY: Final = 43_200
+PUBLISHED: Final = 400
+"""Messages of the random lakes, half a day of which the ids come from."""
+
+
+class Published(NamedTuple):
+    """Rows of random messages in all of their shapes, and those that are of lost lives."""
+
+    rows: Rows
+    letters: Rows
+    lost_rows: Rows
+    lost_letters: Rows
+
+
+def published_again() -> Published:
+    """Messages that were sent once or more under an id, over a week: at one time to several places, or later again
+    there or elsewhere; of each some copies came to an end, once or twice, at the first time or any other, and some
+    sendings or ends are of lost lives.
+    """
+    random, of_each = np.random.default_rng(2031), [list[dict[str, Any]]() for _ in Published._fields]
+
+    def put(to: list[dict[str, Any]], lost: list[dict[str, Any]], row: dict[str, Any], often: float = 0.05) -> None:
+        to.append({**row, "database": f"{row['service']}-a"})
+        if random.random() < often:
+            lost.append(to[-1])
+
+    rows, letters, lost_rows, lost_letters = of_each
+    for number in range(PUBLISHED):
+        first = number / PUBLISHED * 12 * HALF_DAY
+        for time in sorted({0, *random.choice([0, 0, 0, 0.9, HALF_DAY, 3 * HALF_DAY], 3).tolist()}):
+            moment = {"sent_at": at(first + time)}
+            for place in ("billing", "shipping")[: random.choice([1, 1, 1, 2])]:
+                address = f"{place}:{random.choice([1, 1, 1, 2])}"
+                if number % 12:
+                    outcome = "expired" if random.random() < 0.05 else "sent"
+                    acknowledged = at(first + time + random.choice([0.01, HALF_DAY]))
+                    shown = {"address": f"tcp://{address}", "outcome": outcome, "finished_at": acknowledged}
+                    put(rows, lost_rows, sent(number, **moment, **shown), often=0.05 if number % 12 > 1 else 1)
+                if random.random() < (0.8 if time == 0 else 0.2):
+                    ended = at(first + time + random.choice([0.02, 2 * HALF_DAY]))
+                    put(rows, lost_rows, handled(number, **moment, service=place, finished_at=ended))
+                elif random.random() < 0.1:
+                    put(letters, lost_letters, letter(number, **moment, service=place, failed_at=at(first + time)))
+    return Published(*of_each)
+
+
+@pytest.fixture(scope="module")
+def lake_published_again(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    rows, letters, lost_rows, lost_letters = published_again()
+    lake = fill(Lake(str(tmp_path_factory.mktemp("again"))), table(rows[::2]), table(rows[1::2]))
+    fill(lake, table(letters, "dead_letters"), of="dead_letters")
+    lost: Mapping[LakeTable, Rows] = {"history": lost_rows, "dead_letters": lost_letters}
+    for of, lost_of in lost.items():
+        for service in {row["service"] for row in lost_of}:
+            whose = Whose(service, f"{service}-a")
+            lost_lives.write(lake, of, whose, table([row for row in lost_of if row["service"] == service], of))
+    return lake
+
+
+UNTRIED = {"overdue", "late", "open", "unarchived"}
+PERIODS = {
+    "all": (None, None),
+    "last days": (6.5, None),
+    "first days": (None, 6.5),
+    "two days": (4.25, 8.75),
+    "a moment": (6, 6.01),
+}
+"""Half days that are asked for."""
+
+
+def of_period(period: str) -> Question:
+    since, until = (None if each is None else at(each * HALF_DAY) for each in PERIODS[period])
+    return Question(since=since, until=until, settle=timedelta(0), example_count=10_000)
+
+
+@pytest.mark.parametrize("period", PERIODS)
+def test_finding_belongs_to_the_period_of_the_first_sending(lake_published_again: Lake, period: str) -> None:
+    """And is the same one, whatever else of the message lies before the period or after it."""
+    lakes, question = [lake_published_again], of_period(period)
+    whole = audit_here(lakes, lakes, of_period("all"))
+    assert {*NOTHING} - {kind for kind, count in whole.counts.items() if count > 3} == UNTRIED
+    low, high = question.since or at(0), question.until or at(1e9)
+    expected = [row for row in whole.examples if low <= row["sent_at"] < high]
+    assert sorted(audit_here(lakes, lakes, question).examples, key=str) == sorted(expected, key=str)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_messages_published_again_are_judged_alike_with_and_without_spark(
+    spark: SparkSession, lake_published_again: Lake, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    lakes, question = [lake_published_again], of_period("two days")
+    here = audit_here(lakes, lakes, question)
+    most, slices = WAYS[way]
+    monkeypatch.setattr("durable.pipeline.audit._FEW", most)
+    monkeypatch.setattr("durable.pipeline.ledger.MOST_SLICES", slices)
+    assert audit(spark, lakes, lakes, question) == here
+
+
+def test_totals_of_a_service_are_sorted_by_its_databases(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [handled(number, database=f"billing-{number * 7 % 10}") for number in range(10)]
+    lake = fill(Lake(str(tmp_path / "lake")), table(rows[::2]), table(rows[1::2]))
+    here = audit_here([lake], [lake], Question())
+    assert [row["database"] for row in here.totals] == [f"billing-{number}" for number in range(10)]
+    assert audit(spark, [lake], [lake], Question()).totals == here.totals

@@ -25,6 +25,7 @@ _RIGHTS = "tests/integration/cli/test_migrate_rights.py"
 _VEILS = "tests/pipeline/test_row_security.py"
 _TIMES = "tests/pipeline/test_given_times.py"
 _AUDITED = "tests/pipeline/test_audited_services.py"
+_PERIODS = "tests/pipeline/test_audit.py::"
 
 ROWS = (
     Mutant(
@@ -505,6 +506,32 @@ ROWS = (
         before="until=span.until or span.begin or lake",
         after="until=span.until or lake",
         killed_by=("tests/pipeline/test_audit.py::test_history_without_an_end_is_not_judged[receiver]",),
+    ),
+    Mutant(
+        "lakes",
+        "a message of a period is judged without its older rows",
+        "durable/pipeline/audit.py",
+        before="return None if rows is None else self._with_older(pa.concat_tables([rows, lost]), most)",
+        after="return None if rows is None else pa.concat_tables([rows, lost])",
+        killed_by=(f"{_PERIODS}test_finding_belongs_to_the_period_of_the_first_sending[last days]",),
+    ),
+    Mutant(
+        "lakes",
+        "Spark judges a message of a period without its older rows",
+        "durable/pipeline/many_suspects.py",
+        before="""    received = _all(spark, receivers, "history").where""",
+        after="""    received = _all(spark, receivers, "history", since).where""",
+        killed_by=(
+            f"{_PERIODS}test_messages_published_again_are_judged_alike_with_and_without_spark[many ids, by a shuffle]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a message of a period is suspected without its later rows",
+        "durable/pipeline/matching.py",
+        before="return replace(self.widened(), until=None)",
+        after="return self.widened()",
+        killed_by=(f"{_PERIODS}test_finding_belongs_to_the_period_of_the_first_sending[first days]",),
     ),
     Mutant(
         "lakes",

@@ -127,8 +127,8 @@ ROWS = (
         "lives",
         "a late message of two lakes is late twice",
         "durable/pipeline/matching.py",
-        before="        for row in {row.identity: row for row in rows}.values():\n",
-        after="        for row in rows:\n",
+        before="        for row in sorted({row.identity: row for row in rows}.values(), key=_age):\n",
+        after="        for row in sorted(rows, key=_age):\n",
         killed_by=(f"{_LATE}[2-now]",),
     ),
     Mutant(
