@@ -40,7 +40,7 @@ from sqlalchemy import Connection, Engine
 from durable.errors import DurableError
 from durable.failpoints import failpoint
 from durable.grammar import several
-from durable.pipeline import lost_lives, recovering
+from durable.pipeline import lost_lives, readdressed, recovering
 from durable.pipeline.beginning import NO_WISH, Wish, begin
 from durable.pipeline.columns import COLUMNS
 from durable.pipeline.compaction import compact
@@ -136,6 +136,8 @@ def archive(
             run = _Run(conn, engine, spark, local_rows, lake, table, origin, whose, begun.app_id, snapshot, show)
             with joined(engine, snapshot) as seen:
                 horizon = horizons.horizon(seen, schema)
+            if table == "history":  # before the rows: an audit meanwhile must know where they went
+                readdressed.note(conn, schema, lake, whose)
             done = run.repeat(low, base, begun.lost_below or 0)
             reached = done[-1].high if done else low
             gone = archives.gone(conn, schema, source, reached)

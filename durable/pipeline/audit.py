@@ -29,7 +29,7 @@ from durable.pipeline.session import needs_spark
 with needs_spark():
     from pyspark import StorageLevel
 
-from durable.pipeline import ledger, lost_lives, many_suspects, places
+from durable.pipeline import ledger, lost_lives, many_suspects, places, readdressed
 from durable.pipeline.erasures import recorded
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import LakeTable, Whose
@@ -256,9 +256,17 @@ def _surveyed(
         receivers=_histories(receivers, counted, ["history", "dead_letters"], question),
         routes=ledger.routes(tasks, sent, received),
         question=question,
+        replays=_replays(senders),
     )
     sides.check_lost_databases()
     return sent, received, counted, sides
+
+
+def _replays(senders: Sequence[Lake]) -> dict[tuple[str, str | None, str], list[datetime]]:
+    found: defaultdict[tuple[str, str | None, str], list[datetime]] = defaultdict(list)
+    for each in readdressed.noted(senders):
+        found[each.service, each.database, each.destination].append(each.began_at)
+    return dict(found)
 
 
 def _first_day(question: Question) -> date | None:
@@ -309,6 +317,7 @@ class _Sides:
     receivers: Mapping[str, Databases]
     routes: Mapping[str, Collection[str]]
     question: Question
+    replays: Mapping[tuple[str, str | None, str], Sequence[datetime]]
 
     @property
     def edges(self) -> Edges:
@@ -321,6 +330,7 @@ class _Sides:
             due=newest and newest - self.question.overdue_after,
             routes=self.routes,
             first_databases={service: first for service, spans in self.receivers.items() if (first := _first(spans))},
+            replays=self.replays,
         )
 
     @property

@@ -99,6 +99,8 @@ class Edges:
     """Which services have received what was sent to an address. What an unknown one leads to may be any receiver."""
     first_databases: Mapping[str, str] = field(default_factory=dict)
     """The database with which the history of a receiver begins."""
+    replays: Mapping[tuple[str, str | None, str], Collection[datetime]] = field(default_factory=dict)
+    """When replays under the same ids to a destination began, by the service and the database that sent them."""
 
     def of_address(self, address: str) -> dict[str, Span]:
         """The spans of the services that receive what is sent to an address."""
@@ -219,6 +221,7 @@ class Judge:
         self._late_after = None if late_after is None else late_after // timedelta(microseconds=1)
         self._since, self._until = _microseconds(edges.since), _microseconds(edges.until)
         self._due = _microseconds(edges.due)
+        self._replays = {key: [*map(_number, moments)] for key, moments in edges.replays.items()}
         self._ways: dict[str, _Way] = {}
         self._sources = {name: _Way.to({name: span}, {}) for name, span in edges.senders.items()}
 
@@ -255,19 +258,21 @@ class Judge:
         yield from self._late(living[MAY_BE_LATE])
 
     def _missing(self, sent: Sequence[Row], ends: Sequence[Row], undone_ends: Sequence[Row]) -> Iterator[Finding]:
-        """Sent to more places than it was seen at; open while the last copy may still be on its way to an end, overdue
-        when a receiver's history has stood still since, unarchived where its end may lie in a gap of one or before it
-        begins, undone where all others had an end in a lost life.
+        """Sent to more places than it was seen at, but for those of replays under its id, which ask for no other copy;
+        open while the last copy may still be on its way to an end, overdue when a receiver's history has stood still
+        since, unarchived where its end may lie in a gap of one or before it begins, undone where all others had an end
+        in a lost life.
         """
         deliveries = [row for row in sent if row.outcome == "sent"]
-        destinations = sorted({row.address for row in deliveries if row.address is not None})
+        destinations = _addresses(deliveries)
+        first_destinations = _addresses(row for row in deliveries if not self._is_replayed(row)) or destinations[:1]
         seen = sorted({row.place for row in ends})
-        copies = len(destinations) - len(seen)
+        copies = len(first_destinations) - len(seen)
         if copies <= 0:
             return
         sent_at, acknowledged = min(row.sent_at for row in deliveries), max(row.finished_at for row in deliveries)
         undone = sorted({row.place for row in undone_ends} - {*seen})
-        ways = [self._way(address) for address in destinations]
+        ways, first_ways = ([*map(self._way, each)] for each in (destinations, first_destinations))
         detail = f"seen only at {' '.join(seen)}" if seen else "seen nowhere"
         if undone:
             detail += f"; an end at {' '.join(undone)} is of a life that its database has lost"
@@ -275,8 +280,8 @@ class Judge:
         places = Counter({(row.service, row.address): row.service for row in ends}.values())
         too_early = [
             way
-            for way in ways
-            if way.begin is not None and sent_at < way.begin and _lacks_one(way.services, places, ways)
+            for way in first_ways
+            if way.begin is not None and sent_at < way.begin and _lacks_one(way.services, places, first_ways)
         ]
         if any(way.end is not None and acknowledged >= way.end for way in ways):
             finding = "open"
@@ -286,7 +291,7 @@ class Judge:
             begins = {f"{way.begins_with} begins at {_text(way.begin or 0)[:19]}" for way in too_early}
             finding, detail = "unarchived", f"{detail}; the history of {', of '.join(sorted(begins))}"
         elif any(
-            gap.may_hold(sent_at, acknowledged) and _lacks_one({gap.service}, places, ways)
+            gap.may_hold(sent_at, acknowledged) and _lacks_one({gap.service}, places, ways, len(first_ways))
             for way in ways
             for gap in way.gaps
         ):
@@ -304,6 +309,11 @@ class Judge:
             copies,
             detail,
         )
+
+    def _is_replayed(self, row: Row) -> bool:
+        """Tell whether a replay under its id sent a message there: it keeps the time of the first sending."""
+        began = self._replays.get((row.service, row.database, row.address or ""), ())
+        return any(row.sent_at < each <= row.finished_at for each in began)
 
     def _alien(self, remote: Sequence[Row], *, is_forgotten: bool) -> Iterator[Finding]:
         """Received, and no sender has a row of it, whatever its outcome; open while that row may still be archived,
@@ -342,10 +352,14 @@ class Judge:
         return self._ways[address]
 
 
-def _lacks_one(services: Collection[str], places: Mapping[str, int], ways: Sequence[_Way]) -> bool:
-    """Tell whether fewer places of these services have seen a message than destinations may lead there."""
-    leading = sum(1 for way in ways if not way.services.isdisjoint(services))
-    return sum(places.get(service, 0) for service in services) < leading
+def _lacks_one(
+    services: Collection[str], places: Mapping[str, int], ways: Sequence[_Way], most: int | None = None
+) -> bool:
+    """Tell whether fewer places of these services have seen a message than destinations, or `most` of them, may lead
+    there.
+    """
+    leading = [way for way in ways if not way.services.isdisjoint(services)][:most]
+    return sum(places.get(service, 0) for service in services) < len(leading)
 
 
 def _twice(received: Sequence[Row]) -> Iterator[Finding]:
@@ -360,6 +374,10 @@ def _twice(received: Sequence[Row]) -> Iterator[Finding]:
 def _received(finding: str, row: Row, sent_at: int, finished_at: int, copies: int, detail: str) -> Finding:
     of = row.message_type, row.source, row.service, row.address
     return Finding(finding, _uuid(row.id), *of, sent_at, finished_at, copies, detail)
+
+
+def _addresses(rows: Iterable[Row]) -> list[str]:
+    return sorted({row.address for row in rows if row.address is not None})
 
 
 def _age(row: Row) -> tuple[int, int, str]:

@@ -23,6 +23,13 @@ class Begun(NamedTuple):
     at: datetime
 
 
+class Readdressed(NamedTuple):
+    """Replay under the same ids to this destination, as it was given, and the time at which it was begun."""
+
+    destination: str
+    began_at: datetime
+
+
 def try_lock(conn: Connection, schema: str, *, is_shared: bool) -> bool:
     """Take the lock of replays until unlock(), for as long as this connection lasts, or return False at once."""
     statement = statements.LOCK_SHARED if is_shared else statements.LOCK_ALONE
@@ -49,6 +56,11 @@ def find(conn: Connection, schema: str, name: str) -> dict[str, Any] | None:
     """Read the plan of the replay of this name; None when none was begun."""
     row = conn.execute(statements.FIND_REPLAY.within(schema), {"name": name}).first()
     return None if row is None else dict(row.plan)
+
+
+def readdressed(conn: Connection, schema: str) -> list[Readdressed]:
+    """Read the replays under the same ids that had a destination given, the oldest first."""
+    return [Readdressed(*row) for row in conn.execute(statements.READ_READDRESSED.within(schema))]
 
 
 def begin(conn: Connection, schema: str, name: str, plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -609,7 +609,7 @@ def published_again() -> Published:
     rows, letters, lost_rows, lost_letters = of_each
     for number in range(PUBLISHED):
         first = number / PUBLISHED * 12 * HALF_DAY
-        for time in sorted({0, *random.choice([0, 0, 0, 0.9, HALF_DAY, 3 * HALF_DAY], 3).tolist()}):
+        for time in sorted({0, *random.choice([0, 0, 0, 0.9, HALF_DAY, 5 * HALF_DAY], 3).tolist()}):
             moment = {"sent_at": at(first + time)}
             for place in ("billing", "shipping")[: random.choice([1, 1, 1, 2])]:
                 address = f"{place}:{random.choice([1, 1, 1, 2])}"

@@ -19,15 +19,19 @@ import psycopg
 import pytest
 
 from durable.errors import InvalidSetting
-from durable.pipeline import lost_lives
+from durable.pipeline import lost_lives, readdressed
 from durable.pipeline.archive import archive
 from durable.pipeline.audit import Question, audit_here
 from durable.pipeline.beginning import Wish
+from durable.pipeline.choosing import Choice
+from durable.pipeline.copying import connection
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import SOURCES, Whose
 from durable.pipeline.matching import FINDINGS
 from durable.pipeline.origin import Origin
+from durable.pipeline.plans import plan_of
 from durable.pipeline.status import read_status
+from durable.storage import replays
 from durable.storage.rows import QUARANTINED
 from tests.support.clusters import Cluster
 from tests.support.command import Agent
@@ -71,11 +75,11 @@ class Party:
     def url(self) -> str:
         return self.cluster.uri(self.database)
 
-    def write(self, first: int, count: int, outcome: str | None = None) -> None:
+    def write(self, first: int, count: int, outcome: str | None = None, **more: Any) -> None:
         outcome = outcome or ("sent" if self.side == "outgoing" else "handled")
-        address = "tcp://billing" if self.side == "outgoing" else "main"
+        given = {"address": "tcp://billing" if self.side == "outgoing" else "main"} | more
         with psycopg.connect(self.url, autocommit=True) as conn:
-            add_history(conn, count, first=first, side=self.side, outcome=outcome, address=address)
+            add_history(conn, count, first=first, side=self.side, outcome=outcome, **given)
 
     def archive(self, wish: Wish | None = None) -> None:
         """Until nothing is behind: the transactions of other databases hold an archive back, too."""
@@ -115,6 +119,70 @@ def found(sender: Party, receiver: Party) -> dict[str, list[int]]:
 def exchange(sender: Party, receiver: Party, first: int, count: int) -> None:
     sender.write(first, count)
     receiver.write(first, count)
+
+
+NEW_ADDRESS = "tcp://billing-new:2302"
+PLANS = {
+    "elsewhere under the same ids": (NEW_ADDRESS, True),
+    "in another spelling": ("TCP://Billing-New:2302", True),
+    "elsewhere under new ids": (NEW_ADDRESS, False),
+    "where they went": (None, True),
+    "into the own inbox": ("local", True),
+}
+"""Destination and --same-ids of a replay."""
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_message_replayed_to_the_new_address_of_its_receiver_is_no_loss(
+    sender: Party, receiver: Party, plan: str
+) -> None:
+    """Without such a replay, what went to two addresses is two copies of an event; and so is a later event."""
+    destination, same_ids = PLANS[plan]
+    exchange(sender, receiver, 100, 1)
+    sender.write(0, 5)
+    kept = receiver.back_up()
+    receiver.write(0, 5)
+    sender.archive()
+    receiver.archive()
+    receiver.put_back(kept)
+    receiver.archive(SUCCESSOR)
+    assert found(sender, receiver) == {"undone": [*range(5)]}
+    begun = plan_of(
+        Choice(),
+        place={},
+        times=dict.fromkeys(("since", "until")),
+        destination=destination,
+        same_ids=same_ids,
+        order_by=["seq"],
+    )
+    with connection(sender.url) as conn:
+        replays.begin(conn, "durable", "to the new host", begun)
+    sender.write(0, 5, address=NEW_ADDRESS, took=timedelta(hours=1))
+    sender.archive()
+    is_known = plan in ("elsewhere under the same ids", "in another spelling")
+    assert found(sender, receiver) == {"undone" if is_known else "lost": [*range(5)]}
+    receiver.write(0, 5)
+    receiver.archive()
+    assert found(sender, receiver) == ({} if is_known else {"lost": [*range(5)]})
+    sender.write(5, 2, took=timedelta(0))
+    sender.write(5, 2, address=NEW_ADDRESS, took=timedelta(0))
+    receiver.write(5, 2)
+    sender.archive()
+    receiver.archive()
+    assert found(sender, receiver) == {"lost": [5, 6] if is_known else [*range(7)]}
+
+
+def test_damaged_note_of_a_replay_is_named(sender: Party, receiver: Party) -> None:
+    exchange(sender, receiver, 0, 1)
+    sender.archive()
+    receiver.archive()
+    note = Path(sender.lake.url) / readdressed.FOLDER / "a.json"
+    note.parent.mkdir()
+    note.write_bytes(b"{")
+    with pytest.raises(
+        InvalidSetting, match=r"the note replays/a\.json of a replay cannot be read: .*; remove it, and"
+    ):
+        found(sender, receiver)
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from durable.pipeline import ledger
 from durable.pipeline.lake_tables import LakeTable
@@ -210,6 +212,55 @@ def test_messages_are_judged_by_living_rows_alone(*, is_local: bool) -> None:
     }
     found = {(row["finding"], int(row["id"].replace("-", ""), 16)) for row in judged(shown, OF_SHOP)}
     assert found == wanted
+
+
+# ---------------------------------------------------------------- replays under the same ids, to other addresses
+
+REPLAYED_AT, NEW_ADDRESS = 500, "tcp://billing-new:1"
+REPLAYS = Edges(replays={(SHOP, "shop-1", NEW_ADDRESS): [at(REPLAYED_AT)]})
+
+
+class Sending(NamedTuple):
+    """Address, second at which a message was sent first, and second at which the receiver had it."""
+
+    address: str
+    sent_at: int
+    finished_at: int
+
+    @property
+    def is_replay(self) -> bool:
+        return self.address == NEW_ADDRESS and self.sent_at < REPLAYED_AT <= self.finished_at
+
+
+SENDINGS = st.builds(
+    Sending,
+    st.sampled_from([*TWO_PLACES, NEW_ADDRESS]),
+    st.sampled_from([1, REPLAYED_AT, 600]),
+    st.sampled_from([REPLAYED_AT - 1, REPLAYED_AT, 700]),
+).filter(lambda each: each.sent_at <= each.finished_at)
+
+
+@given(
+    st.lists(SENDINGS, min_size=1, max_size=4, unique_by=lambda each: (each.address, each.finished_at)),
+    st.sets(st.sampled_from(["billing", "shipping", "stock"])),
+)
+def test_replay_under_the_same_id_asks_for_no_other_copy(sendings: list[Sending], seen: set[str]) -> None:
+    """All else that went to several addresses is copies, each of which must be seen."""
+    sends = [
+        sent(1, database="shop-1", address=each.address, sent_at=at(each.sent_at), finished_at=at(each.finished_at))
+        for each in sendings
+    ]
+    copies = len({each.address for each in sendings if not each.is_replay}) or 1
+    lost = {("lost", 1)} if len(seen) < copies else set()
+    receipts = [handled(1, service=service) for service in sorted(seen)]
+    assert found([Case(sends, receipts, lost)], REPLAYS) == [lost]
+
+
+@pytest.mark.parametrize("other", [{"service": "mail"}, {"database": "shop-2"}, {"database": None}])
+def test_replay_of_another_database_asks_for_every_copy(other: dict[str, Any]) -> None:
+    moved = {"address": NEW_ADDRESS, "finished_at": at(700)}
+    case = Case([sent(1, database="shop-1") | other, sent(1, database="shop-1") | other | moved], [handled(1)], set())
+    assert found([case], REPLAYS) == [{("lost", 1)}]
 
 
 def test_event_lost_at_one_place_and_undone_at_another_is_lost() -> None:

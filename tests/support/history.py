@@ -11,7 +11,7 @@ _HISTORY = """
 INSERT INTO durable.envelope_history (id, side, outcome, address, message_type, source, correlation_id, sent_at,
     received_at, finished_at, attempts, interruptions, node_id, error)
 SELECT CAST(lpad(to_hex(n), 32, '0') AS uuid), %(side)s, %(outcome)s, %(address)s, 'orders.order-placed', 'orders',
-    CAST(lpad(to_hex(n), 32, '0') AS uuid), %(finished_at)s - interval '3 s', %(finished_at)s - interval '2 s',
+    CAST(lpad(to_hex(n), 32, '0') AS uuid), %(finished_at)s - %(took)s, %(finished_at)s - interval '2 s',
     %(finished_at)s, 0, 0, 7, NULL
 FROM generate_series(CAST(%(first)s AS bigint), CAST(%(first)s AS bigint) + CAST(%(count)s AS bigint) - 1) AS n
 """
@@ -36,13 +36,14 @@ def add_history(
     address: str = "shop",
     finished_at: datetime | None = None,
     age: timedelta = timedelta(0),
+    took: timedelta = timedelta(seconds=3),
 ) -> None:
-    """`count` rows with the ids `first`, `first` + 1, ... as UUIDs."""
+    """`count` rows, which took so long from their sending, with the ids `first`, `first` + 1, ... as UUIDs."""
     if finished_at is None:
         row = conn.execute("SELECT clock_timestamp() - %s", (age,)).fetchone()
         assert row is not None
         (finished_at,) = row
-    params = {"side": side, "outcome": outcome, "address": address, "first": first, "count": count}
+    params = {"side": side, "outcome": outcome, "address": address, "first": first, "count": count, "took": took}
     conn.execute(_HISTORY, params | {"finished_at": finished_at})
 
 

@@ -20,4 +20,8 @@ BEGIN_REPLAY = Statement("""
 INSERT INTO {schema}.replays (name, plan) VALUES (:name, CAST(:plan AS jsonb)) ON CONFLICT (name) DO NOTHING
 """)
 READ_REPLAYS = Statement("SELECT name, begun_at FROM {schema}.replays ORDER BY begun_at DESC, name LIMIT :limit")
+READ_READDRESSED = Statement("""
+SELECT plan ->> 'destination' AS destination, begun_at FROM {schema}.replays
+WHERE plan ->> 'same-ids' = 'true' AND plan ->> 'destination' IS NOT NULL ORDER BY begun_at, name
+""")
 PURGE_REPLAYS = Statement("DELETE FROM {schema}.replays WHERE begun_at < now() - CAST(:keep AS interval)")

@@ -7,6 +7,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _TESTS = "tests/pipeline/test_lost_lives.py"
+_MATCHING = "tests/pipeline/test_matching.py"
 _LATE = f"{_TESTS}::test_late_message_counts_once_and_in_a_living_row_alone"
 _ERASED = "tests/pipeline/test_erased_replays.py"
 
@@ -130,6 +131,33 @@ ROWS = (
         before="        for row in sorted({row.identity: row for row in rows}.values(), key=_age):\n",
         after="        for row in sorted(rows, key=_age):\n",
         killed_by=(f"{_LATE}[2-now]",),
+    ),
+    Mutant(
+        "lives",
+        "a replay to another address asks for another copy",
+        "durable/pipeline/matching.py",
+        before="return any(row.sent_at < each <= row.finished_at for each in began)",
+        after="return False",
+        killed_by=(f"{_MATCHING}::test_replay_under_the_same_id_asks_for_no_other_copy",),
+    ),
+    Mutant(
+        "lives",
+        "an event after a replay is taken for the replay",
+        "durable/pipeline/matching.py",
+        before="return any(row.sent_at < each <= row.finished_at for each in began)",
+        after="return any(each <= row.finished_at for each in began)",
+        killed_by=(f"{_MATCHING}::test_replay_under_the_same_id_asks_for_no_other_copy",),
+    ),
+    Mutant(
+        "lives",
+        "an archive does not note where replays went",
+        "durable/pipeline/archive.py",
+        before="                readdressed.note(conn, schema, lake, whose)\n",
+        after="                pass\n",
+        killed_by=(
+            f"{_TESTS}::test_message_replayed_to_the_new_address_of_its_receiver_is_no_loss"
+            "[elsewhere under the same ids]",
+        ),
     ),
     Mutant(
         "lives",
