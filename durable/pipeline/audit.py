@@ -246,8 +246,11 @@ def _surveyed(
 ) -> tuple[list[ledger.Source], list[ledger.Source], list[dict[str, Any]], _Sides]:
     """Return the sources of each side, with their sizes, and the part of them that can be judged."""
     for lake in (*senders, *receivers):
+        lake.refuse_gone("history")
         if not (lake.files("history") or lake.owners("history")):
             raise InvalidSetting(f"lake {lake.url}: no history; fill it with durable-agent pipeline archive")
+    for lake in receivers:
+        lake.refuse_gone("dead_letters")  # they are ends
     since = _first_day(question)
     sent, received = ledger.sources(senders, "outgoing", since), ledger.sources(receivers, "incoming", since)
     counted = ledger.counted(tasks, [*sent, *received])

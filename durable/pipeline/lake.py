@@ -22,11 +22,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from durable.errors import ArchiveConflict, InvalidSetting
+from durable.errors import ArchiveConflict, DurableError, InvalidSetting
 from durable.pipeline import checksums, lake_log, places
 from durable.pipeline.describing import DESCRIPTIONS, commented, describe, properties, refuse_newer
 from durable.pipeline.lake_log import LakeFile
-from durable.pipeline.lake_marks import Whole, commit_mark, marked, owners, span_of
+from durable.pipeline.lake_marks import Whole, beside_mark, commit_mark, has_beside, marked, owners, span_of
 from durable.pipeline.lake_tables import DAY_OF, SOURCES, DataFile, LakeTable, Whose, arrow_schema, spark_schema
 from durable.pipeline.places import StoredFile
 from durable.pipeline.progress import Show
@@ -156,8 +156,26 @@ class Lake:
     def require(self, table: LakeTable) -> None:
         """Raise InvalidSetting unless something was archived into this table."""
         if not self.exists(table):
+            self.refuse_gone(table)
             named = table.replace("_", " ")
             raise InvalidSetting(f"lake {self.url}: no {named}; fill it with durable-agent pipeline archive")
+
+    def refuse_gone(self, table: LakeTable) -> None:
+        """Raise DurableError where something was archived into this table, and it is gone, or its log is. A lake of an
+        archive that has never come to the dead letters has none.
+        """
+        if self.exists(table):
+            return
+        is_known = table == "dead_letters" and self.exists("history") and self._has_beside()
+        if is_known or places.files(self.table_url(table)):
+            raise DurableError(
+                f"lake: {self.table_url(table)} is gone, or its _delta_log; put it back from a backup of the lake, or "
+                "let durable-agent pipeline archive --new-lake write what the database still has into another lake"
+            )
+
+    def _has_beside(self) -> bool:
+        with lake_log.readable(self.url):
+            return has_beside(lake_log.marks(self.table_url("history")))
 
     def require_any(self) -> None:
         """Raise InvalidSetting unless there is a lake."""
@@ -321,6 +339,7 @@ class Lake:
                 Transaction(app_id, high),
                 *([] if commit_id is None else [Transaction(commit_mark(app_id), commit_id)]),
                 *marked(opened, whole),
+                *([Transaction(beside_mark(app_id), 1)] if table == "history" and self.exists("dead_letters") else []),
             ],
         )
         self._write(opened, table, adds, properties)

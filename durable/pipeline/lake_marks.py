@@ -3,6 +3,7 @@
 durable:begin:SERVICE:DATABASE   durable:until:...   the span of which the table has every row, in microseconds
 durable:gaps:...   durable:gap-N-begin:...           what it lacks in between
 durable:commit:APP                                   which commit was the last one of this archive
+durable:beside:APP                                   that there was the table of dead letters when it was made
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from deltalake.transaction import Transaction
 
+_BESIDE = "durable:beside:"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -58,6 +60,16 @@ def owners(names: Iterable[str]) -> set[Whose]:
     """Return the databases of whose rows these marks tell from when on, or up to when, the table has all."""
     parts = [name.split(":", 3) for name in names if name.startswith("durable:")]
     return {Whose(*part[2:]) for part in parts if part[1] in ("begin", "until")}
+
+
+def has_beside(names: Iterable[str]) -> bool:
+    """Tell whether these marks of the history tell of a table of dead letters."""
+    return any(name.startswith(_BESIDE) for name in names)
+
+
+def beside_mark(app_id: str) -> str:
+    """The name under which the log of the history keeps that there was a table of dead letters."""
+    return f"{_BESIDE}{app_id}"
 
 
 def commit_mark(app_id: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import product
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from durable.errors import InvalidSetting
+from durable.errors import DurableError, InvalidSetting
 from durable.pipeline import ledger, lost_lives
 from durable.pipeline.audit import Question, Verdict, audit, audit_here
 from durable.pipeline.choosing import Choice, choose
@@ -684,3 +685,43 @@ def test_totals_of_a_service_are_sorted_by_its_databases(spark: SparkSession, tm
     here = audit_here([lake], [lake], Question())
     assert [row["database"] for row in here.totals] == [f"billing-{number}" for number in range(10)]
     assert audit(spark, [lake], [lake], Question()).totals == here.totals
+
+
+# ---------------------------------------------------------------- tables that are gone
+
+
+def with_letters(place: Path, letters: Rows, runs: int = 2) -> Lake:
+    """A lake as so many archive runs leave it: each brings history first, and dead letters then."""
+    lake = Lake(str(place))
+    for run in range(runs):
+        fill(lake, table([sent(run), handled(run)]))
+        fill(lake, table(letters if run == 0 else [], "dead_letters"), of="dead_letters")
+    return lake
+
+
+GONE = {"folder": "dead_letters", "log": "dead_letters/_delta_log", "history's log": "history/_delta_log"}
+
+
+@pytest.mark.parametrize("what", GONE)
+@pytest.mark.parametrize("letters", [[], [letter(1)]], ids=["no letters", "a letter"])
+def test_audit_names_the_lost_table_of_a_lake(tmp_path: Path, what: str, letters: Rows) -> None:
+    lake = with_letters(tmp_path / "lake", letters)
+    assert audit_here([lake], [lake], Question()).counts == NOTHING
+    shutil.rmtree(tmp_path / "lake" / GONE[what])
+    name = GONE[what].partition("/")[0]
+    with pytest.raises(
+        DurableError, match=f"lake: .*/lake/{name} is gone, or its _delta_log; put it back from a backup"
+    ):
+        audit_here([lake], [lake], Question())
+    if name == "dead_letters":
+        assert audit_here([lake], [with_letters(tmp_path / "whole", letters)], Question()).counts == NOTHING
+        with pytest.raises(DurableError, match="dead_letters is gone"):
+            lake.require("dead_letters")
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_lake_without_an_archive_of_dead_letters_is_audited(tmp_path: Path, runs: int) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    for run in range(runs):
+        fill(lake, table([sent(run), handled(run)]))
+    assert audit_here([lake], [lake], Question()).counts == NOTHING

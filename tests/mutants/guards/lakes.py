@@ -509,6 +509,22 @@ ROWS = (
     ),
     Mutant(
         "lakes",
+        "a lake without its dead letters is audited",
+        "durable/pipeline/audit.py",
+        before='        lake.refuse_gone("dead_letters")  # they are ends\n',
+        after="        pass\n",
+        killed_by=(f"{_PERIODS}test_audit_names_the_lost_table_of_a_lake[a letter-folder]",),
+    ),
+    Mutant(
+        "lakes",
+        "a history does not note that there are dead letters",
+        "durable/pipeline/lake.py",
+        before='if table == "history" and self.exists("dead_letters") else []',
+        after="if False else []",
+        killed_by=(f"{_PERIODS}test_audit_names_the_lost_table_of_a_lake[no letters-folder]",),
+    ),
+    Mutant(
+        "lakes",
         "a message of a period is judged without its older rows",
         "durable/pipeline/audit.py",
         before="return None if rows is None else self._with_older(pa.concat_tables([rows, lost]), most)",
@@ -519,8 +535,10 @@ ROWS = (
         "lakes",
         "Spark judges a message of a period without its older rows",
         "durable/pipeline/many_suspects.py",
-        before="""    received = _all(spark, receivers, "history").where""",
-        after="""    received = _all(spark, receivers, "history", since).where""",
+        before="""    sent = _all(spark, senders, "history").where("side = 'outgoing'")
+    received = _all(spark, receivers, "history").where""",
+        after="""    sent = _all(spark, senders, "history", since).where("side = 'outgoing'")
+    received = _all(spark, receivers, "history", since).where""",
         killed_by=(
             f"{_PERIODS}test_messages_published_again_are_judged_alike_with_and_without_spark[many ids, by a shuffle]",
         ),
