@@ -101,11 +101,14 @@ def length_of_time(of: str, name: str, value: Duration) -> timedelta:
     return span
 
 
-def refuse_empty_period(since: date | None, until: date | None) -> None:
-    """Raise InvalidSetting for two times, or two days, between which there is nothing."""
+def refuse_empty_period(since: date | None, until: date | None, *, dashes: str = "") -> None:
+    """Raise InvalidSetting for two times, or two days, between which there is nothing. `dashes`: those of the
+    options of a command.
+    """
     if since is not None and until is not None and not since < until:
         raise InvalidSetting(
-            f"since: {since} is not before until, {until}, and nothing is between them; give an earlier since"
+            f"{dashes}since: {since} is not before {dashes}until, {until}, and nothing is between them; "
+            f"give an earlier {dashes}since"
         )
 
 

@@ -31,7 +31,7 @@ def parse_period(since: str | None, until: str | None) -> tuple[datetime | None,
     now = datetime.now(UTC)
     given = {"--since": since, "--until": until}
     first, last = (None if text is None else parse_time(text, now, option=option) for option, text in given.items())
-    refuse_empty_period(first, last)
+    refuse_empty_period(first, last, dashes="--")
     return first, last
 
 

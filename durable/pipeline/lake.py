@@ -461,5 +461,6 @@ class Lake:
 
         with lake_log.readable(self.url), lake_log.sound_log(self.table_url(table)):
             found = DeltaTable(self.table_url(table))
+        lake_log.refuse_empty_commit(self.table_url(table), found.version())
         refuse_newer(found, self.url)
         return found

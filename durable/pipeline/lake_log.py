@@ -27,6 +27,7 @@ _COMMIT: Final = re.compile(r"(\d{20})\.json")
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\..*parquet")
 _OF_THE_PLACE: Final = re.compile(r"Generic (?!delta kernel)|HTTP error|Object at location")
 _LONGEST: Final = 200
+_SHORTEST: Final = 2  # bytes of JSON with an action
 
 
 class Statistics(NamedTuple):
@@ -168,6 +169,23 @@ def sound_log(table_url: str) -> Iterator[None]:
             f"lake: {table_url}/{_damaged_commit(table_url, error)}; put {FOLDER} back from a backup of the lake, and "
             "run the same command again"
         ) from error
+
+
+def refuse_empty_commit(table_url: str, version: int) -> None:
+    """Raise DurableError for an empty file of the commit of this version: the library passes over it, and reads the
+    table as it was before.
+    """
+    name = f"{FOLDER}/{version:020}.json"
+    try:
+        with places.opened(table_url, name) as file:
+            is_empty = file.size() < _SHORTEST
+    except FileNotFoundError:  # a checkpoint has taken its place
+        return
+    if is_empty:
+        raise DurableError(
+            f"lake: {table_url}/{name}: is empty; put {FOLDER} back from a backup of the lake, and run the same "
+            "command again"
+        )
 
 
 def _damaged_commit(table_url: str, error: Exception) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from durable.errors import DurableError
 from durable.pipeline.unwritable import in_one_line, writing
@@ -23,7 +23,15 @@ if TYPE_CHECKING:
 NEW = ".new"
 """What the name of a file ends with that is written to take the place of another."""
 _BUFFER_BYTES = 1 << 16
+_ID_BYTES: Final = 16
+_ALWAYS: Final = ("service", "id", "side", "outcome", "address", "sent_at", "finished_at")
+_ALWAYS_OF_LETTERS: Final = ("service", "letter_id", "side", "address", "failed_at")
+"""Columns that have a value in every row of a lake, of every version."""
 _DAMAGE = (OSError, ValueError, NotImplementedError)  # Arrow's errors are of these kinds
+
+
+class _Foreign(ValueError):
+    """File of Parquet with rows of something else."""
 
 
 @contextmanager
@@ -137,13 +145,17 @@ class ParquetFiles:
 
     def to_table(self, columns: list[str] | None = None, filter: Expression | None = None) -> pyarrow.Table:
         with self._reading():
-            return self._dataset(self._paths).to_table(columns=columns, filter=filter)
+            found = self._dataset(self._paths).to_table(columns=columns, filter=filter)
+            self._check(found)
+            return found
 
     def to_batches(self, **options: Any) -> Iterator[pyarrow.RecordBatch]:
         batches = self._batches(self._paths, options)
         while True:
             with self._reading():
                 batch = next(batches, None)
+                if batch is not None:
+                    self._check(batch)
             if batch is None:
                 return
             yield batch
@@ -151,6 +163,19 @@ class ParquetFiles:
     def count_rows(self, filter: Expression | None = None) -> int:
         with self._reading():
             return int(self._dataset(self._paths).count_rows(filter=filter))
+
+    def _check(self, rows: pyarrow.Table | pyarrow.RecordBatch) -> None:
+        """Raise _Foreign for rows that no archive wrote: all readers count on these columns."""
+        import pyarrow.compute as pc
+
+        always = _ALWAYS_OF_LETTERS if "letter_id" in self._schema.names else _ALWAYS
+        for name in rows.schema.names:
+            if name in always and rows[name].null_count:
+                raise _Foreign(f"column {name} has no value in some rows; no archive writes such ones")
+        if "id" in rows.schema.names and pc.any(pc.not_equal(pc.binary_length(rows["id"]), _ID_BYTES)).as_py():
+            raise _Foreign(
+                f"column id has values of another length than {_ID_BYTES} bytes; no archive writes such ones"
+            )
 
     def _batches(self, paths: Sequence[str], options: Mapping[str, Any]) -> Iterator[pyarrow.RecordBatch]:
         yield from self._dataset(paths).to_batches(**options)
@@ -178,8 +203,8 @@ class ParquetFiles:
         """An error that names the first file that cannot be read by itself."""
         for path in self._paths:
             try:
-                for _ in self._batches([path], {}):
-                    pass
+                for batch in self._batches([path], {}):
+                    self._check(batch)
             except _DAMAGE as its_own:
                 return unreadable(f"{self._table_url}/{path}", in_one_line(str(its_own)))
         return unreadable(self._table_url, in_one_line(str(error)))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
@@ -725,3 +726,34 @@ def test_lake_without_an_archive_of_dead_letters_is_audited(tmp_path: Path, runs
     for run in range(runs):
         fill(lake, table([sent(run), handled(run)]))
     assert audit_here([lake], [lake], Question()).counts == NOTHING
+
+
+# ---------------------------------------------------------------- files of something else
+
+FOREIGN: Mapping[str, Any] = {
+    "id of text": ("id", lambda value: value.hex().encode()),
+    **{f"no {name}": (name, lambda _: None) for name in ("id", "service", "outcome", "address")},
+}
+"""Column, and what becomes of its values."""
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_audit_names_a_file_with_rows_of_no_archive(tmp_path: Path, what: str) -> None:
+    column, change = FOREIGN[what]
+    lake = fill(Lake(str(tmp_path / "lake")), table([sent(1), handled(1)]), table([sent(2), handled(2)]))
+    *_, file = sorted(Path(lake.table_url("history")).glob("day=*/*.parquet"))
+    rows = pq.read_table(file, partitioning=None)
+    changed = [*map(change, rows[column].to_pylist())]
+    place = rows.schema.get_field_index(column)
+    pq.write_table(rows.set_column(place, rows.schema.field(place), [pa.array(changed, rows[column].type)]), file)
+    with pytest.raises(DurableError, match=f"{file.name} cannot be read: column {column} has .*; put it back from a"):
+        audit_here([lake], [lake], Question())
+
+
+@pytest.mark.parametrize("content", [b"", b"\n"])
+def test_audit_names_an_empty_last_commit(tmp_path: Path, content: bytes) -> None:
+    lake = with_letters(tmp_path / "lake", [])
+    *_, commit = sorted(Path(lake.table_url("history"), "_delta_log").glob("*.json"))
+    commit.write_bytes(content)
+    with pytest.raises(DurableError, match=f"{commit.name}: is (empty|damaged); put _delta_log back from a backup"):
+        audit_here([lake], [lake], Question())

@@ -86,7 +86,7 @@ def report(
 def parse_period_of_days(since: str | None, until: str | None) -> tuple[date | None, date | None]:
     """Read --since and --until. Raises InvalidSetting for what is no day, and when no day is between them."""
     first, last = _day(since, "--since"), _day(until, "--until")
-    refuse_empty_period(first, last)
+    refuse_empty_period(first, last, dashes="--")
     return first, last
 
 
