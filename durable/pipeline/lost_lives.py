@@ -16,11 +16,12 @@ from collections.abc import Iterable, Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Final
 
-from durable.errors import DurableError, InvalidSetting
+from durable.errors import DurableError
 from durable.pipeline import known, places
 from durable.pipeline.columns import LETTER
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import DAY_OF, LakeTable, Whose, file_schema, spark_schema
+from durable.pipeline.unwritable import in_one_line
 from durable.storage.days import midnight
 
 if TYPE_CHECKING:
@@ -39,10 +40,19 @@ def has_list(lake: Lake, table: LakeTable, whose: Whose) -> bool:
 
 
 def read(lake: Lake, table: LakeTable, whose: Whose) -> pa.Table:
-    """Return the keys of the lost rows of a database that the lake names so far. Raises InvalidSetting for a file that
+    """Return the keys of the lost rows of a database that the lake names so far. Raises DurableError for a file that
     cannot be read.
     """
     return _read(lake, table, [_path(table, whose)] if has_list(lake, table, whose) else [])
+
+
+def damage(lake: Lake, table: LakeTable, whose: Whose) -> dict[str, str]:
+    """Return the file of a database that cannot be read, as its path within the lake, and why."""
+    try:
+        read(lake, table, whose)
+    except DurableError as error:
+        return {_path(table, whose): in_one_line(str(error.__context__ or error))}
+    return {}
 
 
 def by_day(lake: Lake, table: LakeTable, whose: Whose) -> dict[date, int]:
@@ -95,17 +105,10 @@ def _path(table: LakeTable, whose: Whose) -> str:
 
 
 def _read(lake: Lake, table: LakeTable, files: Sequence[str], condition: object = None) -> pa.Table:
-
     schema = _schema(table)
     if not files:
         return schema.empty_table()
-    try:
-        return places.ParquetFiles(lake.url, files, schema).to_table(filter=condition)
-    except DurableError as error:
-        raise InvalidSetting(
-            f"lake {lake.url}: the list of rows of lost lives cannot be read: {error.__context__}; "
-            f"put {' '.join(files)} back from a backup of the lake"
-        ) from error
+    return places.ParquetFiles(lake.url, files, schema).to_table(filter=condition)
 
 
 def _schema(table: LakeTable) -> pa.Schema:

@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 from sqlalchemy import Connection, Engine
 
 from durable.errors import InvalidSetting
+from durable.pipeline import lost_lives
 from durable.pipeline.copying import opened
 from durable.pipeline.differing import differing_columns
 from durable.pipeline.lake import Lake
@@ -159,7 +160,7 @@ def verify(
         twice=compared.counts["twice"],
         differing=compared.counts["differs"],
         gone={day: count for day, count in of.gone.items() if until is None or day < until},
-        unreadable=there.unreadable,
+        unreadable=there.unreadable | lost_lives.damage(lake, table, whose),
         files=there.files,
         file_days=there.file_days,
         without_checksum=len(there.without_checksum),

@@ -187,7 +187,7 @@ def tells_remedy(error: BaseException) -> bool:
 def _remedy_of(error: BaseException) -> str | None:
     if _is_full_of_notifications(error):
         return _LISTENERS
-    return PRIMARY if _state(error) == _READ_ONLY else None
+    return f"the transaction was set READ ONLY, or {PRIMARY}" if _state(error) == _READ_ONLY else None
 
 
 def unusable(reason: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import psycopg
 import pytest
 
-from durable.errors import InvalidSetting
+from durable.errors import DurableError, InvalidSetting
 from durable.pipeline import lost_lives, readdressed
 from durable.pipeline.archive import archive
 from durable.pipeline.audit import Question, audit_here
@@ -31,6 +31,7 @@ from durable.pipeline.matching import FINDINGS
 from durable.pipeline.origin import Origin
 from durable.pipeline.plans import plan_of
 from durable.pipeline.status import read_status
+from durable.pipeline.verify import Verified, claimed, verify
 from durable.storage import replays
 from durable.storage.rows import QUARANTINED
 from tests.support.clusters import Cluster
@@ -90,6 +91,12 @@ class Party:
             if not any(each.lag_rows for each in read_status(self.url, "durable", self.lake).tables):
                 return
         raise AssertionError("the archive does not come to the end")
+
+    def verified(self) -> Verified:
+        origin = Origin(url=self.url, schema="durable", service=self.service)
+        with connection(self.url) as conn:
+            of = claimed(conn, self.lake, "history", origin)
+        return verify(no_spark, self.lake, origin, of)
 
     def lost(self) -> list[int]:
         files = lost_lives.paths(self.lake, "history")
@@ -352,7 +359,7 @@ def test_lake_without_a_list_gets_one_again(receiver: Party, tmp_path: Path, *, 
     assert receiver.lost() == [3, 4, 5]
 
 
-def test_unreadable_list_is_refused(sender: Party, receiver: Party) -> None:
+def test_unreadable_list_is_named_by_audit_and_verify(sender: Party, receiver: Party) -> None:
     exchange(sender, receiver, 1, 1)
     sender.archive()
     receiver.archive()
@@ -363,8 +370,9 @@ def test_unreadable_list_is_refused(sender: Party, receiver: Party) -> None:
     receiver.archive(SUCCESSOR)
     (path,) = lost_lives.paths(receiver.lake, "history")
     (Path(receiver.lake.url) / path).write_bytes(b"PAR1")
-    with pytest.raises(InvalidSetting, match="rows of lost lives cannot be read"):
+    with pytest.raises(DurableError, match=rf"{path} cannot be read: .*; put it back from a backup of the lake"):
         audit_here([sender.lake], [receiver.lake], Question())
+    assert [*receiver.verified().unreadable] == [path]
 
 
 @pytest.mark.parametrize("lives", [("now",), ("lost",), ("now", "lost"), ("lost", "lost")], ids="-".join)

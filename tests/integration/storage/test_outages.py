@@ -106,7 +106,7 @@ async def test_full_queue_of_notifications_is_told_with_advice(engine: AsyncEngi
 async def test_read_only_database_is_told_with_advice(engine: AsyncEngine, statement: str) -> None:
     error = await error_of(engine, "SET TRANSACTION READ ONLY", statement)
     assert ending_of(error).message.endswith("name the primary in the setting database_url (DURABLE_DATABASE_URL)")
-    advice = "is a standby, or default_transaction_read_only is on"
+    advice = "was set READ ONLY, or the server is a standby, or default_transaction_read_only is on"
     with pytest.raises(StorageUnavailable, match=advice) as caught, translated():
         raise error
     assert ending_of(caught.value).message == str(caught.value)
