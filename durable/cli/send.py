@@ -91,7 +91,7 @@ def send(bus: Bus, options: SendOptions, message_type: MessageType, body: Body, 
         raise InvalidSetting(text_of(error)) from error
     emit({"id": envelope_id, "message_type": message_type, "sent": is_sent}, str(envelope_id))
     if not is_sent and not is_json():
-        typer.echo(f"not sent again: a message under {options['id_from']} was sent before", err=True)
+        typer.echo(f"not sent again: a message under {options.get('id_from')} was sent before", err=True)
 
 
 async def _send(

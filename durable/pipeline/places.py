@@ -166,8 +166,9 @@ class ParquetFiles:
 
     def _check(self, rows: pyarrow.Table | pyarrow.RecordBatch) -> None:
         """Raise _Foreign for rows that no archive wrote: all readers count on these columns."""
-        import pyarrow.compute as pc
+        import pyarrow.compute
 
+        pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
         always = _ALWAYS_OF_LETTERS if "letter_id" in self._schema.names else _ALWAYS
         for name in rows.schema.names:
             if name in always and rows[name].null_count:

@@ -63,7 +63,7 @@ class Place:
                 )
             case "no exchange" if is_there:
                 await client.delete(self.exchange)
-            case "no exchange":
+            case _:
                 await client.bind(self.queue, self.exchange, "orders.*")
 
 

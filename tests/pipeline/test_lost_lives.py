@@ -78,7 +78,7 @@ class Party:
 
     def write(self, first: int, count: int, outcome: str | None = None, **more: Any) -> None:
         outcome = outcome or ("sent" if self.side == "outgoing" else "handled")
-        given = {"address": "tcp://billing" if self.side == "outgoing" else "main"} | more
+        given: dict[str, Any] = {"address": "tcp://billing" if self.side == "outgoing" else "main"} | more
         with psycopg.connect(self.url, autocommit=True) as conn:
             add_history(conn, count, first=first, side=self.side, outcome=outcome, **given)
 

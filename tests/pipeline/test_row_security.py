@@ -76,8 +76,10 @@ def veil(conn: psycopg.Connection[Any], tables: tuple[str, ...]) -> list[str]:
     assert day is not None
     named = [table.format(day=day[0]) for table in tables]
     for table in named:
-        conn.execute(f"ALTER TABLE durable.{table} ENABLE ROW LEVEL SECURITY")
-        conn.execute(f"CREATE POLICY part ON durable.{table} USING (message_type <> 'hidden') WITH CHECK (true)")
+        conn.execute(f"ALTER TABLE durable.{table} ENABLE ROW LEVEL SECURITY".encode())
+        conn.execute(
+            f"CREATE POLICY part ON durable.{table} USING (message_type <> 'hidden') WITH CHECK (true)".encode()
+        )
     return named
 
 
@@ -120,7 +122,7 @@ def test_judging_command_fails_for_rows_out_of_sight(
 def test_command_runs_for_a_role_above_row_level_security(
     agent: Agent, weak: str, conn: psycopg.Connection[Any], command: str
 ) -> None:
-    conn.execute(f"ALTER ROLE {make_url(weak).username} BYPASSRLS")
+    conn.execute(f"ALTER ROLE {make_url(weak).username} BYPASSRLS".encode())
     veil(conn, ("envelope_history", "envelope_history_{day}"))
     assert "row-level security" not in agent(*COMMANDS[command]).err
 
@@ -163,8 +165,8 @@ def test_owner_refuses_row_level_security_under_force_alone(
 ) -> None:
     name = make_url(weak).username
     (table,) = veil(conn, VEILS["the letters"])
-    conn.execute(f"ALTER TABLE durable.{table} OWNER TO {name}")
-    conn.execute(f"ALTER TABLE durable.{table} {'FORCE' if is_forced else 'NO FORCE'} ROW LEVEL SECURITY")
+    conn.execute(f"ALTER TABLE durable.{table} OWNER TO {name}".encode())
+    conn.execute(f"ALTER TABLE durable.{table} {'FORCE' if is_forced else 'NO FORCE'} ROW LEVEL SECURITY".encode())
     with connection(weak) as storage:
         assert (readiness.veil_of(storage, "durable") is not None) == is_forced
-    conn.execute(f"ALTER TABLE durable.{table} OWNER TO CURRENT_USER")
+    conn.execute(f"ALTER TABLE durable.{table} OWNER TO CURRENT_USER".encode())
