@@ -658,12 +658,12 @@ async def test_messages_of_a_group_commit_before_a_long_one_ends(
         calls.append(step.number)
         await session.execute(_INSERT, {"number": step.number})
         if step.number == 2:
-            await session.execute(text("SELECT pg_sleep(2)"))
+            await session.execute(text("SELECT pg_sleep(6)"))
             seen.append(database.one("SELECT count(*) FROM effects"))
 
     how: dict[str, Any] = {"concurrency": 2, "timeout": timedelta(seconds=30)}
     with caplog.at_level(logging.INFO, "durable"):
-        found = await result(database, ["succeed"] * 6, linger, max_batch="auto", group_time=0.1, **how)
+        found = await result(database, ["succeed"] * 6, linger, max_batch="auto", group_time=0.4, **how)
     assert (found["effects"], found["letters"]) == (list(range(6)), [])
     assert seen == [5]
     assert calls.count(2) == 2
@@ -695,8 +695,8 @@ async def test_group_releases_its_rows_when_a_message_waits_for_another_one(data
             await asyncio.to_thread(database.execute, "UPDATE taken SET reads = reads + 10")
 
     owner = asyncio.create_task(other())
-    how: dict[str, Any] = {"timeout": timedelta(seconds=5)}
-    found = await result(database, ["succeed"] * 3, handle, max_batch="auto", group_time=0.2, **how)
+    how: dict[str, Any] = {"timeout": timedelta(seconds=20)}
+    found = await result(database, ["succeed"] * 3, handle, max_batch="auto", group_time=0.4, **how)
     await owner
     assert (found["effects"], found["letters"], found["inbox"]) == ([2], [], 0)
     assert sorted(attempts) == [0, 0, 1, 1, 2, 2]
