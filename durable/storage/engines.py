@@ -31,6 +31,7 @@ from durable.database_url import for_asyncpg
 from durable.settings import Settings
 from durable.storage import left_in_use, loops
 from durable.storage.connection_names import UNNAMED, ConnectionName
+from durable.storage.fair_pool import FairAsyncPool, FairPool
 from durable.telemetry import log
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def make_async_engine(
     url: URL, settings: Settings, limits: Limits, *, name: ConnectionName = UNNAMED, **options: Any
 ) -> AsyncEngine:
     _drivers()
-    engine = create_async_engine(url, hide_parameters=True, **options)
+    engine = create_async_engine(url, hide_parameters=True, **{"poolclass": FairAsyncPool, **options})
     loops.guards_itself(engine)
     _Guard(engine.sync_engine, settings, limits, name)
     return engine
@@ -106,7 +107,7 @@ def make_engine(
     url: URL, settings: Settings, limits: Limits, *, name: ConnectionName = UNNAMED, **options: Any
 ) -> Engine:
     _drivers()
-    engine = create_engine(url, hide_parameters=True, **options)
+    engine = create_engine(url, hide_parameters=True, **{"poolclass": FairPool, **options})
     _Guard(engine, settings, limits, name)
     return engine
 

@@ -1020,4 +1020,31 @@ ROWS = (
         after='{INBOX.history("dead-lettered", "moved", error=":reason")}',
         killed_by=("tests/contract/bus/test_receipts.py::test_end_of_a_message_tells_its_failed_attempts",),
     ),
+    Mutant(
+        "storage",
+        "whoever comes by takes a connection before those who wait",
+        "durable/storage/engines.py",
+        before='**{"poolclass": FairAsyncPool, **options}',
+        after="**options",
+        killed_by=("tests/integration/storage/test_fair_pools.py::test_tasks_take_turns[asyncpg]",),
+    ),
+    Mutant(
+        "storage",
+        "a thread that comes by takes a connection before those that wait",
+        "durable/storage/engines.py",
+        before='**{"poolclass": FairPool, **options}',
+        after="**options",
+        killed_by=("tests/integration/storage/test_fair_pools.py::test_threads_take_turns",),
+    ),
+    Mutant(
+        "storage",
+        "a connection that is handed to a cancelled task is lost",
+        "durable/storage/fair_pool.py",
+        before="        if waiting.done() and not waiting.cancelled():\n            self.put_nowait(waiting.result())",
+        after="        pass",
+        killed_by=(
+            "tests/unit/storage/test_fair_pool.py::"
+            "test_connection_goes_to_the_next_task_when_the_first_one_is_cancelled",
+        ),
+    ),
 )
