@@ -25,7 +25,7 @@ from unittest.mock import patch
 import psycopg
 import pytest
 from deltalake import DeltaTable
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -497,7 +497,7 @@ def test_generated_restores_keep_every_row_or_a_gap(
     monkeypatch.setattr(Lives, "cluster", cluster, raising=False)
     monkeypatch.setattr(Lives, "folder", tmp_path, raising=False)
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
-    run_state_machine_as_test(
-        Lives,
-        settings=settings(max_examples=STORIES, stateful_step_count=STEPS, deadline=None, suppress_health_check=checks),
-    )
+    how: dict[str, Any] = {"stateful_step_count": STEPS, "deadline": None, "suppress_health_check": checks}
+    if "DURABLE_STORIES" not in os.environ:
+        how["phases"] = set(Phase) - {Phase.shrink}  # which would take five minutes of all tests
+    run_state_machine_as_test(Lives, settings=settings(max_examples=STORIES, **how))
