@@ -22,7 +22,7 @@ from durable.storage import engines
 from durable.storage.isolation import refusal
 from durable.storage.migrator import refuse_encoding
 from durable.storage.outages import GRANT, described, is_conflict, translated
-from durable.storage.slices import Share, join_sql
+from durable.storage.slices import Share, Slice, join_sql
 
 if TYPE_CHECKING:
     import pyarrow
@@ -58,8 +58,8 @@ def copy(
 ) -> Iterator[pyarrow.RecordBatch]:
     """The rows of these slices. `patience`: the longest wait for a table that somebody else has locked.
 
-    Raises StorageUnavailable when the database cannot be used, or the snapshot is over; InvalidSetting when the role
-    may not read them.
+    Raises StorageUnavailable when the database cannot be used, the snapshot is over, or a table was written into
+    another file since its blocks were planned; InvalidSetting when the role may not read them.
     """
     from adbc_driver_manager import Error
     from adbc_driver_postgresql import StatementOptions
@@ -74,6 +74,8 @@ def copy(
                 cursor.execute(f"SET LOCAL lock_timeout = {patience // _MILLISECOND}")
             cursor.adbc_statement.set_options(**options)
             for part in share:
+                if part.file is not None:
+                    _hold_file(cursor, part)
                 cursor.execute(part.select(columns))
                 with closing(cursor.fetch_record_batch()) as batches:
                     yield from (batch for batch in batches if batch.num_rows)
@@ -82,6 +84,17 @@ def copy(
         if error.sqlstate == _NO_PERMISSION:
             raise InvalidSetting(f"{said}; {GRANT}") from error
         raise StorageUnavailable(said) from error
+
+
+def _hold_file(cursor: dbapi.Cursor, part: Slice) -> None:
+    """Raise StorageUnavailable unless the blocks of this slice are those that were planned, to the end."""
+    cursor.execute(part.hold_file())
+    cursor.execute(part.read_file())
+    if cursor.fetchall() != [(part.file,)]:
+        raise StorageUnavailable(
+            f"{part.relation}: was written into another file meanwhile (VACUUM FULL, CLUSTER, pg_repack), so that its "
+            "rows lie elsewhere; nothing of it was read: run the same again"
+        )
 
 
 @contextmanager

@@ -250,8 +250,8 @@ class Judge:
         undone: defaultdict[str, list[Row]] = defaultdict(list)
         for row in sorted({row.identity: row for row in rows}.values(), key=_age):
             (undone if row.key in lost_keys else living)[row.role].append(row)
-        ends = [*_remote(living[RECEIVED]), *living[LETTER]]
-        yield from self._missing(living[SENT], ends, [*_remote(undone[RECEIVED]), *undone[LETTER]])
+        ends, undone_ends = ([*_remote(of[RECEIVED]), *_remote(of[LETTER])] for of in (living, undone))
+        yield from self._missing(living[SENT], ends, undone_ends)
         if not living[SENT]:
             yield from self._alien(_remote(living[RECEIVED]), is_forgotten=bool(undone[SENT]))
         yield from _twice(living[RECEIVED])

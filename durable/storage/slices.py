@@ -2,7 +2,8 @@
 
 By blocks, for a whole table: the blocks of all leaves, laid end to end, are cut into shares of one size, whatever the
 size of each leaf. Rows move between blocks, and between leaves, while a table is read; so this is right only within
-one snapshot, which the driver exports and every task joins.
+one snapshot, which the driver exports and every task joins. VACUUM FULL and CLUSTER put even the rows of the snapshot
+elsewhere, into another file: a task reads blocks of the file that they were planned for, or of none.
 
     with exported_snapshot(engine) as snapshot:        shares(conn, ...)  ──>  task: JOIN SNAPSHOT, COPY each slice
                                                                           ──>  task: JOIN SNAPSHOT, COPY each slice
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -36,6 +37,8 @@ class Slice:
     relation: str
     """The name as it stands in SQL: quoted, and with its schema."""
     blocks: tuple[int, int] | None = None
+    file: int | None = None
+    """The number of the file in which these blocks lie."""
     xids: tuple[int, int] | None = None
     filters: tuple[str, ...] = ()
     """Conditions in SQL, which must hold too."""
@@ -45,6 +48,14 @@ class Slice:
         conditions = [*self._conditions(), *self.filters]
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         return f"SELECT {', '.join(columns)} FROM {self.relation}{where}"
+
+    def hold_file(self) -> str:
+        """The statement that keeps the rows in their file to the end of a transaction."""
+        return statements.HOLD_FILE.format(relation=self.relation)
+
+    def read_file(self) -> str:
+        """The query for the number of the file in which the rows are now."""
+        return statements.READ_FILE.format(relation=self.relation.replace("'", "''"))
 
     def _conditions(self) -> Iterator[str]:
         if self.blocks is not None:
@@ -60,11 +71,12 @@ Share: TypeAlias = tuple[Slice, ...]
 
 
 class Extent(NamedTuple):
-    """Blocks of one leaf, without `end`."""
+    """Blocks of one leaf, without `end`, and its file."""
 
     leaf: str
     first: int
     end: int
+    file: int
 
 
 class Survey(NamedTuple):
@@ -74,10 +86,11 @@ class Survey(NamedTuple):
     rows: int
     first_block: int
     last_block: int
+    file: int
 
     @property
     def extent(self) -> Extent:
-        return Extent(self.leaf, self.first_block, self.last_block + 1)
+        return Extent(self.leaf, self.first_block, self.last_block + 1, self.file)
 
 
 @contextmanager
@@ -112,8 +125,8 @@ def relation(schema: str, table: str) -> str:
 def by_blocks(conn: Connection, schema: str, table: str, count: int) -> list[Share]:
     """The whole table in up to so many shares; none is empty unless the table is, which is one share."""
     leaves = conn.execute(statements.READ_LEAVES.within(schema), {"table": relation(schema, table)}).all()
-    shared = _shared([Extent(leaf, 0, blocks) for leaf, blocks in leaves], count)
-    return [tuple(Slice(relation(schema, leaf), blocks=(first, end)) for leaf, first, end in each) for each in shared]
+    shared = _shared([Extent(leaf, 0, blocks, file) for leaf, file, blocks in leaves], count)
+    return [tuple(_slice(schema, each) for each in share) for share in shared]
 
 
 def by_transactions(schema: str, table: str, low: int, high: int, count: int) -> list[Share]:
@@ -126,17 +139,18 @@ def by_transactions(schema: str, table: str, low: int, high: int, count: int) ->
 def of_survey(schema: str, found: Sequence[Survey], low: int, high: int, count: int) -> list[Share]:
     """Return the surveyed rows in up to this many shares of about as many blocks each."""
     shared = _shared([each.extent for each in found], count)
-    return [
-        tuple(Slice(relation(schema, leaf), blocks=(first, end), xids=(low, high)) for leaf, first, end in each)
-        for each in shared
-    ]
+    return [tuple(replace(_slice(schema, each), xids=(low, high)) for each in share) for share in shared]
 
 
 def survey(conn: Connection, schema: str, table: str, low: int, high: int) -> list[Survey]:
     """Find the blocks with the rows of these transactions."""
     found = statements.BY_TRANSACTION[table].survey.within(schema)
     rows = conn.execute(found, {"low": low, "high": high})
-    return [Survey(leaf, count, int(first), int(last)) for leaf, count, first, last in rows]
+    return [Survey(leaf, count, int(first), int(last), file) for leaf, file, count, first, last in rows]
+
+
+def _slice(schema: str, of: Extent) -> Slice:
+    return Slice(relation(schema, of.leaf), blocks=(of.first, of.end), file=of.file)
 
 
 def _shared(extents: Sequence[Extent], count: int) -> list[list[Extent]]:
@@ -147,7 +161,7 @@ def _shared(extents: Sequence[Extent], count: int) -> list[list[Extent]]:
     count = max(min(count, total), 1)
     return [
         [
-            Extent(each.leaf, max(each.first, each.end - end + low), min(each.end, each.end - end + high))
+            each._replace(first=max(each.first, each.end - end + low), end=min(each.end, each.end - end + high))
             for each, end in zip(extents, ends, strict=True)
             if low < end and high > end - (each.end - each.first)
         ]

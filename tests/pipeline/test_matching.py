@@ -117,6 +117,12 @@ AMONG_ROWS: Mapping[str, Case] = {
     "local message has only an incoming row": Case([], [LOCAL], set()),
     "local message may be handled twice": Case([], [LOCAL, LOCAL | {"finished_at": at(9)}], {("twice", 1)}),
     "local copy of an event hides no lost remote one": Case([sent(1)], [LOCAL], {("lost", 1)}),
+    "dead letter of an event's local copy hides no lost remote one": Case(
+        [sent(1), sent(2)],
+        [LOCAL | {"outcome": "dead-lettered"}, handled(2, outcome="dead-lettered")],
+        {("lost", 1)},
+        letters=[letter(1, service=SHOP, address="local"), letter(2)],
+    ),
     "message sent again under its id after the acknowledgement is one delivery": Case(
         [sent(1), sent(1, finished_at=at(60))], [handled(1)], set()
     ),

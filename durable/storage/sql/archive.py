@@ -37,9 +37,14 @@ SELECT {schema}.generation_base() + CAST(CAST(pg_snapshot_xmax(pg_current_snapsh
 HOLD_SNAPSHOT = Statement("SET LOCAL idle_in_transaction_session_timeout = 0")
 JOIN_SNAPSHOT = Statement("SET TRANSACTION SNAPSHOT '{snapshot}'")
 
-# A table without partitions is no tree to Postgres; it is its own leaf.
+# What a task says before it reads blocks, so that they stay where they are, and then asks.
+HOLD_FILE: Final = "LOCK TABLE {relation} IN ACCESS SHARE MODE"
+READ_FILE: Final = "SELECT CAST(pg_relation_filenode(CAST('{relation}' AS regclass)) AS bigint)"
+
+# A table without partitions is no tree to Postgres; it is its own leaf. The file is looked at before its size.
 READ_LEAVES = Statement("""
-SELECT c.relname AS leaf, pg_relation_size(c.oid) / CAST(current_setting('block_size') AS integer) AS blocks
+SELECT c.relname AS leaf, CAST(pg_relation_filenode(c.oid) AS bigint) AS file,
+    pg_relation_size(c.oid) / CAST(current_setting('block_size') AS integer) AS blocks
 FROM pg_class c
 WHERE (c.oid = CAST(:table AS regclass) AND c.relkind = 'r')
     OR c.oid IN (SELECT relid FROM pg_partition_tree(CAST(:table AS regclass)) WHERE isleaf)
@@ -131,7 +136,8 @@ class ByTransaction:
         self.table = table
         # By leaf: how many rows there are, and in which blocks they lie.
         self.survey = Statement(f"""
-SELECT c.relname AS leaf, survey.rows, (CAST(CAST(survey.first AS text) AS point))[0] AS first_block,
+SELECT c.relname AS leaf, CAST(pg_relation_filenode(c.oid) AS bigint) AS file, survey.rows,
+    (CAST(CAST(survey.first AS text) AS point))[0] AS first_block,
     (CAST(CAST(survey.last AS text) AS point))[0] AS last_block
 FROM (
     SELECT tableoid, count(*) AS rows, min(ctid) AS first, max(ctid) AS last

@@ -1033,4 +1033,26 @@ ROWS = (
             "tests/integration/cli/test_lacks.py::test_command_tells_of_a_read_only_database[True-status]",
         ),
     ),
+    Mutant(
+        "lakes",
+        "blocks are read after their table was rewritten",
+        "durable/pipeline/copying.py",
+        before="                if part.file is not None:\n                    _hold_file(cursor, part)\n",
+        after="",
+        killed_by=(
+            "tests/pipeline/test_rewritten_tables.py::"
+            "test_read_by_blocks_is_whole_or_refused_when_its_table_is_rewritten[history-VACUUM FULL]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "the dead letter of a local copy hides a lost remote one",
+        "durable/pipeline/matching.py",
+        before="*_remote(of[LETTER])]",
+        after="*of[LETTER]]",
+        killed_by=(
+            "tests/pipeline/test_matching.py::"
+            "test_rows_are_judged[dead letter of an event's local copy hides no lost remote one]",
+        ),
+    ),
 )

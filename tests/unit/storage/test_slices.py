@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from durable.storage.slices import Survey, by_transactions, of_survey
 
 surveys = st.lists(st.tuples(st.integers(0, 1_000), st.integers(0, 300)), max_size=8).map(
-    lambda extents: [Survey(f"day_{number}", 1, first, first + extra) for number, (first, extra) in enumerate(extents)]
+    lambda extents: [
+        Survey(f"day_{number}", 1, first, first + extra, number) for number, (first, extra) in enumerate(extents)
+    ]
 )
 
 
@@ -17,10 +19,16 @@ def test_each_block_is_read_by_one_task_and_tasks_are_of_one_size(found: list[Su
     shares = of_survey("durable", found, 1, 9, count)
 
     read = [
-        (part.relation, block) for share in shares for part in share if part.blocks for block in range(*part.blocks)
+        (part.relation, part.file, block)
+        for share in shares
+        for part in share
+        if part.blocks
+        for block in range(*part.blocks)
     ]
     assert read == [
-        (f'"durable"."{each.leaf}"', block) for each in found for block in range(each.first_block, each.last_block + 1)
+        (f'"durable"."{each.leaf}"', each.file, block)
+        for each in found
+        for block in range(each.first_block, each.last_block + 1)
     ]
     sizes = [sum(end - first for part in share if part.blocks for first, end in [part.blocks]) for share in shares]
     assert max(sizes) - min(sizes) <= 1
