@@ -308,7 +308,8 @@ def _refuse_other_number(batch: Batch, number: int | None, known: Mapping[str, s
     raise InvalidMessage(
         f"micro-batch {batch.number} of {batch.name!r} was published before, {difference}; nothing was published, and "
         "its rows are still to come: the checkpoint was put back, has lost files or is used by two queries, or the "
-        "query makes other rows each time; start the query with a new checkpoint: rows that still wait are recognised"
+        "query makes other rows each time, as one of dead_letters does after a letter was resolved; start the query "
+        "with a new checkpoint: rows that still wait are recognised"
     )
 
 
