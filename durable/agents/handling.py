@@ -271,6 +271,7 @@ class HandlingAgent:
             taken := self.buffer.take(self._delivery.at_most(len(self.buffer)), self._settings.batch_bytes)
         ):
             await self._work_on(taken)
+            await asyncio.sleep(0)  # whoever was woken for the connection takes it, also where the pool is no fair one
         else:
             self._changed.clear()
             await self._changed.wait()

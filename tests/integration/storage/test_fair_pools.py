@@ -10,16 +10,25 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import Any, Final
 
+import msgspec
 import pytest
 from sqlalchemy import URL, make_url, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
+from durable import Bus, message
 from durable.settings import Settings
 from durable.storage.engines import Limits, make_async_engine, make_engine
+from durable.testing import eventually
 
 LIMITS: Final = Limits.of(timedelta(seconds=10))
 ONE: Final[dict[str, Any]] = {"pool_size": 1, "max_overflow": 0}
 _ROUNDS = 50
 _SELECT = text("SELECT 1")
+
+
+@message("fair.step")
+class Step(msgspec.Struct):
+    number: int
 
 
 def url(database_url: str, driver: str) -> URL:
@@ -48,6 +57,37 @@ async def test_tasks_take_turns(database_url: str, driver: str) -> None:
     finally:
         await engine.dispose()
     assert changes(turns) > _ROUNDS, turns
+
+
+async def test_unit_of_work_is_not_passed_by_a_worker_in_a_given_engine(database_url: str) -> None:
+    """Such an engine has a pool of SQLAlchemy."""
+    calls: list[int] = []
+    passed: list[int] = []
+    engine = create_async_engine(url(database_url, "asyncpg"), **ONE)
+    bus = Bus("shop", database_url, engine=engine, concurrency=1, max_batch=1)
+
+    async def look() -> None:
+        before = len(calls)
+        async with bus.unit_of_work() as uow:
+            await uow.session.execute(_SELECT)
+            passed.append(len(calls) - before)
+
+    @bus.handles(Step)
+    async def handle(step: Step, session: AsyncSession) -> None:
+        await session.execute(_SELECT)
+        calls.append(step.number)
+        if step.number == 1:
+            looking.append(asyncio.create_task(look(), name="look"))
+
+    looking: list[asyncio.Task[None]] = []
+    async with bus:
+        async with bus.unit_of_work() as uow:
+            for number in range(_ROUNDS):
+                uow.send(Step(number))
+        await eventually(lambda: len(calls) == _ROUNDS, within=30)
+        await asyncio.gather(*looking)
+    await engine.dispose()
+    assert passed[0] < 5
 
 
 def test_threads_take_turns(database_url: str) -> None:

@@ -1383,4 +1383,15 @@ ROWS = (
         after="        too_long = asyncio.get_running_loop().call_later(3_600, self._leave, work)\n",
         killed_by=("tests/integration/agents/test_handling_groups.py::test_long_messages_keep_no_other_one_waiting",),
     ),
+    Mutant(
+        "handling",
+        "a worker takes the connection of a given engine before those who wait",
+        "durable/agents/handling.py",
+        before="            await asyncio.sleep(0)  # whoever",
+        after="            pass  # whoever",
+        killed_by=(
+            "tests/integration/storage/test_fair_pools.py::"
+            "test_unit_of_work_is_not_passed_by_a_worker_in_a_given_engine",
+        ),
+    ),
 )
