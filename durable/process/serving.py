@@ -9,6 +9,7 @@ the bus ended      raise what has ended it
 from __future__ import annotations
 
 import asyncio
+import atexit
 import resource
 import signal
 import threading
@@ -30,11 +31,18 @@ _ECHO_SECONDS: Final = 0.3
 
 
 class SecondSignal:
-    """The signal that ends the process at once: any but the first, and its echoes."""
+    """The signal that ends the process at once: any but the first, and its echoes; and one that comes before the bus
+    is there to be asked.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._echoes_until = 0.0
+        self._has_begun = False
+
+    def begin(self) -> None:
+        """Leave the first signal to the bus from now on."""
+        self._has_begun = True
 
     def first_came(self) -> None:
         """Take the signals that follow at once for echoes of the first."""
@@ -42,7 +50,9 @@ class SecondSignal:
 
     def heard(self, number: int, _: FrameType | None) -> None:
         """End the process, unless the signal is an echo."""
-        if self._clock() >= self._echoes_until:
+        if not self._has_begun:
+            end_process(0, "the process ends: %s has come before the bus began", signal.Signals(number).name)
+        elif self._clock() >= self._echoes_until:
             end_process(1, "the process ends at once: a second %s has come", signal.Signals(number).name)
 
 
@@ -62,6 +72,7 @@ class Signals:
 
     def __enter__(self) -> asyncio.Event:
         self._before = {number: signal.signal(number, self._heard) for number in _SIGNALS}
+        self._second.begin()
         return self.asked
 
     def __exit__(
@@ -118,6 +129,7 @@ def run(bus: AbstractAsyncContextManager[Any], life: Life) -> None:
     second = SecondSignal()
     for number in _SIGNALS:  # for the time outside Signals, to the end of the process
         signal.signal(number, second.heard)
+    atexit.register(_ignore_echoes)
     try:
         asyncio.run(serve(bus, life, second))
     except SystemExit as error:
@@ -127,6 +139,12 @@ def run(bus: AbstractAsyncContextManager[Any], life: Life) -> None:
         life.end_watch()
         if hung := _hung_threads():
             end_process(EXIT_STUCK, "the process ends: threads of handlers go on: %s", ", ".join(hung))
+
+
+def _ignore_echoes() -> None:
+    """Let no signal end the interpreter that ends already: it gives up Python's handlers first, and takes its time."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _raise_limit_of_open_files() -> None:

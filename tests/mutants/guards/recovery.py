@@ -669,4 +669,23 @@ ROWS = (
         after="True, str(error)",
         killed_by=("tests/unit/recovery/test_troubles.py::test_lack_is_told_once_for_all_stories_and_so_is_its_end",),
     ),
+    Mutant(
+        "recovery",
+        "an echo of a signal ends the interpreter that ends already",
+        "durable/process/serving.py",
+        before="    atexit.register(_ignore_echoes)\n",
+        after="",
+        killed_by=(
+            "tests/unit/process/test_serving.py::"
+            "test_echo_during_the_end_of_the_interpreter_changes_no_exit_code[Signals.SIGTERM]",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "a signal before the bus began is taken for a second one",
+        "durable/process/serving.py",
+        before="        if not self._has_begun:\n",
+        after="        if False:\n",
+        killed_by=("tests/unit/process/test_serving.py::test_signal_without_a_first_one_ends_the_process[False-0]",),
+    ),
 )

@@ -43,6 +43,7 @@ def test_second_signal_ends_the_process_unless_an_echo_of_the_first(monkeypatch:
     now = [100.0]
     monkeypatch.setattr(serving, "end_process", lambda code, *_: ended.append(code))
     second = SecondSignal(lambda: now[0])
+    second.begin()
 
     second.first_came()
     for passed in (0.0, 0.001, 0.2):
@@ -54,11 +55,35 @@ def test_second_signal_ends_the_process_unless_an_echo_of_the_first(monkeypatch:
     assert ended == [1]
 
 
-def test_signal_without_a_first_one_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("has_begun", "code"), [(False, 0), (True, 1)])
+def test_signal_without_a_first_one_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, has_begun: bool, code: int
+) -> None:
     ended: list[int] = []
     monkeypatch.setattr(serving, "end_process", lambda code, *_: ended.append(code))
-    SecondSignal().heard(signal.SIGTERM, None)
-    assert ended == [1]
+    second = SecondSignal()
+    if has_begun:
+        second.begin()
+    second.heard(signal.SIGTERM, None)
+    assert ended == [code]
+
+
+ECHO = """
+import os, signal, sys
+
+class Late:
+    def __del__(self, kill=os.kill, own=os.getpid(), number=int(sys.argv[1])):
+        kill(own, number)
+
+late = Late()  # for the end of the interpreter, which forgets the names of modules
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_echo_during_the_end_of_the_interpreter_changes_no_exit_code(number: signal.Signals) -> None:
+    """The interpreter has given up its handlers then."""
+    told = subprocess.run([sys.executable, "-c", PROCESS + ECHO, str(int(number))], capture_output=True, timeout=60)
+    assert told.returncode == 0, told.stderr
 
 
 @pytest.mark.parametrize(("mode", "is_told"), [("send-only", True), ("full", False)])
