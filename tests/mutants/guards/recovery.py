@@ -676,8 +676,7 @@ ROWS = (
         before="    atexit.register(_ignore_echoes)\n",
         after="",
         killed_by=(
-            "tests/unit/process/test_serving.py::"
-            "test_echo_during_the_end_of_the_interpreter_changes_no_exit_code[Signals.SIGTERM]",
+            "tests/unit/process/test_serving.py::test_echo_during_the_end_of_the_interpreter_changes_no_exit_code[15]",
         ),
     ),
     Mutant(
