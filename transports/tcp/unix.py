@@ -10,13 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import os
 import socket
 import ssl
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from durable.errors import InvalidSetting
 
@@ -60,9 +64,10 @@ class UnixAddress:
 
     def bind(self, mode: int = 0o600) -> Bound:
         """Bind the address. Raises InvalidSetting when it cannot be bound, or is taken."""
-        listening = self._socket(mode)
-        listening.listen(BACKLOG)
-        return Bound(listening, str(self), (self.path, os.stat(self.path).st_ino))
+        with _alone(os.path.dirname(self.path)):
+            listening = self._socket(mode)
+            listening.listen(BACKLOG)
+            return Bound(listening, str(self), (self.path, os.stat(self.path).st_ino))
 
     def _socket(self, mode: int) -> socket.socket:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -94,3 +99,22 @@ class UnixAddress:
             probe.settimeout(_PROBE_SECONDS)
             # Anything but a refusal may come from a listener: one with a full backlog does not answer either.
             return probe.connect_ex(self.path) != errno.ECONNREFUSED
+
+
+@contextlib.contextmanager
+def _alone(folder: str) -> Iterator[None]:
+    """Keep others that bind in this folder away: who finds a file that is left behind must not remove the next one's.
+
+    For a second at most, since anybody may lock a folder.
+    """
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # what is wrong with the folder is told by the bind
+            handle = os.open(folder, os.O_RDONLY)
+            held.callback(os.close, handle)
+            _patiently(fcntl.flock, handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+_patiently: Final = Retrying(
+    retry=retry_if_exception_type(BlockingIOError), wait=wait_fixed(0.01), stop=stop_after_delay(1), reraise=True
+)

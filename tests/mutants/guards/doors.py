@@ -176,4 +176,15 @@ ROWS = (
             "tests/integration/transports/http/test_requests.py::test_unreadable_answer_is_told_as_such_and_forgotten_unopened",
         ),
     ),
+    Mutant(
+        "doors",
+        "two processes listen at one Unix address",
+        "transports/tcp/unix.py",
+        before="        with _alone(os.path.dirname(self.path)):\n",
+        after="        if True:\n",
+        killed_by=(
+            "tests/unit/transports/tcp/test_unix.py::"
+            "test_one_of_two_processes_listens_when_both_find_a_file_left_behind",
+        ),
+    ),
 )
