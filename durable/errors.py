@@ -18,7 +18,7 @@
     │   └── ProtocolViolation      the peer said something that the protocol forbids
     ├── CallFailed                 a call of another service has no result
     │   ├── NoProvider             nobody offers the service there; the call was not sent
-    │   ├── IncompatibleService    the provider has another version of the service; the call was not sent
+    │   ├── IncompatibleService    the provider has another version of the service; the call was not run
     │   ├── InvalidCall            the arguments, or the result, do not fit the contract
     │   ├── RemoteError            the method raised an error at the provider
     │   ├── CallTimeout            no result in time; the call may have been run
@@ -197,7 +197,7 @@ class NoProvider(CallFailed):
 
 
 class IncompatibleService(CallFailed):
-    """The provider has another version of the service. The call was not sent."""
+    """The provider has another version of the service. The call was not run."""
 
 
 class InvalidCall(CallFailed):

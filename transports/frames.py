@@ -190,7 +190,8 @@ def without_loads(listings: Iterable[Listing]) -> list[Listing]:
 class Call(Struct, array_like=True, frozen=True):
     """`expires_in` are the seconds after which the call is not to begin any more; None: none. One that is not
     `awaited` goes on when its caller is gone. `epoch` is that of the singleton which is meant; 0: any provider.
-    `traceparent` and `tracestate` are the W3C trace context of the caller, if it has any.
+    `traceparent` and `tracestate` are the W3C trace context of the caller, if it has any. `version` and `schema` are
+    the version of the service that the caller has, and the digest of its schema of the method; empty: not compared.
     """
 
     service: Name
@@ -201,6 +202,8 @@ class Call(Struct, array_like=True, frozen=True):
     epoch: Count = 0
     traceparent: Annotated[str, Meta(max_length=LONGEST_TRACEPARENT)] = ""
     tracestate: Annotated[str, Meta(max_length=LONGEST_TRACESTATE)] = ""
+    version: Name = ""
+    schema: Digest = b""
 
 
 class Cancel(Struct, array_like=True, frozen=True):
@@ -230,6 +233,8 @@ class FaultKind(Enum):
     """the provider is ending, and this one did not begin"""
     SUPERSEDED = "superseded"
     """the provider does not hold the singleton in this epoch, and the call did not begin"""
+    INCOMPATIBLE = "incompatible"
+    """the call was made against another version or schema of the service, and did not begin"""
 
 
 class Fault(Struct, array_like=True, frozen=True):

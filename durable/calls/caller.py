@@ -3,7 +3,8 @@
 What a caller is told, by what became of its call:
 
     not sent            NoProvider, IncompatibleService, InvalidCall (too large, or without an encoding)
-    sent, not run       Overloaded, ProviderSuperseded, CallExpired, InvalidCall (the arguments)
+    sent, not run       IncompatibleService (of a provider that has changed meanwhile), Overloaded,
+                        ProviderSuperseded, CallExpired, InvalidCall (the arguments)
     run                 the result, RemoteError, InvalidCall (the result)
     nobody can tell     CallTimeout, ProviderGone
 
@@ -66,8 +67,11 @@ _ERRORS: Final[Mapping[FaultKind, type[CallFailed]]] = {
     FaultKind.GONE: ProviderGone,
     FaultKind.ENDING: NoProvider,
     FaultKind.SUPERSEDED: ProviderSuperseded,
+    FaultKind.INCOMPATIBLE: IncompatibleService,
 }
-_FOR_THE_NEXT: Final = (FaultKind.UNKNOWN, FaultKind.OVERLOADED, FaultKind.SUPERSEDED, FaultKind.ENDING)
+_MISPLACED: Final = (FaultKind.INCOMPATIBLE, FaultKind.ENDING)
+"""The provider is no good one for the next calls either."""
+_FOR_THE_NEXT: Final = (FaultKind.UNKNOWN, FaultKind.OVERLOADED, *_MISPLACED, FaultKind.SUPERSEDED)
 """Another provider may run the call: this one surely has not."""
 
 _SHORTEST_PAUSE: Final = 0.02  # seconds until the holder of a singleton is looked for again
@@ -198,6 +202,7 @@ class RemoteService:
         expiry = min(timeout if options.expiry is None else options.expiry, _LONGEST_EXPIRY)
         bind, arguments = method.bind, method.arguments
         service, name = self._contract.name, method.name
+        version, schema = self._contract.version, method.described.digest
         awaited = not options.fire_and_forget
 
         async def invoke(*args: Any, **named: Any) -> Any:
@@ -209,7 +214,7 @@ class RemoteService:
                 raise TypeError(f"{method.full_name}: {error}") from None
             except InvalidMessage as error:
                 raise InvalidCall(f"{method.full_name}: the arguments {error}") from error
-            call = Call(service, name, body, expiry, awaited)
+            call = Call(service, name, body, expiry, awaited, version=version, schema=schema)
             if awaited:
                 return await self._call(method, call, timeout)
             self._forget(method, call)
@@ -320,7 +325,7 @@ class RemoteService:
             return answer
         course.sent_to, course.refusal = None, self._error(method, answer, target)
         course.was_singleton = bool(target.epoch) and self._place.is_choice
-        if answer.kind is FaultKind.ENDING:
+        if answer.kind in _MISPLACED:
             self._place.failed(target)
         if answer.kind is not FaultKind.OVERLOADED:
             self._place.look_again()

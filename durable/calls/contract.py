@@ -16,7 +16,7 @@ import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -28,7 +28,7 @@ from durable.duration import Duration
 from durable.errors import IncompatibleService, InvalidMessage, InvalidSetting, NoProvider, text_of
 from durable.messages.codecs.classes import type_variables
 from durable.redaction import shown
-from durable.transports.frames import MAX_METHODS, Offer, Signature
+from durable.transports.frames import MAX_METHODS, Call, Offer, Signature
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -186,13 +186,18 @@ class Contract:
         if difference := self.difference(offered):
             raise IncompatibleService(f"{self.title}: {where} offers {shown(offered.version)}: {difference}")
 
+    def misfit(self, call: Call) -> str:
+        """Return what keeps a call of a method of this contract from running; nothing when it may run."""
+        if call.version and _numbers(call.version) != _numbers(self.version):  # a later version serves earlier callers
+            return _apart(call.version, self.version)
+        described = self.methods[call.method].described
+        return "" if call.schema in (b"", described.digest) else f"the method differs: here {described.text}"
+
     def difference(self, offered: Offer) -> str:
         """Return what keeps this offer from serving callers of this contract; nothing when it can."""
+        if apart := _apart(self.version, offered.version):
+            return apart
         here, there = _numbers(self.version), _numbers(offered.version)
-        if here[0] != there[0]:
-            return "another first number means other methods; call and offer the same one"
-        if there < here:
-            return "it is older than the caller; deploy providers before their callers"
         known = {each.method: each for each in offered.signatures}
         missing = sorted(self.methods.keys() - known.keys())
         if missing and not offered.is_partial:  # of a part, those which are not told may be there, for others
@@ -293,9 +298,18 @@ def _methods(cls: type) -> Iterator[Method]:
         yield Method(cls.__qualname__, member)
 
 
+@lru_cache(1_000)
 def _numbers(version: str) -> tuple[int, int]:
     found = _VERSION.fullmatch(version)
     return (int(found[1]), int(found[2])) if found else (-1, -1)
+
+
+def _apart(here: str, there: str) -> str:
+    """Return what keeps a provider of the version `there` from serving callers of the version `here`, if anything."""
+    caller, provider = _numbers(here), _numbers(there)
+    if caller[0] != provider[0]:
+        return "another first number means other methods; call and offer the same one"
+    return "it is older than the caller; deploy providers before their callers" if provider < caller else ""
 
 
 def _how(here: Signature, there: Signature) -> str:

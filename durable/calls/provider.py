@@ -9,6 +9,9 @@ method does there is its own business.
 
 A call of a singleton begins only while this process is sure that it holds it (durable.calls.singletons), in the epoch
 that the caller means. That is looked at when the call comes, and again when it begins.
+
+A call says which version and schema it was made against, since its arguments have no names: what the caller knows of
+the offers may be out of date. One that does not fit what is offered now is refused.
 """
 
 from __future__ import annotations
@@ -209,7 +212,8 @@ class CallProvider:
             return _nothing
         tally, began = offered.tallies[call.method], time.monotonic()
         is_fenced = offered.is_singleton or call.epoch > 0
-        if is_fenced and (refusal := self._superseded(call)) is not None:
+        refusal = _misfit(offered.contract, call) or (self._superseded(call) if is_fenced else None)
+        if refusal is not None:
             self.telemetry.ended(tally, began, outcome_in(refusal))
             answer(refusal)
             return _nothing
@@ -374,6 +378,14 @@ class CallProvider:
         for entry in given_up:
             entry.is_given_up = True
         return [entry.task for entry in given_up if entry.task is not None]
+
+
+def _misfit(contract: Contract, call: Call) -> Fault | None:
+    """Return why a call that was made against another contract must not run."""
+    difference = contract.misfit(call)
+    if not difference:
+        return None
+    return _fault(FaultKind.INCOMPATIBLE, f"{contract.title} is offered now: {difference}")
 
 
 def _expiry(call: Call) -> float | None:

@@ -25,7 +25,7 @@ from durable.outcomes import printable
 from durable.settings import Settings
 from durable.transports.base import Answer
 from durable.transports.frames import Call, Fault, FaultKind, Offers, Result
-from durable.transports.http.calls import AWAITED, EPOCH, EXPIRES_IN
+from durable.transports.http.calls import AWAITED, EPOCH, EXPIRES_IN, SCHEMA, VERSION
 from durable.transports.http.client import Answer as Answered
 from durable.transports.http.client import Endpoint, HttpClient
 from durable.transports.http.wire import ARGUMENTS, OFFERS, RESULT, decode_offers
@@ -84,6 +84,8 @@ class HttpCaller:
         headers = [(AWAITED, "yes" if call.awaited else "no")]
         headers += [(EXPIRES_IN, repr(call.expires_in))] if call.expires_in is not None else []
         headers += [(EPOCH, str(call.epoch))] if call.epoch else []
+        headers += [(VERSION, call.version)] if call.version else []
+        headers += [(SCHEMA, call.schema.hex())] if call.schema else []
         headers += [("traceparent", call.traceparent)] if call.traceparent else []
         headers += [("tracestate", call.tracestate)] if call.tracestate else []
         endpoint = self._endpoint(call)
@@ -96,7 +98,7 @@ class HttpCaller:
         fault = _fault(answered)
         if fault is None:
             raise self._failure(answered)
-        if fault.kind is FaultKind.UNKNOWN:
+        if fault.kind in (FaultKind.UNKNOWN, FaultKind.INCOMPATIBLE):  # another process may answer there by now
             self._offers = None
         return fault
 

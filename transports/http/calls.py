@@ -7,6 +7,8 @@
     Durable-Expires-In: 0.5          seconds after which the call is not to begin any more
     Durable-Awaited: no              it goes on when the client is gone
     Durable-Epoch: 3                 of the singleton that is meant
+    Durable-Version: 1.2             of the service, as the client has it
+    Durable-Schema: 0f5c             digest of the method's schema, as the client has it; in hexadecimal
 
 A client that closes its request cancels the call. The two lists have an ETag: a client that shows the last one is told
 304 when nothing has changed, and with `Prefer: wait=10` it waits so long for a change.
@@ -17,11 +19,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -48,8 +52,10 @@ from durable.transports.http.wire import ARGUMENTS, DIRECTORY, OFFERS, RESULT, e
 EXPIRES_IN: Final = "Durable-Expires-In"
 AWAITED: Final = "Durable-Awaited"
 EPOCH: Final = "Durable-Epoch"
+VERSION: Final = "Durable-Version"
+SCHEMA: Final = "Durable-Schema"
 LONGEST_NAME: Final = 200
-_HEADERS: Final = tuple(name.lower() for name in (EXPIRES_IN, AWAITED, EPOCH))
+_HEADERS: Final = tuple(name.lower() for name in (EXPIRES_IN, AWAITED, EPOCH, VERSION, SCHEMA))
 
 STATUS: Final = {
     FaultKind.UNKNOWN: 404,
@@ -61,10 +67,13 @@ STATUS: Final = {
     FaultKind.GONE: 503,
     FaultKind.ENDING: 503,
     FaultKind.SUPERSEDED: 409,
+    FaultKind.INCOMPATIBLE: 409,
 }
 """Status of each fault; the kind itself stands in the problem."""
 
 _LARGEST_EPOCH: Final = 2**63 - 1
+_VERSION: Final = re.compile(r"([0-9]{1,6}\.[0-9]{1,6})?")
+_SCHEMA: Final = re.compile(r"([0-9a-f]{2}){0,64}")
 
 
 def routes(door: Door) -> list[BaseRoute]:
@@ -139,7 +148,19 @@ def _read(request: Request, entry: Entry) -> Call:
     if not (epoch.isascii() and epoch.isdigit() and len(epoch) < 20 and int(epoch) <= _LARGEST_EPOCH):
         raise HTTPException(400, f"{EPOCH} must be a number")
     expires_in = _seconds(headers.get(EXPIRES_IN))
-    return Call(service, method, entry.body, expires_in, awaited == "yes", int(epoch), *_trace(headers))
+    call = Call(service, method, entry.body, expires_in, awaited == "yes", int(epoch), *_trace(headers))
+    version, schema = _made_against(headers)
+    return replace(call, version=version, schema=schema) if version or schema else call
+
+
+def _made_against(headers: Mapping[str, str]) -> tuple[str, bytes]:
+    """Return the version and the schema that the client has. Raises HTTPException."""
+    version, schema = headers.get(VERSION, ""), headers.get(SCHEMA, "")
+    if not _VERSION.fullmatch(version):
+        raise HTTPException(400, f"{VERSION} must be two numbers, such as 1.2")
+    if not _SCHEMA.fullmatch(schema):
+        raise HTTPException(400, f"{SCHEMA} must be a digest in hexadecimal")
+    return version, bytes.fromhex(schema)
 
 
 def _trace(headers: Mapping[str, str]) -> tuple[str, str]:

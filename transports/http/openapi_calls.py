@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from durable.transports.frames import FaultKind
-from durable.transports.http.calls import AWAITED, EPOCH, EXPIRES_IN, LONGEST_NAME, STATUS
+from durable.transports.http.calls import AWAITED, EPOCH, EXPIRES_IN, LONGEST_NAME, SCHEMA, STATUS, VERSION
 from durable.transports.http.problems import PROBLEM
 from durable.transports.http.wire import ARGUMENTS, DIRECTORY, OFFERS, RESULT
 
@@ -33,6 +33,14 @@ _HEADERS: Final[Mapping[str, tuple[Json, str]]] = {
     ),
     AWAITED: ({"enum": ["yes", "no"]}, "no: the call goes on when the client is gone"),
     EPOCH: ({"type": "string", "pattern": "^[0-9]{1,18}$"}, "The epoch of the singleton that is meant"),
+    VERSION: (
+        {"type": "string", "pattern": r"^[0-9]{1,6}\.[0-9]{1,6}$", "examples": ["1.2"]},
+        "The version of the service that the client has; one that does not fit is refused",
+    ),
+    SCHEMA: (
+        {"type": "string", "pattern": "^([0-9a-f]{2}){1,64}$"},
+        "The digest of the method in /offers, as the client has it; of the same version, another one is refused",
+    ),
 }
 _WHY: Final = {
     400: "A header is malformed",
@@ -40,7 +48,7 @@ _WHY: Final = {
     403: "The client may not call this method",
     404: "No such service or method is offered here",
     408: "The arguments did not arrive in time",
-    409: "The provider does not hold the singleton in this epoch",
+    409: "The provider has another version, or does not hold the singleton in this epoch",
     413: "The arguments are too large",
     415: "A content type that is not understood, or a Content-Encoding",
     421: "The request was signed for another service",

@@ -10,6 +10,7 @@ _BUSES = "tests/integration/calls/test_connected_buses.py"
 _BAD = "tests/integration/calls/test_bad_providers.py"
 _HTTP = "tests/integration/calls/test_http.py"
 _NOT_SENT = "tests/integration/calls/test_not_sent.py"
+_REPLACED = "tests/integration/calls/test_replaced_offers.py"
 _SENT = "tests/unit/calls/test_sent.py"
 _POOL = "tests/unit/transports/http/test_pool.py"
 _PROVIDERS = "tests/integration/calls/test_providers.py"
@@ -666,10 +667,81 @@ ROWS = (
     ),
     Mutant(
         "calls",
+        "a call of another contract is run",
+        "durable/calls/provider.py",
+        before="        refusal = _misfit(offered.contract, call) or (",
+        after="        refusal = (",
+        killed_by=tuple(
+            f"{_REPLACED}::test_call_of_an_offer_replaced_meanwhile_is_refused[{kind}-{contract}-{way}]"
+            for kind in ("tcp", "unix", "http")
+            for contract in ("swapped", "unraised", "older")
+            for way in ("offer_anew", "move")
+        ),
+    ),
+    Mutant(
+        "calls",
+        "a call does not say its version",
+        "durable/calls/caller.py",
+        before="version=version, schema=schema)",
+        after="schema=schema)",
+        killed_by=(f"{_REPLACED}::test_call_of_an_offer_replaced_meanwhile_is_refused[tcp-older-move]",),
+    ),
+    Mutant(
+        "calls",
+        "a call does not say its schema",
+        "durable/calls/caller.py",
+        before="version=version, schema=schema)",
+        after="version=version)",
+        killed_by=(f"{_REPLACED}::test_call_of_an_offer_replaced_meanwhile_is_refused[tcp-unraised-move]",),
+    ),
+    Mutant(
+        "calls",
+        "a call over HTTP does not say its version",
+        "transports/http/caller.py",
+        before="        headers += [(VERSION, call.version)] if call.version else []\n",
+        after="",
+        killed_by=(f"{_REPLACED}::test_call_of_an_offer_replaced_meanwhile_is_refused[http-older-move]",),
+    ),
+    Mutant(
+        "calls",
+        "a call over HTTP does not say its schema",
+        "transports/http/caller.py",
+        before="        headers += [(SCHEMA, call.schema.hex())] if call.schema else []\n",
+        after="",
+        killed_by=(f"{_REPLACED}::test_call_of_an_offer_replaced_meanwhile_is_refused[http-unraised-move]",),
+    ),
+    Mutant(
+        "calls",
+        "a later version refuses the schemas of earlier callers",
+        "durable/calls/contract.py",
+        before="            return _apart(call.version, self.version)\n",
+        after="            if apart := _apart(call.version, self.version):\n                return apart\n",
+        killed_by=(
+            f"{_REPLACED}::test_call_of_an_earlier_version_is_run_when_a_later_one_is_offered_meanwhile[tcp-move]",
+        ),
+    ),
+    Mutant(
+        "calls",
+        "a refused caller remembers its offers",
+        "transports/http/caller.py",
+        before="        if fault.kind in (FaultKind.UNKNOWN, FaultKind.INCOMPATIBLE):",
+        after="        if fault.kind is FaultKind.UNKNOWN:",
+        killed_by=(f"{_REPLACED}::test_refused_caller_looks_anew_over_http",),
+    ),
+    Mutant(
+        "calls",
+        "a provider of another version is called again and again",
+        "durable/calls/caller.py",
+        before="        if answer.kind in _MISPLACED:\n",
+        after="        if answer.kind is FaultKind.ENDING:\n",
+        killed_by=(f"{_SENT}::test_misfit_goes_to_another_provider_when_told_by_the_first",),
+    ),
+    Mutant(
+        "calls",
         "a call that a leaving provider has not begun is lost",
         "durable/calls/caller.py",
-        before="FaultKind.SUPERSEDED, FaultKind.ENDING)",
-        after="FaultKind.SUPERSEDED)",
+        before="FaultKind.OVERLOADED, *_MISPLACED, FaultKind.SUPERSEDED)",
+        after="FaultKind.OVERLOADED, FaultKind.INCOMPATIBLE, FaultKind.SUPERSEDED)",
         killed_by=(f"{_STOPPING}::test_calls_go_on_while_providers_stop_in_turn",),
     ),
     Mutant(

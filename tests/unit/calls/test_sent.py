@@ -16,9 +16,17 @@ from durable.calls.places import Elsewhere, this_machine
 from durable.calls.provider import CallProvider
 from durable.calls.providers import Anywhere, Providers
 from durable.calls.registry import Registry
-from durable.errors import CallTimeout, ConnectionFailed, NoProvider, PeerTimeout, ProtocolViolation, ProviderGone
+from durable.errors import (
+    CallTimeout,
+    ConnectionFailed,
+    IncompatibleService,
+    NoProvider,
+    PeerTimeout,
+    ProtocolViolation,
+    ProviderGone,
+)
 from durable.transports.base import Answer
-from durable.transports.frames import Call, Offers, Result
+from durable.transports.frames import Call, Fault, FaultKind, Offers, Result
 from tests.integration.calls.test_bad_providers import listed
 from tests.support.calling import SOON, Inventory
 
@@ -133,3 +141,29 @@ async def test_unanswered_call_may_have_been_run_when_sent(make: Callable[..., A
     with pytest.raises(CallTimeout):
         await make(transport, 0.05).slow("A")
     assert transport.called == [BAD]
+
+
+class Refusing(Failing):
+    """A transport whose callers at BAD reach a provider of another version by now."""
+
+    def __init__(self) -> None:
+        super().__init__(None, is_sent=True)
+
+    async def call(self, uri: str, sent: Callable[[], None]) -> Answer:
+        if uri == GOOD:
+            return await super().call(uri, sent)
+        self.called.append(uri)
+        sent()
+        return Fault(FaultKind.INCOMPATIBLE, "another first number")
+
+
+async def test_misfit_goes_to_another_provider_when_told_by_the_first() -> None:
+    transport = Refusing()
+    caller = anywhere(transport)
+    assert [await caller.slow("A") for _ in range(3)] == ["A", "A", "A"]
+    assert transport.called == [BAD, GOOD, GOOD, GOOD]
+
+
+async def test_misfit_is_told_when_one_address_is_called() -> None:
+    with pytest.raises(IncompatibleService, match="another first number"):
+        await pinned(Refusing()).slow("A")
