@@ -337,7 +337,7 @@ class Bus:
                 raise InvalidSetting(f"caller: at={at}: is no provider of {contract.name} that can be called from here")
             epoch, at = at.epoch, at.address
         if at == HERE:
-            return Here(lambda: self._application.offers, epoch), None
+            return Here(lambda: self._application.offers, self._links, epoch), None
         self.runtime.calls.links.check(at)
         return Elsewhere(at, self._links, epoch), at
 

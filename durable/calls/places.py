@@ -78,14 +78,21 @@ class Elsewhere(Pinned):
         self._links = links
 
     def check(self) -> None:
-        _open(self._links, self.name)
+        require_running(self._links, self.name)
 
 
 class Here(Pinned):
-    """Offers of this process: a call has the same checks, limits and encoding as from elsewhere, and no connection."""
+    """Offers of this process: a call has the same checks, limits and encoding as from elsewhere, and no connection.
 
-    def __init__(self, provider: Callable[[], CallProvider], epoch: int = 0) -> None:
-        super().__init__(here(provider, epoch))
+    `links` returns the connections of the running bus, or None.
+    """
+
+    def __init__(self, provider: Callable[[], CallProvider], links: Callable[[], Links | None], epoch: int = 0) -> None:
+        super().__init__(here(provider, links, epoch))
+        self._links = links
+
+    def check(self) -> None:
+        require_running(self._links, self.name)
 
 
 def elsewhere(
@@ -94,21 +101,23 @@ def elsewhere(
     """Return the target at an address."""
 
     async def caller() -> Caller:
-        return await _open(links, at).to(at)
+        return await require_running(links, at).to(at)
 
     return Target(at, caller, epoch, provider)
 
 
-def _open(links: Callable[[], Links | None], at: str) -> Links:
+def require_running(links: Callable[[], Links | None], at: str) -> Links:
+    """Return the connections of the bus. Raises WiringError while it does not run."""
     if (found := links()) is None:
         raise WiringError(f"the bus does not run: call {at} within `async with bus`")
     return found
 
 
-def here(provider: Callable[[], CallProvider], epoch: int = 0) -> Target:
-    """Return the target in this process."""
+def here(provider: Callable[[], CallProvider], links: Callable[[], Links | None], epoch: int = 0) -> Target:
+    """Return the target in this process, which has its links while the bus runs."""
 
     async def caller() -> Caller:
+        require_running(links, HERE)
         return LocalCaller(provider())
 
     return Target(HERE, caller, epoch)

@@ -13,7 +13,7 @@ from durable.calls import choice
 from durable.calls.choice import HERE, Field, Origin
 from durable.calls.contract import Contract
 from durable.calls.links import Links
-from durable.calls.places import Target, elsewhere, here
+from durable.calls.places import Target, elsewhere, here, require_running
 from durable.calls.provider import CallProvider
 from durable.calls.registry import Registry
 from durable.errors import CallFailed, IncompatibleService, NoProvider
@@ -128,7 +128,7 @@ class Anywhere:
         return None if registry.ask is None else registry.looks
 
     def check(self) -> None:
-        pass
+        require_running(self._of().links, self.name)
 
     def choose(self, tried: Collection[str]) -> Target | None:
         providers = self._of()
@@ -148,7 +148,7 @@ class Anywhere:
         target = self._targets.get(key)
         if target is None:
             target = self._targets[key] = (
-                here(providers.provider, epoch)
+                here(providers.provider, providers.links, epoch)
                 if chosen.address == HERE
                 else elsewhere(chosen.address, providers.links, epoch, chosen.provider)
             )

@@ -164,6 +164,7 @@ class Calls:
         await cancel_once(self.tasks, within=within)
 
     def close(self) -> None:
+        self.is_open = False
         if self._end_watching is not None:
             self._end_watching()
             self._end_watching = self.registry.ask = None

@@ -147,7 +147,8 @@ async def offering(kind: str, folder: Path, **own: Any) -> AsyncIterator[Offerin
     async with AsyncExitStack() as stack:
         stack.push_async_callback(provider.stop, 5)
         if kind == "here":
-            yield Offering(provider, stock, Here(lambda: provider), settings)
+            links = Links(lambda _: _transport("tcp", settings, "stock", 1))
+            yield Offering(provider, stock, Here(lambda: provider, lambda: links), settings)
             return
         uri = {
             "tcp": "tcp://127.0.0.1:0",

@@ -321,6 +321,25 @@ async def test_call_without_a_result_is_refused_when_the_bus_does_not_run() -> N
     assert errors == []
 
 
+async def test_service_of_the_process_is_called_while_the_bus_runs_and_not_before_or_after(database_url: str) -> None:
+    bus, stock = Bus("shop", database_url, **QUICK), Stock()
+    bus.offer(Inventory, stock)
+    (provider,) = await bus.providers(Inventory)
+    callers = bus.caller(Inventory), bus.caller(Inventory, at=provider)
+
+    async def refuse() -> None:
+        for caller in callers:
+            for use in (lambda: caller.slow("A-1"), lambda: caller.note("A-1")):  # noqa: B023
+                with pytest.raises(WiringError, match="does not run"):
+                    await use()
+
+    await refuse()
+    async with bus:
+        assert [await caller.reserve("A-1") for caller in callers] == 2 * [Reservation("A-1", 1)]
+    await refuse()
+    assert stock.began == []
+
+
 async def test_bus_does_not_run_in_a_forked_child(database_url: str) -> None:
     """It would speak on the connections of its parent, and take the answers to the parent's questions."""
     bus = Bus("shop", database_url, **QUICK)
@@ -347,7 +366,7 @@ async def test_bus_does_not_run_in_a_forked_child(database_url: str) -> None:
             return asyncio.run(use())
 
         told = await asyncio.to_thread(_forked, in_child)
-        assert told == ["WiringError", "NoProvider", "False", "0", "True"]
+        assert told == ["WiringError", "WiringError", "False", "0", "True"]
         for number in range(20):
             assert await far.reserve(str(number)) == Reservation(str(number), 1)
             async with bus.unit_of_work() as uow:

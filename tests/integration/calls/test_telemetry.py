@@ -194,7 +194,8 @@ async def test_durations_are_histograms_of_opentelemetry(make_database: Any) -> 
     bus.meter(MeterProvider([reader]))
     bus.offer(Clock, Clock())
     clock = bus.caller(Clock)
-    assert await clock.ask() == 12
+    async with bus:
+        assert await clock.ask() == 12
     data = reader.get_metrics_data()
     assert data is not None
     found = {

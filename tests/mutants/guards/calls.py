@@ -667,6 +667,22 @@ ROWS = (
     ),
     Mutant(
         "calls",
+        "a bus that does not run calls its own services at whichever provider is best",
+        "durable/calls/providers.py",
+        before="        require_running(self._of().links, self.name)\n",
+        after="        self._of()\n",
+        killed_by=(f"{_STOPPING}::test_service_of_the_process_is_called_while_the_bus_runs_and_not_before_or_after",),
+    ),
+    Mutant(
+        "calls",
+        "a bus that ends meanwhile calls its own services",
+        "durable/calls/places.py",
+        before="        require_running(links, HERE)\n",
+        after="        links()\n",
+        killed_by=(f"{_SENT}::test_target_in_this_process_is_closed_when_the_bus_ends_meanwhile",),
+    ),
+    Mutant(
+        "calls",
         "a call of another contract is run",
         "durable/calls/provider.py",
         before="        refusal = _misfit(offered.contract, call) or (",

@@ -12,7 +12,7 @@ from durable.calls.caller import RemoteService
 from durable.calls.choice import Origin
 from durable.calls.contract import contract_of
 from durable.calls.links import Links
-from durable.calls.places import Elsewhere, this_machine
+from durable.calls.places import Elsewhere, here, this_machine
 from durable.calls.provider import CallProvider
 from durable.calls.providers import Anywhere, Providers
 from durable.calls.registry import Registry
@@ -24,6 +24,7 @@ from durable.errors import (
     PeerTimeout,
     ProtocolViolation,
     ProviderGone,
+    WiringError,
 )
 from durable.transports.base import Answer
 from durable.transports.frames import Call, Fault, FaultKind, Offers, Result
@@ -96,8 +97,8 @@ def anywhere(transport: Failing, seconds: float = SOON) -> Any:
     """Return a caller of both, which begins with the bad one."""
     registry, links = Registry(), links_of(transport)
     registry.learn("hub", [listed(1, BAD), listed(2, GOOD)])
-    here = Origin("orders", 3, this_machine())
-    providers = Providers(registry, lambda: here, links=lambda: links, provider=CallProvider)
+    origin = Origin("orders", 3, this_machine())
+    providers = Providers(registry, lambda: origin, links=lambda: links, provider=CallProvider)
     place = Anywhere(CONTRACT, lambda: providers)
     return RemoteService(CONTRACT, place, timeout=seconds, options={}, on_error=None).stub()
 
@@ -167,3 +168,12 @@ async def test_misfit_goes_to_another_provider_when_told_by_the_first() -> None:
 async def test_misfit_is_told_when_one_address_is_called() -> None:
     with pytest.raises(IncompatibleService, match="another first number"):
         await pinned(Refusing()).slow("A")
+
+
+async def test_target_in_this_process_is_closed_when_the_bus_ends_meanwhile() -> None:
+    links: Links | None = links_of(Refusing())
+    target = here(CallProvider, lambda: links)
+    await target.caller()
+    links = None
+    with pytest.raises(WiringError, match="does not run"):
+        await target.caller()
