@@ -61,11 +61,12 @@ def messages(
 ) -> DataFrame:
     """The rows that have a body, as the messages of this replay: for where they went, or came in, or `destination`.
 
-    They keep their correlation and causation. With `same_ids` they also keep the time at which they were sent. They
-    are published in the order of `order_by`. Encrypted bodies are sealed anew by `sealing`, where the id or the address
-    is another; without it Spark fails at the first of them. Raises InvalidSetting when `order_by` names a column which
-    they do not have, for a name that is not printable or too long, for a destination that is no address, and for
-    encrypted bodies whose key is missing.
+    They keep their correlation and causation. With `same_ids` they also keep the time at which they were sent, and what
+    came in keeps its endpoint where the destination is `local`: its receiver knows it there. They are published in the
+    order of `order_by`. Encrypted bodies are sealed anew by `sealing`, where the id or the address is another; without
+    it Spark fails at the first of them. Raises InvalidSetting when `order_by` names a column which they do not have,
+    for a name that is not printable or too long, for a destination that is no address, and for encrypted bodies whose
+    key is missing.
     """
     from pyspark.sql import functions as F
 
@@ -73,22 +74,23 @@ def messages(
     check_texts(destination=destination, order_by=order_by)
     if destination is not None and destination != LOCAL:
         destination = canonical(destination)
-    came_in = F.when(F.col("side") == "incoming", F.col("address"))
+    came_in = F.col("side").eqNullSafe("incoming")
+    goes_back = came_in if same_ids and destination == LOCAL else F.lit(destination is None)
     columns: dict[str, Column] = {
         "id": F.col("id") if same_ids else uuid8(F.concat(F.lit(f"{name}/"), F.lower(F.hex("id")))),
-        "destination": F.lit(destination) if destination else F.col("address"),
-        "endpoint": F.lit(None).cast("string") if destination else came_in,
+        "destination": F.when(goes_back, F.col("address")).otherwise(F.lit(destination).cast("string")),
+        "endpoint": F.when(goes_back & came_in, F.col("address")),
         **{kept: F.col(kept) for kept in ("message_type", "source", "body", "correlation_id", "causation_id")},
         **{kept: F.col(kept) for kept in ("partition_key", "content_type", "headers")},
         **({"sent_at": F.col("sent_at")} if same_ids else {}),
         "order_by": _order(rows, order_by),
     }
     if not same_ids or destination is not None:
-        columns[OLD_ID] = F.col("id")
+        columns[OLD_ID] = F.when(F.lit(not same_ids) | ~goes_back, F.col("id"))
     found = rows.where(F.col("body").isNotNull()).select(*(column.alias(kept) for kept, column in columns.items()))
     if sealing is not None and OLD_ID in columns:
         with spark_errors():
-            missing = missing_keys(found, sealing)
+            missing = missing_keys(found.where(F.col(OLD_ID).isNotNull()), sealing)
         if missing:
             raise InvalidSetting(f"encryption_keys: no key {', '.join(missing)}, which these messages need; give it")
     return sealed(found, sealing)
@@ -158,13 +160,13 @@ def refuse_forgotten(chosen: DataFrame, dedupe_window: timedelta, dropped_until:
         )
 
 
-def refuse_foreign(rows: DataFrame, database: str | None, destination: str | None = None) -> None:
+def refuse_foreign(rows: DataFrame, database: str | None) -> None:
     """Raise InvalidSetting when rows of a lake are local messages of another database than this one, which would handle
     them under the same ids a second time: of local messages only the history of their own database knows.
     """
     from pyspark.sql import functions as F
 
-    is_local = F.lit(destination == LOCAL) if destination is not None else F.col("address") == LOCAL
+    is_local = F.col("address") == LOCAL
     other = F.col("database").isNotNull() & ~F.col("database").eqNullSafe(F.lit(database))
     with spark_errors():
         (foreign,) = rows.select(F.count_if(is_local & other & F.col("body").isNotNull())).collect()[0]

@@ -130,7 +130,8 @@ def _refuse_sealed(messages: DataFrame) -> DataFrame:
     refusal = F.raise_error(
         F.lit("messages are encrypted, and no key is given: give encryption_keys or encryption_key_file, or --same-ids")
     )
-    return messages.withColumn("body", F.when(_is_sealed(), refusal).otherwise(F.col("body"))).drop(OLD_ID)
+    must_open = _is_sealed() & F.col(OLD_ID).isNotNull()
+    return messages.withColumn("body", F.when(must_open, refusal).otherwise(F.col("body"))).drop(OLD_ID)
 
 
 def _is_sealed() -> Column:

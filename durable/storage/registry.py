@@ -152,6 +152,11 @@ def read(conn: Connection, schema: str, known: Collection[bytes]) -> tuple[list[
     return offers, _read_signatures(conn, schema, unknown) if unknown else {}
 
 
+def own_addresses(conn: Connection, schema: str) -> list[str]:
+    """Return the addresses of the own nodes that offer services, also of those whose lease is over."""
+    return list(conn.execute(statements.READ_OWN_ADDRESSES.within(schema), {"most": MOST_OFFERS}).scalars())
+
+
 def tell(conn: Connection, schema: str) -> None:
     """Tell the nodes that the registry has changed; in a transaction of its own."""
     conn.execute(statements.NOTIFY.within(schema), {"channel": channel(schema), "payload": CHANGED})

@@ -20,7 +20,7 @@ from durable.grammar import several
 from durable.pipeline.session import needs_spark, spark_errors
 from durable.pipeline.texts import check_name
 from durable.pipeline.undisturbed import Undisturbed, publishing
-from durable.storage import archives, placements, purging, replays
+from durable.storage import archives, placements, purging, registry, replays
 from durable.storage.readiness import check_ready
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from durable.pipeline.lake import Lake
     from durable.pipeline.plans import Plan
     from durable.pipeline.progress import Phases
+    from durable.pipeline.recognition import Here
     from durable.settings import Settings
 
 
@@ -93,6 +94,7 @@ def replay(
     if bus is not None and not dry_run:
         _declare(bus, settings)
     with needs_spark():
+        from durable.pipeline.recognition import refuse_unrecognised
         from durable.pipeline.replay import messages, refuse_foreign, refuse_forgotten
         from durable.pipeline.sealing import Sealing
     with nullcontext() if dry_run else publishing(settings, place) as undisturbed:
@@ -100,8 +102,10 @@ def replay(
             phase("starting Spark")
             session = spark.open_session([place] if place else None)
             rows, groups = _chosen(session, choice, place, plan["parquet"], phase)
+            if same_ids:
+                refuse_unrecognised(groups, destination, _here(target))
             if same_ids and place is not None:
-                refuse_foreign(rows, _database(settings), destination)
+                refuse_foreign(rows, _database(settings))
         sealing = Sealing.of(ring_of(target))
         named = messages(
             rows,
@@ -132,6 +136,20 @@ def _declare(bus: Bus, settings: Settings) -> None:
 def _database(settings: Settings) -> str | None:
     with connection(settings, read_only=True) as conn:
         return archives.known_database(conn, settings.db_schema)
+
+
+def _here(target: Target) -> Here:
+    """Find this service by its database, and by its code where that is given."""
+    from durable.pipeline.recognition import Here
+
+    bus, settings = target
+    with connection(settings, read_only=True) as conn:
+        services = archives.services(conn, settings.db_schema)
+        addresses = registry.own_addresses(conn, settings.db_schema)
+    if bus is not None:
+        services = services or [bus.service]
+        addresses += [each.uri for each in bus.application.listeners]
+    return Here(services=services, addresses=addresses, host=settings.call_host)
 
 
 def _dropped_until(settings: Settings) -> datetime | None:

@@ -51,6 +51,9 @@ FROM {schema}.offers
 WHERE leased_until > clock_timestamp() AND since BETWEEN '0001-01-02 00:00+00' AND '9999-12-30 00:00+00'
 ORDER BY service, source LIMIT :most
 """)
+READ_OWN_ADDRESSES = Statement(
+    "SELECT DISTINCT unnest(addresses) FROM {schema}.offers WHERE node_id IS NOT NULL LIMIT :most"
+)
 READ_SIGNATURES = Statement("""
 SELECT DISTINCT ON (digest) digest, CAST(signatures AS text) AS signatures FROM {schema}.offers
 WHERE digest = ANY (CAST(:digests AS bytea[])) ORDER BY digest
