@@ -16,6 +16,7 @@ _HIDING = (
 
 _SPELLINGS = "tests/unit/pipeline/test_spellings.py"
 _SUCCESSORS = "tests/pipeline/test_successors.py"
+_RECOGNITION = "tests/pipeline/test_recognition.py::test_handled_message_is_not_handled_again_under_its_id"
 _COPIES = "tests/pipeline/test_copied_lakes.py"
 
 _OUTAGES = "tests/pipeline/test_commands_in_outages.py"
@@ -456,6 +457,76 @@ ROWS = (
         killed_by=(
             "tests/pipeline/test_replay.py::test_local_messages_of_another_database_are_refused_under_their_ids",
         ),
+    ),
+    Mutant(
+        "lakes",
+        "messages of another service come in here under their ids",
+        "durable/pipeline/recognition.py",
+        before="    _refuse_others(of, here)\n",
+        after="",
+        killed_by=(f"{_RECOGNITION}[another's-came in-none]", f"{_RECOGNITION}[another's-local-none]"),
+    ),
+    Mutant(
+        "lakes",
+        "messages of a known service are taken for those of an unknown one",
+        "durable/pipeline/recognition.py",
+        before='each.side == "incoming" or each.address == LOCAL]',
+        after="False]",
+        killed_by=(
+            "tests/pipeline/test_recognition.py::test_incoming_message_is_refused_when_the_service_is_unknown"
+            "[came in-of a database]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "incoming messages go under their ids to where they are not known",
+        "durable/pipeline/recognition.py",
+        before='if each.side == "incoming"]):',
+        after="if False]):",
+        killed_by=(f"{_RECOGNITION}[own-came in-a peer]", f"{_RECOGNITION}[own-local-a peer]"),
+    ),
+    Mutant(
+        "lakes",
+        "outgoing messages go under their ids into the own inbox",
+        "durable/pipeline/recognition.py",
+        before="(destination == LOCAL or here.listens_at(destination))",
+        after="here.listens_at(destination)",
+        killed_by=(f"{_RECOGNITION}[own-sent-the inbox]",),
+    ),
+    Mutant(
+        "lakes",
+        "outgoing messages go under their ids to the own listener",
+        "durable/pipeline/recognition.py",
+        before="(destination == LOCAL or here.listens_at(destination))",
+        after="destination == LOCAL",
+        killed_by=(
+            f"{_RECOGNITION}[own-sent-a listener of the code]",
+            f"{_RECOGNITION}[own-sent-a listener of the database]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "addresses in the database are not this service's",
+        "durable/cli/pipeline/replay.py",
+        before="        addresses = registry.own_addresses(conn, settings.db_schema)\n",
+        after="        addresses: list[str] = []\n",
+        killed_by=(f"{_RECOGNITION}[own-sent-a listener of the database]",),
+    ),
+    Mutant(
+        "lakes",
+        "listeners of the code are not this service's",
+        "durable/cli/pipeline/replay.py",
+        before="        addresses += [each.uri for each in bus.application.listeners]\n",
+        after="",
+        killed_by=(f"{_RECOGNITION}[own-sent-a listener of the code]",),
+    ),
+    Mutant(
+        "lakes",
+        "incoming messages lose their endpoint on their way to the own inbox",
+        "durable/pipeline/replay.py",
+        before="came_in if same_ids and destination == LOCAL else F.lit(destination is None)",
+        after="F.lit(destination is None)",
+        killed_by=(f"{_RECOGNITION}[own-came in-the inbox]",),
     ),
     Mutant(
         "lakes",
