@@ -118,6 +118,8 @@ async def test_lake_keeps_bodies_encrypted_and_replays_them(
     ended = again("--name", "the same", "--same-ids")
     assert ended.code == 0, ended.err  # the bodies are as they were: no key is needed
     assert json.loads(ended.out)["messages"] == 6
+    ended = again("--name", "the same, into the inbox", "--same-ids", "--destination", "local")
+    assert (ended.code, json.loads(ended.out)["added"]) == (0, 0), ended.err
     assert Outbox(database_url).rows("SELECT 1 FROM durable.dead_letters") == []
 
 

@@ -530,6 +530,14 @@ ROWS = (
     ),
     Mutant(
         "lakes",
+        "messages that go back under their ids need the keys of their bodies",
+        "durable/pipeline/sealing.py",
+        before="    must_open = _is_sealed() & F.col(OLD_ID).isNotNull()\n",
+        after="    must_open = _is_sealed()\n",
+        killed_by=("tests/pipeline/test_encrypted.py::test_lake_keeps_bodies_encrypted_and_replays_them",),
+    ),
+    Mutant(
+        "lakes",
         "different ids with one number are an innocent pair",
         "durable/pipeline/ledger.py",
         before="    weights[1:][is_same & ((first[1:] != first[:-1]) | (second[1:] != second[:-1]))] = _ODD\n",
