@@ -34,7 +34,9 @@ def rewrite(conn: psycopg.Connection[Any]) -> Rewrite:
     """Rewrite the only leaf of a table that has rows, in another order than before."""
 
     def work(table: LakeTable, how: str) -> None:
-        leaf = conn.execute(f"SELECT tableoid::regclass::text FROM durable.{SOURCES[table]} LIMIT 1").fetchone()
+        leaf = conn.execute(
+            f"SELECT tableoid::regclass::text FROM durable.{SOURCES[table]} LIMIT 1".encode()
+        ).fetchone()
         assert leaf is not None
         name = leaf[0].rpartition(".")[2]
         conn.execute(f"CREATE INDEX rewritten ON durable.{name} (id)".encode())

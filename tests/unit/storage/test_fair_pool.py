@@ -79,7 +79,7 @@ class Story:
                 if waiting:
                     self.left.add(waiting[0])
                     self.come[waiting[0]].cancel()
-            case "turn":
+            case _:
                 await turn()
 
 
