@@ -154,9 +154,11 @@ class FairAsyncPool(AsyncAdaptedQueuePool):
     """A pool of an async engine: its connections go to those who wait in the order of their coming."""
 
     _queue_class = LoopLine
+    _sqla_logger_namespace = "sqlalchemy.pool.impl.AsyncAdaptedQueuePool"
 
 
 class FairPool(QueuePool):
     """The same for an engine of threads."""
 
     _queue_class = ThreadLine
+    _sqla_logger_namespace = "sqlalchemy.pool.impl.QueuePool"

@@ -35,7 +35,8 @@ LACKS = {
 
 
 def service(url: str, released: asyncio.Event) -> Bus:
-    bus = Bus("shop", url, poll_interval="100ms")
+    # A heartbeat amid a lack would end the membership.
+    bus = Bus("shop", url, poll_interval="100ms", heartbeat_interval="10m", heartbeat_stale="30m")
     bus.expects(Told)
 
     @bus.handles(Ask)

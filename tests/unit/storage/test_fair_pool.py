@@ -11,10 +11,11 @@ from typing import Any, Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy.pool import QueuePool
 from sqlalchemy.util import greenlet_spawn
 from sqlalchemy.util.queue import Empty, Full
 
-from durable.storage.fair_pool import LoopLine, ThreadLine
+from durable.storage.fair_pool import FairAsyncPool, FairPool, LoopLine, ThreadLine
 from durable.testing import eventually
 
 CONNECTIONS: Final = 2
@@ -209,3 +210,10 @@ def test_many_threads_lose_no_connection() -> None:
         served = list(threads.map(use, range(2_000)))
     assert all(served[1::2])
     assert sorted(busy.get_nowait() for _ in range(CONNECTIONS)) == [0, 1]
+
+
+@pytest.mark.parametrize("kind", [FairAsyncPool, FairPool])
+def test_pool_logs_as_the_one_of_sqlalchemy(kind: type[QueuePool]) -> None:
+    """Those who hear durable are told nothing of it."""
+    logger: Any = kind(lambda: None).logger  # type: ignore[arg-type]
+    assert logger.name.startswith("sqlalchemy.pool.impl.")
