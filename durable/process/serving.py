@@ -9,7 +9,6 @@ the bus ended      raise what has ended it
 from __future__ import annotations
 
 import asyncio
-import atexit
 import resource
 import signal
 import threading
@@ -47,6 +46,10 @@ class SecondSignal:
     def first_came(self) -> None:
         """Take the signals that follow at once for echoes of the first."""
         self._echoes_until = self._clock() + _ECHO_SECONDS
+
+    def let_echoes_pass(self) -> None:
+        """Wait until no echo can come: the interpreter that ends gives up the handlers of signals before it is gone."""
+        time.sleep(max(0.0, self._echoes_until - self._clock()))
 
     def heard(self, number: int, _: FrameType | None) -> None:
         """End the process, unless the signal is an echo."""
@@ -129,7 +132,6 @@ def run(bus: AbstractAsyncContextManager[Any], life: Life) -> None:
     second = SecondSignal()
     for number in _SIGNALS:  # for the time outside Signals, to the end of the process
         signal.signal(number, second.heard)
-    atexit.register(_ignore_echoes)
     try:
         asyncio.run(serve(bus, life, second))
     except SystemExit as error:
@@ -139,12 +141,7 @@ def run(bus: AbstractAsyncContextManager[Any], life: Life) -> None:
         life.end_watch()
         if hung := _hung_threads():
             end_process(EXIT_STUCK, "the process ends: threads of handlers go on: %s", ", ".join(hung))
-
-
-def _ignore_echoes() -> None:
-    """Let no signal end the interpreter that ends already: it gives up Python's handlers first, and takes its time."""
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+        second.let_echoes_pass()
 
 
 def _raise_limit_of_open_files() -> None:

@@ -673,11 +673,9 @@ ROWS = (
         "recovery",
         "an echo of a signal ends the interpreter that ends already",
         "durable/process/serving.py",
-        before="    atexit.register(_ignore_echoes)\n",
+        before="        second.let_echoes_pass()\n",
         after="",
-        killed_by=(
-            "tests/unit/process/test_serving.py::test_echo_during_the_end_of_the_interpreter_changes_no_exit_code[15]",
-        ),
+        killed_by=("tests/unit/process/test_serving.py::test_process_lives_until_no_echo_can_come",),
     ),
     Mutant(
         "recovery",
