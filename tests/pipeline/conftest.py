@@ -14,6 +14,7 @@ from durable.embedded import Embedded
 from durable.pipeline.session import spark_session
 from durable.storage import migrator
 from tests.support.archiving import Archiver
+from tests.support.asked_jvm import forget_answers
 from tests.support.clusters import Cluster, clusters
 from tests.support.command import Agent
 from tests.support.object_store import BUCKET, object_store
@@ -34,6 +35,11 @@ def quick_jvms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("SPARK_SUBMIT_OPTS", java_options())
         patch.setenv("PYSPARK_PYTHON", str(warm_python(tmp_path_factory.mktemp("warm"))))
         yield
+
+
+def pytest_exception_interact() -> None:
+    """What the JVM still answers to a test that ran out of time is not the answer to the next one."""
+    forget_answers()
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
+import threading
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from pyspark.sql import SparkSession
@@ -12,12 +15,33 @@ from pyspark.sql import SparkSession
 from durable.errors import DurableError, InvalidSetting, StorageUnavailable
 from durable.pipeline import session
 from durable.pipeline.session import find_java, spark_errors, spark_session
+from tests.support.asked_jvm import forget_answers
 
 
 def test_existing_session_is_used_again_and_keeps_utc(spark: SparkSession) -> None:
     assert spark_session() is spark
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.sql("SELECT CAST(TIMESTAMP '2026-01-01 00:00:00Z' AS string)").collect()[0][0] == "2026-01-01 00:00:00"
+
+
+def test_session_survives_a_test_out_of_time(spark: SparkSession) -> None:
+    def run_out(*_: object) -> NoReturn:
+        pytest.fail("ran out of time")
+
+    main, before = threading.main_thread().ident, signal.signal(signal.SIGUSR1, run_out)
+    assert main is not None
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    clock = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGUSR1))
+    try:
+        clock.start()
+        with pytest.raises(pytest.fail.Exception) as kept:
+            jvm.java.lang.Thread.sleep(1_000)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    forget_answers()
+    assert jvm.java.lang.Math.abs(-3) == 3
+    assert kept.traceback
 
 
 def test_session_takes_either_master_or_remote() -> None:
