@@ -32,6 +32,7 @@ from durable.storage.locks import nodes_class
 from durable.storage.new_work import NewWork
 from durable.storage.outages import lack_of
 from durable.storage.registry import CHANGED
+from durable.storage.session_limits import unlimited
 from durable.storage.sql import housekeeping
 from durable.storage.sql.statement import Statement
 from durable.telemetry import log
@@ -138,11 +139,9 @@ class Membership:
                 "lock_database_url: the connection goes through a pooler, which cannot keep a session's lock; "
                 "set DURABLE_LOCK_DATABASE_URL to a direct connection"
             )
-        values = ", ".join(
-            f"set_config('{name}', '{value}', false)" for name, value in _server_settings(self._settings).items()
-        )
+        own = unlimited(driver.info.server_version) | _server_settings(self._settings)
+        values = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in own.items())
         conn.exec_driver_sql(f"SELECT {values}")
-        conn.execute(self._sql(housekeeping.LIFT_TRANSACTION_LIMIT))
         row = conn.execute(
             self._sql(housekeeping.REGISTER_NODE),
             {
@@ -235,7 +234,6 @@ def _server_settings(settings: Settings) -> dict[str, str]:
         "tcp_keepalives_count": "3",
         "tcp_user_timeout": f"{_milliseconds(settings.tcp_user_timeout)}ms",
         "client_connection_check_interval": "2s",
-        "idle_session_timeout": "0",  # whatever the role has: it would end the membership between two heartbeats
         "idle_in_transaction_session_timeout": timeout,
         "statement_timeout": timeout,
         "search_path": OWN_PATH,

@@ -1,7 +1,8 @@
 """Copy of rows out of Postgres: one COPY for each slice, in Arrow batches, by ADBC. No row is ever a Python object.
 
-A pooler in transaction mode takes no settings of a session, and gives each transaction another server connection: so
-nothing is sent to it outside of a transaction, which begins with the settings, and no prepared statement has a name.
+A session has formats of its own, and no limits: whatever was set for the database or the role. A pooler in transaction
+mode takes no settings of a session, and gives each transaction another server connection: so nothing is sent to it
+outside of a transaction, which begins with the settings, and no prepared statement has a name.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, pool
 from sqlalchemy.exc import DBAPIError
@@ -22,6 +23,7 @@ from durable.storage import engines
 from durable.storage.isolation import refusal
 from durable.storage.migrator import refuse_encoding
 from durable.storage.outages import GRANT, described, is_conflict, translated
+from durable.storage.session_limits import unlimited
 from durable.storage.slices import Share, Slice, join_sql
 
 if TYPE_CHECKING:
@@ -42,8 +44,7 @@ _NETWORK = {  # a peer that is gone is noticed within some 20 seconds
     "application_name": "durable-pipeline",
     "client_encoding": "utf8",
 }
-# Whatever was set for the database or the role: values as the drivers write and read them, names as the server says
-# them.
+# Values as the drivers write and read them, names as the server says them.
 _FORMATS: Final = {
     "DateStyle": "ISO,YMD",
     "IntervalStyle": "postgres",
@@ -106,7 +107,7 @@ def arrow_connection(url: str) -> Iterator[dbapi.Connection]:
     with closing(AdbcConnection(database.handle)) as handle, closing(dbapi.Connection(database, handle)) as conn:
         if is_pooled(url):
             with closing(conn.cursor()) as cursor:
-                for statement in _at_begin():
+                for statement in _at_begin(url):
                     cursor.execute(statement)
         yield conn
         conn.rollback()
@@ -194,7 +195,7 @@ def _engine(url: str) -> Engine:
     @event.listens_for(engine, "begin")
     def _begun(conn: Connection) -> None:
         if is_pooled(url):
-            conn.exec_driver_sql("; ".join(_at_begin()))
+            conn.exec_driver_sql("; ".join(_at_begin(url)))
 
     return engine
 
@@ -204,14 +205,25 @@ def libpq_url(url: str) -> str:
     parsed = database_url.parse(url)
     if is_pooled(url):
         return parsed.libpq(**_NETWORK)
-    formats = " ".join(f"-c {name}={value}" for name, value in _FORMATS.items())
-    options = f"{formats} {parsed.query.get('options', '')}".strip()
+    settings = " ".join(f"-c {name}={value}" for name, value in _settings(url).items())
+    options = f"{settings} {parsed.query.get('options', '')}".strip()
     return replace(parsed, query={**parsed.query, "options": options}).libpq(**_NETWORK)
 
 
-@lru_cache(maxsize=4)
+class _Server(NamedTuple):
+    """Findings of the first connection."""
+
+    is_pooled: bool
+    version: int
+
+
 def is_pooled(url: str) -> bool:
-    """Tell whether the database is behind a pooler, which the first connection finds out. Raises StorageUnavailable."""
+    """Tell whether the database is behind a pooler. Raises StorageUnavailable."""
+    return _server(url).is_pooled
+
+
+@lru_cache(maxsize=4)
+def _server(url: str) -> _Server:
     import psycopg
 
     plain = database_url.parse(url).libpq(**_NETWORK)
@@ -222,9 +234,13 @@ def is_pooled(url: str) -> bool:
     )
     with translated(), engine.connect() as conn:
         first: Any = conn.connection.dbapi_connection
-        return engines.is_pooled(first)
+        return _Server(engines.is_pooled(first), first.info.server_version)
 
 
-def _at_begin() -> list[str]:
+def _settings(url: str) -> dict[str, str]:
+    return _FORMATS | unlimited(_server(url).version)
+
+
+def _at_begin(url: str) -> list[str]:
     """Return statements for one transaction, which may still become another kind: none of them needs a snapshot."""
-    return [f"SET LOCAL {name} = {value}" for name, value in _FORMATS.items()]
+    return [f"SET LOCAL {name} = {value}" for name, value in _settings(url).items()]

@@ -89,7 +89,7 @@ class Limits(NamedTuple):
         return {
             "statement_timeout": str(_milliseconds(self.statement)),
             "idle_in_transaction_session_timeout": str(_milliseconds(self.idle)),
-            **({} if self.search_path is None else {"search_path": self.search_path}),
+            **({} if self.search_path is None else {"search_path": self.search_path, "lock_timeout": "0"}),
         }
 
 

@@ -124,9 +124,9 @@ COUNT_PREPARED = Statement("SELECT count(*) FROM pg_prepared_statements WHERE na
 READ_TRANSACTION_LIMIT = Statement("""
 SELECT COALESCE((SELECT CAST(setting AS bigint) FROM pg_settings WHERE name = 'transaction_timeout'), 0)
 """)
-# Of this session, whose statements have a limit of their own.
-LIFT_TRANSACTION_LIMIT = Statement("""
-SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'transaction_timeout'
+# Of this transaction, but for those that the URL sets.
+LIFT_LIMITS = Statement("""
+SELECT set_config(name, '0', true) FROM pg_settings WHERE name = ANY (CAST(:names AS text[])) AND source <> 'client'
 """)
 READ_SERVER_SETTING = Statement("SELECT current_setting(:name)")
 # How many days from today each daily partition is; the parents are partitioned by UTC days.

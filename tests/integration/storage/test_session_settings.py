@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -17,15 +19,21 @@ from durable.agents.waking import Waker
 from durable.calls.singletons import Singletons
 from durable.cli import main
 from durable.cli.doctor.database import transaction_limit
+from durable.cli.target import schema_connection
 from durable.embedded import Embedded
 from durable.envelope import NodeId
+from durable.pipeline import copying
+from durable.pipeline.origin import locked
 from durable.recovery.membership import Membership
 from durable.settings import Settings, load_settings
 from durable.storage.database import Database
+from durable.storage.migrator import migrate_online
+from durable.storage.slices import exported_snapshot, joined
 from durable.testing import eventually
 from tests.support.command import logging_put_back
 from tests.support.one_handler import Billed
 from tests.support.pooler import pooler
+from tests.support.root import ROOT
 from tests.support.tables import Tables, shared_tables
 
 DEFAULTS = {
@@ -33,16 +41,18 @@ DEFAULTS = {
     "statement_timeout": "42s",
     "idle_in_transaction_session_timeout": "43s",
     "transaction_timeout": "44s",
+    "lock_timeout": "45s",
 }
-NODE = {
-    "idle_session_timeout": "0",
-    "statement_timeout": "9s",
-    "idle_in_transaction_session_timeout": "9s",
-    "transaction_timeout": "0",
-}
+NONE = dict.fromkeys(DEFAULTS, "0")
+NODE = NONE | {"statement_timeout": "9s", "idle_in_transaction_session_timeout": "9s"}
 AGENTS = NODE | {"idle_in_transaction_session_timeout": "5s", "transaction_timeout": "44s"}
 WAKER = AGENTS | {"statement_timeout": "3s"}
-SESSIONS = AGENTS | {"statement_timeout": "65s", "idle_in_transaction_session_timeout": "65s"}
+COMMANDS = AGENTS | {"statement_timeout": "14s", "idle_in_transaction_session_timeout": "14s"}
+SESSIONS = AGENTS | {
+    "statement_timeout": "65s",
+    "idle_in_transaction_session_timeout": "65s",
+    "lock_timeout": "45s",
+}
 SHOW = "SELECT " + ", ".join(f"current_setting('{name}')" for name in DEFAULTS)
 
 
@@ -116,10 +126,21 @@ async def of_unit_of_work(tables: Tables, driver: str) -> dict[str, str]:
         return await (await uow.session.connection()).run_sync(shown)
 
 
+async def of_command(tables: Tables, driver: str) -> dict[str, str]:
+    with schema_connection(settings_of(tables)) as conn:
+        return shown(conn)
+
+
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 @pytest.mark.parametrize(
     ("read", "expected"),
-    [(of_node, NODE), (of_agents, AGENTS), (of_waker, WAKER), (of_unit_of_work, SESSIONS)],
+    [
+        (of_node, NODE),
+        (of_agents, AGENTS),
+        (of_waker, WAKER),
+        (of_unit_of_work, SESSIONS),
+        (of_command, COMMANDS),
+    ],
 )
 async def test_session_has_its_own_limits_for_those_of_the_role(
     tables: Tables, read: Callable[..., Any], expected: dict[str, str], driver: str
@@ -127,6 +148,111 @@ async def test_session_has_its_own_limits_for_those_of_the_role(
     with_defaults(tables, **DEFAULTS)
     found = await read(tables, driver)
     assert {name: value.replace("1min5s", "65s") for name, value in found.items()} == expected
+
+
+def of_driver(url: str) -> dict[str, str]:
+    with copying.connection(url) as conn:
+        return shown(conn)
+
+
+def of_lock(url: str) -> dict[str, str]:
+    with copying.opened(url) as engine, locked(engine, "durable") as conn:
+        return shown(conn)
+
+
+def of_snapshot(url: str) -> dict[str, str]:
+    with copying.opened(url) as engine, exported_snapshot(engine) as snapshot, joined(engine, snapshot) as conn:
+        return shown(conn)
+
+
+def of_arrow(url: str) -> dict[str, str]:
+    with copying.arrow_connection(url) as conn, conn.cursor() as cursor:
+        cursor.execute(SHOW)
+        (row,) = cursor.fetchall()
+        return dict(zip(DEFAULTS, row, strict=True))
+
+
+class Migrating:
+    """Alembic's environment, whose migrations look at their session alone."""
+
+    session: dict[str, str]
+
+    def configure(self, *, connection: Connection, **_: Any) -> None:
+        self.session = shown(connection)
+
+    def begin_transaction(self) -> nullcontext[None]:
+        return nullcontext()
+
+    def run_migrations(self) -> None:
+        """Change nothing."""
+
+
+def of_migration(url: str) -> dict[str, str]:
+    migrating = Migrating()
+    migrate_online(migrating, url.replace("postgresql:", "postgresql+psycopg:"), "durable")
+    return migrating.session
+
+
+UNLIMITED = (of_driver, of_snapshot, of_arrow, of_migration)
+
+
+@pytest.mark.parametrize("read", [*UNLIMITED, of_lock])
+def test_pipeline_and_migrations_have_no_limits_of_the_role(tables: Tables, read: Callable[[str], Any]) -> None:
+    with_defaults(tables, **DEFAULTS)
+    assert read(tables.url) == NONE
+
+
+@pytest.mark.parametrize("read", UNLIMITED)
+def test_pipeline_and_migrations_have_no_limits_of_the_role_through_a_pooler(
+    tables: Tables, read: Callable[[str], Any]
+) -> None:
+    with_defaults(tables, **DEFAULTS)
+    with pooler(tables.url) as url:
+        assert read(url) == NONE
+        with psycopg.connect(url) as other:
+            assert other.execute(SHOW).fetchone() == tuple(DEFAULTS.values())
+
+
+@pytest.mark.parametrize("read", [*UNLIMITED, of_lock])
+def test_limits_of_the_url_stay(tables: Tables, read: Callable[[str], Any]) -> None:
+    given = f"{tables.url}{'&' if '?' in tables.url else '?'}options=-c%20lock_timeout%3D7s"
+    assert read(given) == NONE | {"lock_timeout": "7s"}
+
+
+def test_pipeline_has_no_limits_of_the_role_on_every_server(every_server: Embedded) -> None:
+    """Only a newer Postgres has each of them."""
+    with shared_tables(every_server) as tables:
+        names = [name for name in DEFAULTS if tables.one(f"SELECT current_setting('{name}', true)") is not None]
+        with_defaults(tables, **{name: DEFAULTS[name] for name in names})
+        shown_there = "SELECT " + ", ".join(f"current_setting('{name}')" for name in names)
+        with copying.connection(tables.url) as conn:
+            assert set(conn.exec_driver_sql(shown_there).one()) == {"0"}
+        with copying.arrow_connection(tables.url) as arrow, arrow.cursor() as cursor:
+            cursor.execute(shown_there)
+            assert {value for row in cursor.fetchall() for value in row} == {"0"}
+
+
+MAKERS = {
+    "demo/observer.py",  # of the databases that the demo makes
+    "demo/stage.py",
+    "pipeline/copying.py",
+    "recovery/membership.py",
+    "storage/answering.py",  # called by engines and membership
+    "storage/engines.py",
+    "storage/migrator.py",
+}
+CONNECTS = re.compile(r"(?:psycopg|asyncpg|Psycopg\w*|adbc_driver_postgresql)\.connect\(|create_(?:async_)?engine\(")
+
+
+def test_connections_are_made_where_their_limits_are_examined() -> None:
+    root = ROOT / "durable"
+    rooms = [root, *(ROOT / name for name in ("recovery", "transports", "migrations"))]
+    found = {
+        (room.name if room != root else "", path.relative_to(room).as_posix(), path.read_text("utf-8"))
+        for room in rooms
+        for path in room.rglob("*.py")
+    }
+    assert {f"{room}/{name}".lstrip("/") for room, name, text in found if CONNECTS.search(text)} == MAKERS
 
 
 async def test_member_stays_one_when_idle_sessions_are_ended(tables: Tables) -> None:
