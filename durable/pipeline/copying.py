@@ -29,6 +29,7 @@ from durable.storage.slices import Share, Slice, join_sql
 if TYPE_CHECKING:
     import pyarrow
     from adbc_driver_manager import AdbcDatabase, dbapi
+    from adbc_driver_manager._reader import AdbcRecordBatchReader
 
 _Published = TypeVar("_Published")
 _MOST_CONFLICTS: Final = 20
@@ -62,29 +63,46 @@ def copy(
     Raises StorageUnavailable when the database cannot be used, the snapshot is over, or a table was written into
     another file since its blocks were planned; InvalidSetting when the role may not read them.
     """
-    from adbc_driver_manager import Error
     from adbc_driver_postgresql import StatementOptions
 
     options = {StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
+    with told("reading from the database failed"), arrow_connection(url) as conn, closing(conn.cursor()) as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        if snapshot is not None:
+            cursor.execute(join_sql(snapshot))
+        if patience is not None:
+            cursor.execute(f"SET LOCAL lock_timeout = {patience // _MILLISECOND}")
+        cursor.adbc_statement.set_options(**options)
+        for part in share:
+            if part.file is not None:
+                _hold_file(cursor, part)
+            cursor.execute(part.select(columns))
+            with closing(_batches(cursor)) as batches:
+                yield from (batch for batch in batches if batch.num_rows)
+
+
+@contextmanager
+def told(fault: str) -> Iterator[None]:
+    """Translate an error of ADBC. Raises StorageUnavailable; InvalidSetting where the role lacks a right."""
+    from adbc_driver_manager import Error
+
     try:
-        with arrow_connection(url) as conn, closing(conn.cursor()) as cursor:
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            if snapshot is not None:
-                cursor.execute(join_sql(snapshot))
-            if patience is not None:
-                cursor.execute(f"SET LOCAL lock_timeout = {patience // _MILLISECOND}")
-            cursor.adbc_statement.set_options(**options)
-            for part in share:
-                if part.file is not None:
-                    _hold_file(cursor, part)
-                cursor.execute(part.select(columns))
-                with closing(cursor.fetch_record_batch()) as batches:
-                    yield from (batch for batch in batches if batch.num_rows)
+        yield
     except Error as error:
-        said = f"reading from the database failed: {' '.join(str(error).split())}"
+        said = f"{fault}: {' '.join(str(error).split())}"
         if error.sqlstate == _NO_PERMISSION:
             raise InvalidSetting(f"{said}; {GRANT}") from error
         raise StorageUnavailable(said) from error
+
+
+def _batches(cursor: dbapi.Cursor) -> AdbcRecordBatchReader:
+    """Return the result. Its errors are the driver's, with their SQLSTATE; those of the cursor's own are bare OSErrors
+    amid the rows.
+    """
+    from adbc_driver_manager._reader import AdbcRecordBatchReader
+
+    stream = cursor.fetch_arrow()
+    return AdbcRecordBatchReader._import_from_c(stream.address)
 
 
 def _hold_file(cursor: dbapi.Cursor, part: Slice) -> None:

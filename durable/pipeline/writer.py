@@ -31,7 +31,7 @@ from durable.failpoints import failpoint
 from durable.grammar import suggestion
 from durable.pipeline import bodies, contents
 from durable.pipeline.contents import Contents
-from durable.pipeline.copying import arrow_connection, connection, publishing
+from durable.pipeline.copying import arrow_connection, connection, publishing, told
 from durable.pipeline.positions import positions
 from durable.pipeline.publishable import DIGESTS, check_schema, dated, is_local, order_of, staged, whole
 from durable.pipeline.queueing import queueing
@@ -296,19 +296,14 @@ def _telling(known: str) -> Iterator[None]:
 
 def _copy(to: Target, table: str, batches: Iterator[pa.RecordBatch]) -> None:
     """Copy into a table that this transaction makes: an attempt that dies leaves no rows."""
-    from adbc_driver_manager import Error
-
     first = next(batches, None)
     if first is None:
         return
     rows = pa.RecordBatchReader.from_batches(first.schema, _chain(first, batches))
-    try:
-        with arrow_connection(to.url) as conn, closing(conn.cursor()) as cursor:
-            cursor.execute(staging.make_sql(to.schema), (table,))
-            cursor.adbc_ingest(table, rows, mode="append", db_schema_name=to.schema)
-            conn.commit()
-    except Error as error:
-        raise StorageUnavailable(f"the rows could not be staged: {str(error).strip()}") from error
+    with told("the rows could not be staged"), arrow_connection(to.url) as conn, closing(conn.cursor()) as cursor:
+        cursor.execute(staging.make_sql(to.schema), (table,))
+        cursor.adbc_ingest(table, rows, mode="append", db_schema_name=to.schema)
+        conn.commit()
 
 
 def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:

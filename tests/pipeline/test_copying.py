@@ -1,18 +1,26 @@
-"""Databases of ADBC in one process: one for a URL while it is in use, and none that is neither in use nor kept."""
+"""Databases of ADBC in one process: one for a URL while it is in use, and none that is neither in use nor kept.
+
+Errors of a COPY are told in the words of durable, wherever it meets them.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
 import adbc_driver_postgresql
+import psycopg
 import pytest
 from adbc_driver_manager import AdbcDatabase
 
+from durable.errors import InvalidSetting, StorageUnavailable
 from durable.pipeline import copying
-from durable.pipeline.copying import arrow_connection
+from durable.pipeline.copying import arrow_connection, copy
+from durable.storage.slices import Slice
+from tests.support.root import ROOT
 
 KEPT = 4
 
@@ -106,3 +114,41 @@ def test_threads_leave_no_more_databases_open_than_are_kept(database_url: str, h
         assert list(pool.map(ask, urls)) == [17] * len(urls)
     assert handles.opened > KEPT
     assert handles.opened - len(handles.closed) == KEPT
+
+
+FAILS = """
+CREATE FUNCTION public.fail_at(number bigint) RETURNS text LANGUAGE plpgsql AS $$ BEGIN
+    IF number > 100000 THEN {fault}; END IF;
+    RETURN repeat('x', 100);
+END $$
+"""
+FAULTS = {
+    "a right is missing": ("RAISE insufficient_privilege", InvalidSetting, r"insufficient_privilege.*--grant-to ROLE$"),
+    "an error": ("PERFORM 1 / (number - number)", StorageUnavailable, "division by zero"),
+    "the session is ended": (
+        "PERFORM pg_terminate_backend(pg_backend_pid())",
+        StorageUnavailable,
+        "terminat|closed the connection",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("first", [1, 100_001], ids=["amid-the-rows", "at-the-first-row"])
+def test_fault_of_a_copy_is_told_with_its_remedy(database_url: str, fault: str, first: int) -> None:
+    statement, raised, said = FAULTS[fault]
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        conn.execute(FAILS.format(fault=statement).encode())
+    rows, read = Slice(f"generate_series({first}::bigint, 200000) AS n"), list[int]()
+    with pytest.raises(raised, match=rf"^reading from the database failed: .*(?:{said})"):
+        read.extend(batch.num_rows for batch in copy(database_url, (rows,), ["public.fail_at(n)"]))
+    assert bool(read) == (first == 1)
+
+
+BARE = re.compile(r"fetch_record_batch\(|from adbc_driver_manager import .*\bError\b")
+
+
+def test_results_of_adbc_are_read_where_their_errors_are_translated() -> None:
+    texts = {path.name: path.read_text("utf-8") for path in (ROOT / "durable").rglob("*.py")}
+    found = {name: BARE.findall(text) for name, text in texts.items() if BARE.search(text)}
+    assert found == {"copying.py": ["from adbc_driver_manager import Error"]}

@@ -177,8 +177,8 @@ ROWS = (
         "lakes",
         "the pipeline takes a pooler for a direct connection",
         "durable/pipeline/copying.py",
-        before="        return engines.is_pooled(first)\n",
-        after="        return False\n",
+        before="_Server(engines.is_pooled(first), ",
+        after="_Server(False, ",
         killed_by=(
             f"{_POOLER}::test_transaction_through_a_pooler_has_formats_of_its_own",
             f"{_POOLER}::test_lock_through_a_pooler_is_refused[verify]",
@@ -188,7 +188,7 @@ ROWS = (
         "lakes",
         "a transaction through a pooler has the formats of the role",
         "durable/pipeline/copying.py",
-        before='            conn.exec_driver_sql("; ".join(_at_begin()))\n',
+        before='            conn.exec_driver_sql("; ".join(_at_begin(url)))\n',
         after="            pass\n",
         killed_by=(f"{_POOLER}::test_transaction_through_a_pooler_has_formats_of_its_own",),
     ),
@@ -1116,7 +1116,7 @@ ROWS = (
         "lakes",
         "blocks are read after their table was rewritten",
         "durable/pipeline/copying.py",
-        before="                if part.file is not None:\n                    _hold_file(cursor, part)\n",
+        before="            if part.file is not None:\n                _hold_file(cursor, part)\n",
         after="",
         killed_by=(
             "tests/pipeline/test_rewritten_tables.py::"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_LIMITS = "tests/integration/storage/test_session_settings.py"
 _LACKS = "tests/integration/storage/test_lacks.py"
 _OUTAGES = "tests/integration/storage/test_outages.py"
 _RIGHTS = "tests/integration/cli/test_migrate_rights.py"
@@ -604,16 +605,6 @@ ROWS = (
     ),
     Mutant(
         "storage",
-        "the node's own session ends when it is idle, as the role has it",
-        "recovery/membership.py",
-        before='        "idle_session_timeout": "0",  # whatever the role has: it would end the membership between two heartbeats\n',
-        after="",
-        killed_by=(
-            "tests/integration/storage/test_session_settings.py::test_member_stays_one_when_idle_sessions_are_ended",
-        ),
-    ),
-    Mutant(
-        "storage",
         "what a trigger of the application lacks is told as durable's",
         "durable/storage/outages.py",
         before="if advice is None or _is_within_code(error, schema):",
@@ -820,11 +811,12 @@ ROWS = (
     ),
     Mutant(
         "storage",
-        "transactions of the node's own session have the limit of the role",
+        "the node's own session has the limits of the role",
         "recovery/membership.py",
-        before="        conn.execute(self._sql(housekeeping.LIFT_TRANSACTION_LIMIT))\n",
-        after="",
+        before="own = unlimited(driver.info.server_version) | _server_settings(self._settings)",
+        after="own = _server_settings(self._settings)",
         killed_by=(
+            "tests/integration/storage/test_session_settings.py::test_member_stays_one_when_idle_sessions_are_ended",
             "tests/integration/storage/test_session_settings.py::test_session_has_its_own_limits_for_those_of_the_role[of_node-expected0-psycopg]",
         ),
     ),
@@ -846,6 +838,63 @@ ROWS = (
             f"{_LACKS}::test_lack_is_named_with_its_advice[a right-with parameters-asyncpg]",
             f"{_LACKS}::test_fault_of_a_trigger_of_the_application_is_none_of_durable"
             "[a right-at once-with parameters-psycopg]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "the pipeline has the limits of the role",
+        "durable/pipeline/copying.py",
+        before="    return _FORMATS | unlimited(_server(url).version)\n",
+        after="    return _FORMATS\n",
+        killed_by=(
+            f"{_LIMITS}::test_pipeline_and_migrations_have_no_limits_of_the_role[of_lock]",
+            f"{_LIMITS}::test_pipeline_and_migrations_have_no_limits_of_the_role[of_arrow]",
+            f"{_LIMITS}::test_pipeline_and_migrations_have_no_limits_of_the_role_through_a_pooler[of_snapshot]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "migrations have the limits of the role",
+        "durable/storage/migrator.py",
+        before='        conn.execute(LIFT_LIMITS.within(schema), {"names": list(LIMITS)})\n',
+        after="",
+        killed_by=(f"{_LIMITS}::test_pipeline_and_migrations_have_no_limits_of_the_role[of_migration]",),
+    ),
+    Mutant(
+        "storage",
+        "migrations lift a limit that the URL sets",
+        "durable/storage/sql/housekeeping.py",
+        before=" AND source <> 'client'\n",
+        after="\n",
+        killed_by=(f"{_LIMITS}::test_limits_of_the_url_stay[of_migration]",),
+    ),
+    Mutant(
+        "storage",
+        "statements of the agents wait for locks as long as the role lets them",
+        "durable/storage/engines.py",
+        before='{"search_path": self.search_path, "lock_timeout": "0"}',
+        after='{"search_path": self.search_path}',
+        killed_by=(f"{_LIMITS}::test_session_has_its_own_limits_for_those_of_the_role[of_agents-expected1-asyncpg]",),
+    ),
+    Mutant(
+        "storage",
+        "a limit that only a newer Postgres has is set on every server",
+        "durable/storage/session_limits.py",
+        before="LIMITS if version >= _HAS_TRANSACTION_TIMEOUT else LIMITS[:-1]",
+        after="LIMITS",
+        killed_by=(f"{_LIMITS}::test_pipeline_has_no_limits_of_the_role_on_every_server[pg15]",),
+    ),
+    Mutant(
+        "storage",
+        "a copy that fails amid its rows raises an error of the system",
+        "durable/pipeline/copying.py",
+        before="            with closing(_batches(cursor)) as batches:\n",
+        after="            with closing(cursor.fetch_record_batch()) as batches:\n",
+        killed_by=(
+            "tests/pipeline/test_copying.py::"
+            "test_fault_of_a_copy_is_told_with_its_remedy[amid-the-rows-the session is ended]",
+            "tests/pipeline/test_copying.py::"
+            "test_fault_of_a_copy_is_told_with_its_remedy[amid-the-rows-a right is missing]",
         ),
     ),
     Mutant(
