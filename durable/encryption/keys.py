@@ -12,7 +12,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -22,12 +21,11 @@ import msgspec
 from durable import strict_json
 from durable.arguments import checked_names
 from durable.errors import InvalidSetting
-from durable.messages.sealed import LONGEST_KEY_ID
+from durable.messages.sealed import KEY_ID
 from durable.settings import Settings
 
 KEY_BYTES: Final = 32
 
-_KEY_ID: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{LONGEST_KEY_ID}}}")
 _MEMBERS: Final = ("keys", "encrypts", "tenants")
 
 
@@ -49,7 +47,7 @@ class Keys:
             if not isinstance(value, Mapping):  # and nothing of it is shown
                 raise InvalidSetting(f"Keys: {name}: give a mapping, not {type(value).__name__}")
         for key_id, key in self.keys.items():
-            if not isinstance(key_id, str) or not _KEY_ID.fullmatch(key_id):
+            if not isinstance(key_id, str) or not KEY_ID.fullmatch(key_id):
                 raise InvalidSetting(f"Keys: keys: {key_id!r} is no key id; give letters, digits, '.', '-' and '_'")
             if not isinstance(key, bytes) or len(key) != KEY_BYTES:
                 raise InvalidSetting(f"Keys: keys: {key_id!r} must be {KEY_BYTES} bytes; make one by os.urandom(32)")

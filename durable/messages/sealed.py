@@ -13,6 +13,7 @@ nonce and another ciphertext, and keeps its digest.
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import Final, NamedTuple
 
@@ -21,6 +22,7 @@ TAG_BYTES: Final = 16
 NONCE_BYTES: Final = 12
 DIGEST_BYTES: Final = 8
 LONGEST_KEY_ID: Final = 100
+KEY_ID: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{LONGEST_KEY_ID}}}")
 KEY_ID_AT: Final = len(MAGIC) + DIGEST_BYTES + NONCE_BYTES
 """Position of the length of the key id, from 0."""
 
@@ -54,7 +56,10 @@ def joined(sealed: Sealed) -> bytes:
 
 
 def parted(body: bytes) -> Sealed | None:
-    """The parts of an encrypted body; None when it is broken off, or no encrypted body at all."""
+    """The parts of an encrypted body; None when it is broken off, or no encrypted body at all.
+
+    SQL finds the same key ids (durable.storage.sql.columns).
+    """
     if not body.startswith(MAGIC) or len(body) <= KEY_ID_AT:
         return None
     nonce_at = len(MAGIC) + DIGEST_BYTES
@@ -68,6 +73,8 @@ def parted(body: bytes) -> Sealed | None:
     try:
         key_id, destination = body[KEY_ID_AT + 1 : ends].decode(), body[starts:after].decode()
     except UnicodeDecodeError:
+        return None
+    if not KEY_ID.fullmatch(key_id):
         return None
     return Sealed(body[len(MAGIC) : nonce_at], body[nonce_at:KEY_ID_AT], key_id, destination, body[after:])
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from durable.messages.sealed import KEY_ID_AT, MAGIC
+from durable.messages.sealed import KEY_ID_AT, MAGIC, TAG_BYTES
 from durable.storage.sql.parked import PARKED_OWNER
 from tests.support.tables import Tables
 
 _SEALED: Final = (MAGIC.ljust(KEY_ID_AT, b"\0") + bytes([4])).hex()
+_AFTER_KEY_ID: Final = bytes(2 + TAG_BYTES).hex()
 
 
 def _waiting(side: str, address: str, kind: str, *, body: str = "'{}'", owner: int = 0, due: str = "NULL") -> str:
@@ -46,7 +47,8 @@ SELECT 'incoming', 'shop', '{}', 'Error' || n, 'test', 'f' || n, 7 FROM generate
         "incoming",
         "'shop'",
         "'a.b'",
-        body=f"decode('{_SEALED}', 'hex') || convert_to(lpad(CAST(n AS text), 4, '0'), 'UTF8')",
+        body=f"decode('{_SEALED}', 'hex') || convert_to(lpad(CAST(n AS text), 4, '0'), 'UTF8') || "
+        f"decode('{_AFTER_KEY_ID}', 'hex')",
         owner=PARKED_OWNER,
     ),
     "providers": """

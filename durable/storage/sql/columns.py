@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.messages.sealed import DIGEST_BYTES, KEY_ID_AT, MAGIC
+from durable.messages.sealed import DIGEST_BYTES, KEY_ID_AT, LONGEST_KEY_ID, MAGIC, TAG_BYTES
 
 ENVELOPE: Final = (
     "id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, body, sent_at, "
@@ -58,6 +58,13 @@ REMEMBERED: Final = "id, endpoint, message_digest, sent_at, CAST(NULL AS bigint)
 NO_TERMS: Final = "0, CAST(NULL AS timestamptz)"
 
 
+# A conversion would fail at other bytes. Each dot is a digit of hex.
+_UTF8_IN_HEX: Final = (
+    "^([0-7].|(c[2-9a-f]|d.)[89ab].|(e0[ab].|e[1-9abcef][89ab].|ed[89].)[89ab].|"
+    "(f0[9ab].|f[123][89ab].|f48.)[89ab].[89ab].)*$"
+)
+
+
 def remember_undated(rows: str) -> str:
     """The insert of these ids without a day, which returns those that are new. `rows` have the columns of REMEMBERED,
     the terms and the due time.
@@ -107,15 +114,29 @@ def known_digest(moved: str) -> str:
 
 
 def is_sealed(body: str) -> str:
-    """The condition that a body is encrypted (durable.messages.sealed)."""
-    magic = f"decode('{MAGIC.hex()}', 'hex')"
-    return f"(octet_length({body}) > {KEY_ID_AT} AND substring({body} FROM 1 FOR {len(MAGIC)}) = {magic})"
+    """The condition that a body is encrypted, or looks so (durable.messages.sealed)."""
+    return f"(substring({body} FROM 1 FOR {len(MAGIC)}) = decode('{MAGIC.hex()}', 'hex'))"
 
 
 def key_id_of(body: str) -> str:
-    """The id of the key of an encrypted body; NULL for a readable one."""
-    key_id = f"substring({body} FROM {KEY_ID_AT + 2} FOR get_byte({body}, {KEY_ID_AT}))"
-    return f"CASE WHEN {is_sealed(body)} THEN encode({key_id}, 'escape') END"
+    """The id of the key of an encrypted body; NULL for a readable one, and for one that is broken off.
+
+    These are the key ids that durable.messages.sealed.parted() finds.
+    """
+    key_bytes = f"get_byte({body}, {KEY_ID_AT})"
+    ends = f"{KEY_ID_AT + 1} + {key_bytes}"
+    address_bytes = f"(256 * get_byte({body}, {ends}) + get_byte({body}, {ends} + 1))"
+    key_id = f"encode(substring({body} FROM {KEY_ID_AT + 2} FOR {key_bytes}), 'escape')"
+    address = f"encode(substring({body} FROM {ends} + 3 FOR {address_bytes}), 'hex')"
+    return f"""CASE WHEN {is_sealed(body)} AND octet_length({body}) > {KEY_ID_AT} THEN
+        CASE WHEN octet_length({body}) >= {ends} + 2 AND {key_bytes} BETWEEN 1 AND {LONGEST_KEY_ID} THEN
+        CASE WHEN octet_length({body}) >= {ends} + 2 + {address_bytes} + {TAG_BYTES}
+            AND {key_id} ~ '^[A-Za-z0-9._-]+$' AND {address} ~ '{_UTF8_IN_HEX}' THEN {key_id} END END END"""
+
+
+def carries_digest(body: str) -> str:
+    """The condition that durable.messages.sealed.digest_of() finds a digest."""
+    return f"({is_sealed(body)} AND octet_length({body}) >= {len(MAGIC) + DIGEST_BYTES})"
 
 
 def carried_digest(body: str) -> str:

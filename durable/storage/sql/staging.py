@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.storage.sql.columns import DATED, NO_TERMS, carried_digest, is_sealed, remember_undated
+from durable.storage.sql.columns import DATED, NO_TERMS, carried_digest, carries_digest, remember_undated
 from durable.storage.sql.statement import Statement
 
 _ENVELOPE: Final = (
@@ -151,7 +151,7 @@ def _differs(known: str, column: str) -> str:
 def _bodies_differ(known: str) -> str:
     if known != "known":
         return "staged.body_differs"
-    return f"""CASE WHEN {is_sealed("known.body")} THEN {_body_differs(carried_digest("known.body"))}
+    return f"""CASE WHEN {carries_digest("known.body")} THEN {_body_differs(carried_digest("known.body"))}
         WHEN staged.message_digest & 1 = 1 THEN '{UNTOLD}'
         WHEN known.body <> staged.body THEN 'body' END"""
 

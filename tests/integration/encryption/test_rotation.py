@@ -18,11 +18,14 @@ import pytest
 
 from durable import Bus, Keys, Retry, Settings, message
 from durable.cli.keys.rotation import Rotated, rotate_all
+from durable.cli.target import schema_connection
 from durable.embedded.ports import free_port
 from durable.encryption.ring import KeyRing
 from durable.messages.digest import message_digest
 from durable.messages.registry import encrypted_types
-from durable.messages.sealed import parted
+from durable.messages.sealed import KEY_ID_AT, MAGIC, parted
+from durable.settings import load_settings
+from durable.storage import encrypted
 from durable.storage.encrypted import Wanted
 from durable.testing import eventually
 from tests.failure.workbench import QUICK
@@ -184,6 +187,28 @@ async def test_unopened_body_is_left(tables: Tables) -> None:
     assert any("no encryption key 'lost' here" in reason for reason in inbox.unopened)
     assert any("was changed on the way, or in the table" in reason for reason in inbox.unopened)
     assert keys_in(tables, "incoming_envelopes") == {"a", "b", "lost"}
+
+
+BROKEN_OFF = [MAGIC, MAGIC + b"\xff" * 60, MAGIC.ljust(KEY_ID_AT, b"\0") + b"\x03\xff\xfe\xfd" + b"rest" * 10]
+
+
+async def test_broken_off_body_needs_no_key_and_is_left(tables: Tables) -> None:
+    shop = Shop(tables.url, Keys({"a": A}))
+    await shop.store(*map(Paid, range(4)), delay=3_600)
+    for number, body in enumerate(BROKEN_OFF):
+        await tables.change(
+            f"UPDATE durable.incoming_envelopes SET body = '\\x{body.hex()}' WHERE seq = "
+            f"(SELECT seq FROM durable.incoming_envelopes ORDER BY seq OFFSET {number} LIMIT 1)"
+        )
+    keys = Keys({"b": B, "a": A})
+    with schema_connection(load_settings(database_url=tables.url)) as conn:
+        found = encrypted.count_keys(conn, "durable", encrypted_types(), everything=False)
+        locked = encrypted.count_locked(conn, "durable", ["b"])
+    inbox = {each.key_id: (each.rows, each.readable) for each in found if each.place == "inbox"}
+    assert inbox == {"a": (1, 0), None: (3, 0)}
+    assert [(each.key_id, each.rows) for each in locked] == [("a", 1)]
+    rotated = (await run(tables, keys))["inbox"]
+    assert (rotated.total, rotated.done, rotated.left, rotated.unopened_count) == (1, 1, 0, 0)
 
 
 @contextmanager
