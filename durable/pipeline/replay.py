@@ -28,7 +28,7 @@ from durable.pipeline.chunks import chunks
 from durable.pipeline.positions import SORTABLE, is_sortable
 from durable.pipeline.progress import Show
 from durable.pipeline.publish import publish, uuid8, uuid8_of
-from durable.pipeline.sealing import OLD_ID, Sealing, missing_keys, sealed
+from durable.pipeline.sealing import OLD_ID, Sealing, opening, sealed, unopened
 from durable.pipeline.session import spark_errors
 from durable.pipeline.texts import check_name, check_texts
 from durable.settings import Settings
@@ -58,15 +58,17 @@ def messages(
     destination: str | None = None,
     order_by: Sequence[str] = ORDER,
     sealing: Sealing | None = None,
+    leave_unopened: bool = False,
 ) -> DataFrame:
     """The rows that have a body, as the messages of this replay: for where they went, or came in, or `destination`.
 
     They keep their correlation and causation. With `same_ids` they also keep the time at which they were sent, and what
     came in keeps its endpoint where the destination is `local`: its receiver knows it there. They are published in the
     order of `order_by`. Encrypted bodies are sealed anew by `sealing`, where the id or the address is another; without
-    it Spark fails at the first of them. Raises InvalidSetting when `order_by` names a column which they do not have,
-    for a name that is not printable or too long, for a destination that is no address, and for encrypted bodies whose
-    key is missing.
+    it Spark fails at the first of them. `leave_unopened`: leave out those that do not open.
+
+    Raises InvalidSetting when `order_by` names a column which they do not have, for a name that is not printable or too
+    long, for a destination that is no address, and for encrypted bodies that do not open.
     """
     from pyspark.sql import functions as F
 
@@ -88,11 +90,13 @@ def messages(
     if not same_ids or destination is not None:
         columns[OLD_ID] = F.when(F.lit(not same_ids) | ~goes_back, F.col("id"))
     found = rows.where(F.col("body").isNotNull()).select(*(column.alias(kept) for kept, column in columns.items()))
-    if sealing is not None and OLD_ID in columns:
+    if OLD_ID in columns and leave_unopened:
+        found = opening(found, sealing)
+    elif OLD_ID in columns and sealing is not None:
         with spark_errors():
-            missing = missing_keys(found.where(F.col(OLD_ID).isNotNull()), sealing)
-        if missing:
-            raise InvalidSetting(f"encryption_keys: no key {', '.join(missing)}, which these messages need; give it")
+            left = unopened(found, sealing)
+        if left:
+            raise InvalidSetting(f"encryption_keys: {left}; give each key, or leave these out with --leave-unopened")
     return sealed(found, sealing)
 
 

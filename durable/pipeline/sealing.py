@@ -13,10 +13,11 @@ also after a rotation.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from uuid import UUID
 
 import msgspec
@@ -24,10 +25,11 @@ import msgspec
 from durable.encryption.keys import Keys
 from durable.encryption.ring import KeyRing
 from durable.envelope import Envelope
-from durable.errors import InvalidMessage, InvalidSetting
+from durable.errors import Forged, InvalidMessage, InvalidSetting, MissingKey
+from durable.grammar import several
 from durable.messages.digest import bytes_digest
 from durable.messages.registry import encrypted_types
-from durable.messages.sealed import DIGEST_BYTES, KEY_ID_AT, MAGIC, is_sealed
+from durable.messages.sealed import DIGEST_BYTES, MAGIC, is_sealed
 from durable.pipeline.publishable import DIGESTS
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 OLD_ID: Final = "sealed_for_id"
 """Column with the id that an encrypted body was sealed for, where that is another than the row's."""
 
+_TO_OPEN: Final = ["id", "message_type", "destination", "headers", "body", OLD_ID]
 _ANY_TIME: Final = datetime(2000, 1, 1, tzinfo=UTC)
 _headers = msgspec.json.Decoder(dict[str, str])
 
@@ -111,14 +114,92 @@ def sealed(messages: DataFrame, sealing: Sealing | None, *, with_digests: bool =
     return messages.mapInArrow(seal, T.StructType(kinds))
 
 
-def missing_keys(messages: DataFrame, sealing: Sealing) -> list[str]:
-    """Return the keys that these messages need and the sealing has not: one pass over the bodies."""
+class Unopened(NamedTuple):
+    """Messages whose encrypted bodies do not open: how many need each key that is not here, and how many have bodies
+    that are forged or broken off, with the fault of one of them.
+    """
+
+    missing: Mapping[str, int]
+    forged: int = 0
+    fault: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.forged)
+
+    def __str__(self) -> str:
+        told = [f"no key {key_id}, which {count:,} of these messages need" for key_id, count in self.missing.items()]
+        if self.forged:
+            told.append(f"{several(self.forged, 'bodies')} that no key opens, such as: {self.fault}")
+        return ", and ".join(told)
+
+
+def unopened(messages: DataFrame, sealing: Sealing) -> Unopened:
+    """Find the messages that are to be opened, and do not open: one pass over the bodies."""
     from pyspark.sql import functions as F
 
-    length = F.conv(F.hex(F.substring("body", KEY_ID_AT + 1, 1)), 16, 10).cast("int")
-    key_id = F.decode(F.col("body").substr(F.lit(KEY_ID_AT + 2), length), "UTF-8")
-    used = messages.where(_is_sealed()).select(key_id.alias("key_id")).distinct().collect()
-    return sorted(row.key_id for row in used if row.key_id not in sealing.keys.keys)
+    def find(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        missing, forged = Counter[str](), list[str]()
+        for fault in _faults(batches, sealing.ring):
+            if isinstance(fault, MissingKey):
+                missing[fault.key_id] += 1
+            elif fault is not None:
+                forged.append(str(fault))
+        rows = [{"key_id": key_id, "count": count, "fault": None} for key_id, count in missing.items()]
+        rows += [{"key_id": None, "count": len(forged), "fault": forged[0]}] if forged else []
+        if rows:
+            yield pa.RecordBatch.from_pylist(
+                rows, pa.schema({"key_id": pa.string(), "count": pa.int64(), "fault": pa.string()})
+            )
+
+    needed = messages.where(_is_sealed() & F.col(OLD_ID).isNotNull()).select(*_TO_OPEN)
+    found = needed.mapInArrow(find, "key_id string, count bigint, fault string").collect()
+    missing = Counter[str]()
+    for row in found:
+        if row.key_id is not None:
+            missing[row.key_id] += row["count"]
+    faults = [row for row in found if row.key_id is None]
+    return Unopened(
+        dict(sorted(missing.items())),
+        sum(row["count"] for row in faults),
+        min((row.fault for row in faults), default=""),
+    )
+
+
+def opening(messages: DataFrame, sealing: Sealing | None) -> DataFrame:
+    """Leave out the messages that are to be opened, and do not open."""
+    from pyspark.sql import functions as F
+
+    if sealing is None:
+        return messages.where(~(_is_sealed() & F.col(OLD_ID).isNotNull()))
+
+    def keep(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        ring = sealing.ring
+        for batch in batches:
+            yield batch.filter(pa.array([fault is None for fault in _faults([batch.select(_TO_OPEN)], ring)]))
+
+    return messages.mapInArrow(keep, messages.schema)
+
+
+def _faults(batches: Iterable[pa.RecordBatch], ring: KeyRing) -> Iterator[MissingKey | Forged | None]:
+    """Tell of each row why its body does not open; None for one that opens, or that nobody is to open."""
+    for batch in batches:
+        for row in batch.to_pylist():
+            yield _fault(row, ring)
+
+
+def _fault(row: Mapping[str, Any], ring: KeyRing) -> MissingKey | Forged | None:
+    if row[OLD_ID] is None or _is_refused(row) or not is_sealed(message := _bytes(row["body"])):
+        return None
+    before = _before(row, message)
+    try:
+        ring.open(before, ring.parts(before))
+    except (MissingKey, Forged) as fault:
+        return fault
+    return None
 
 
 def _refuse_sealed(messages: DataFrame) -> DataFrame:
@@ -128,7 +209,10 @@ def _refuse_sealed(messages: DataFrame) -> DataFrame:
     if OLD_ID not in messages.columns:
         return messages
     refusal = F.raise_error(
-        F.lit("messages are encrypted, and no key is given: give encryption_keys or encryption_key_file, or --same-ids")
+        F.lit(
+            "messages are encrypted, and no key is given: give encryption_keys or encryption_key_file, or --same-ids, "
+            "or leave them out with --leave-unopened"
+        )
     )
     must_open = _is_sealed() & F.col(OLD_ID).isNotNull()
     return messages.withColumn("body", F.when(must_open, refusal).otherwise(F.col("body"))).drop(OLD_ID)
@@ -147,19 +231,29 @@ def _columns(batch: pa.RecordBatch, *more: str) -> list[str]:
 
 def _sealed(row: Mapping[str, Any], sealing: Sealing, ring: KeyRing) -> bytes | None:
     body = row["body"]
-    if body is None or row["id"] is None or row["message_type"] is None or row["destination"] is None:
-        return None if body is None else _bytes(body)  # refused by the writer, which says why
+    if _is_refused(row):
+        return None if body is None else _bytes(body)
     message = _bytes(body)
     envelope = _envelope(row, message)
     if not is_sealed(message):
         return ring.seal(envelope, message, row["destination"]) if sealing.must_seal(row["message_type"]) else message
-    if (old_id := row.get(OLD_ID)) is None:
+    if row.get(OLD_ID) is None:
         return message
-    before = msgspec.structs.replace(envelope, id=UUID(bytes=bytes(old_id)))
+    before = _before(row, message)
     parts = ring.parts(before)
     # What came in is sealed for the address that its sender named.
     to = parts.destination if row.get("endpoint") is not None else row["destination"]
     return ring.seal(envelope, ring.open(before, parts), to, digest=parts.digest, key_id=parts.key_id)
+
+
+def _is_refused(row: Mapping[str, Any]) -> bool:
+    """Tell of a row that is no message; the writer refuses it, and says why."""
+    return any(row[name] is None for name in ("id", "message_type", "destination", "body"))
+
+
+def _before(row: Mapping[str, Any], body: bytes) -> Envelope:
+    """Make the envelope that a body was sealed for."""
+    return msgspec.structs.replace(_envelope(row, body), id=UUID(bytes=bytes(row[OLD_ID])))
 
 
 def _digests(row: Mapping[str, Any], ring: KeyRing) -> bytes | None:

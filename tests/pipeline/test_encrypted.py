@@ -10,16 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psycopg
+import pyarrow as pa
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from durable import Bus, Keys, Retry, message
-from durable.errors import InvalidMessage, InvalidSetting
-from durable.messages.sealed import is_sealed, parted
+from durable.errors import Forged, InvalidMessage, InvalidSetting, MissingKey
+from durable.messages.sealed import KEY_ID_AT, MAGIC, is_sealed, parted
 from durable.pipeline import publish
 from durable.pipeline.archive import archive
 from durable.pipeline.lake import Lake
 from durable.pipeline.origin import Origin
+from durable.pipeline.sealing import OLD_ID, Sealing, _faults
 from durable.pipeline.source import register
 from durable.settings import load_settings
 from durable.testing import eventually
@@ -27,9 +32,11 @@ from tests.support import canary
 from tests.support.canary import CANARY
 from tests.support.command import Agent
 from tests.support.publishing import Outbox
+from tests.support.sealed_looks import looking_sealed
 
 pytestmark = pytest.mark.timeout(600)  # to be cut off amid a call leaves the session of all tests unusable
 A, B = (bytes([number]) * 32 for number in (1, 2))
+BROKEN_OFF = [MAGIC, MAGIC + b"\xff" * 60, MAGIC.ljust(KEY_ID_AT, b"\0") + b"\x03\xff\xfe\xfd" + b"rest" * 10]
 
 
 @message("sealed.placed", encrypted=True)
@@ -94,7 +101,7 @@ async def test_lake_keeps_bodies_encrypted_and_replays_them(
     assert (refused.code, "messages are encrypted, and no key is given" in refused.err) == (1, True), refused.err
     give(monkeypatch, b=B)
     refused = again("--name", "first")
-    assert (refused.code, "encryption_keys: no key a, which these messages need" in refused.err) == (2, True)
+    assert (refused.code, "encryption_keys: no key a, which 6 of these messages need; give" in refused.err) == (2, True)
     assert Outbox(database_url).rows("SELECT 1 FROM durable.incoming_envelopes") == []
 
     give(monkeypatch, a=A)
@@ -214,3 +221,70 @@ def test_written_bodies_are_encrypted_with_a_file_of_keys(
     bodies = [bytes(body) for (body,) in Outbox(database_url).rows("SELECT body FROM durable.outgoing_envelopes")]
     assert len(bodies) == 4
     assert all(map(is_sealed, bodies))
+
+
+FAULTS = {
+    "a key is missing": "no key b, which 2 of these messages need",
+    "bodies only look encrypted": "3 bodies that no key opens, such as: body of ",
+    "a key has other bytes": "2 bodies that no key opens, such as: the encrypted body of ",
+}
+
+GIVEN: dict[str, dict[str, bytes]] = {
+    "a key is missing": {"a": A},
+    "bodies only look encrypted": {"a": A, "b": B},
+    "a key has other bytes": {"a": A, "b": A},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("dry_run", [True, False], ids=["dry-run", "run"])
+async def test_replay_tells_unopened_bodies_and_leaves_them_out_on_request(
+    spark: SparkSession,
+    agent: Agent,
+    database_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    dry_run: bool,
+) -> None:
+    sent = Shop(database_url)
+    sent.bus.keys_from(lambda: Keys({"a": A, "b": B}, tenants={"tenant-1": "b"}))
+    await sent.send(*range(4))
+    await sent.handle(4)
+    if fault == "bodies only look encrypted":
+        with psycopg.connect(database_url, autocommit=True) as conn:
+            ids = conn.execute("SELECT id FROM durable.envelope_history ORDER BY id").fetchall()
+            for (each,), body in zip(ids, BROKEN_OFF, strict=False):
+                conn.execute("UPDATE durable.envelope_history SET body = %s WHERE id = %s", (body, each))
+    origin = Origin(url=database_url, schema="durable", service="shop")
+    archive(lambda: spark, Lake(str(tmp_path / "lake")), "history", origin)
+    give(monkeypatch, **GIVEN[fault])
+
+    def again(*arguments: str) -> Any:
+        asked = ("--json", "--database", database_url, "--type", "sealed.placed", "--name", "again", *arguments)
+        return agent("pipeline", "replay", *asked, *(["--dry-run"] if dry_run else []))
+
+    refused = again()
+    assert (refused.code, f"encryption_keys: {FAULTS[fault]}" in refused.err) == (2, True), refused.err
+    assert "or leave these out with --leave-unopened" in refused.err
+    opened, left = (1, 3) if fault == "bodies only look encrypted" else (2, 2)
+    ended = again("--leave-unopened")
+    assert ended.code == 0, ended.err
+    told = json.loads(ended.out)
+    assert (told["messages"], told["unopened"], told["added"]) == (opened, left, 0 if dry_run else opened)
+
+
+@settings(deadline=None)
+@example(bodies=BROKEN_OFF)
+@given(bodies=st.lists(looking_sealed(), min_size=1, max_size=20))
+def test_unopened_body_is_told_by_its_key_or_as_forged(bodies: list[bytes]) -> None:
+    about = {"id": bytes(16), "message_type": "sealed.placed", "destination": "local", "headers": "{}"}
+    rows = [about | {"body": body, OLD_ID: bytes(16)} for body in bodies]
+    found = list(_faults([pa.RecordBatch.from_pylist(rows)], Sealing(Keys({"a": A})).ring))
+    for body, fault in zip(bodies, found, strict=True):
+        parts = parted(body)
+        if parts is None or parts.key_id == "a":
+            assert isinstance(fault, Forged)
+        else:
+            assert isinstance(fault, MissingKey)
+            assert fault.key_id == parts.key_id

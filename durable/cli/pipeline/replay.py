@@ -45,6 +45,12 @@ Destination = Annotated[
 SameIds = Annotated[
     bool, typer.Option("--same-ids", help="keep the ids: only services that never saw a message handle it")
 ]
+LeaveUnopened = Annotated[
+    bool,
+    typer.Option(
+        "--leave-unopened", help="leave out messages whose encrypted bodies do not open, such as for lack of their key"
+    ),
+]
 OrderBy = Annotated[
     list[str] | None,
     typer.Option(
@@ -65,6 +71,7 @@ def replay(
     lake: LakeUrl = None,
     destination: Destination = None,
     same_ids: SameIds = False,
+    leave_unopened: LeaveUnopened = False,
     order_by: OrderBy = None,
     dry_run: DryRun = False,
     rate: Rate = None,
@@ -114,12 +121,14 @@ def replay(
             destination=destination,
             order_by=plan["order-by"],
             sealing=sealing,
+            leave_unopened=leave_unopened,
         )
         if same_ids:
             refuse_forgotten(named, settings.dedupe_window, _dropped_until(settings))
         if not dry_run:
             _begin(settings, name, plan)
-        outcome = _replay(named, groups, settings, undisturbed, rate, chunk)
+        left = _unopened(named, groups) if leave_unopened else 0
+        outcome = _replay(named, groups, left, settings, undisturbed, rate, chunk)
     return Ended(
         outcome | {"name": name, "dry_run": dry_run, "groups": [group._asdict() for group in groups]},
         [_table(groups), _sentence(outcome, dry_run)],
@@ -203,6 +212,7 @@ def _chosen(
 def _replay(
     chosen: DataFrame,
     groups: Sequence[Group],
+    unopened: int,
     settings: Settings,
     undisturbed: Undisturbed | None,
     rate: float | None,
@@ -213,14 +223,24 @@ def _replay(
         from durable.pipeline import replay
 
     without_body = sum(group.without_body for group in groups)
-    total = sum(group.messages for group in groups) - without_body
+    total = _with_body(groups) - unopened
     added = 0
     if undisturbed is not None:
         with progress("replay: publishing") as show:
             total, added = replay.replay(
                 chosen, settings, total=total, chunk_size=chunk, rate=rate, show=show, check=undisturbed.check
             )
-    return {"messages": total, "without_body": without_body, "added": added}
+    return {"messages": total, "without_body": without_body, "unopened": unopened, "added": added}
+
+
+def _with_body(groups: Sequence[Group]) -> int:
+    return sum(group.messages - group.without_body for group in groups)
+
+
+def _unopened(named: DataFrame, groups: Sequence[Group]) -> int:
+    """Count the messages that were left out because their bodies do not open."""
+    with spark_errors():
+        return _with_body(groups) - named.count()
 
 
 def _table(groups: Sequence[Group]) -> Table:
@@ -230,6 +250,8 @@ def _table(groups: Sequence[Group]) -> Table:
 
 def _sentence(outcome: dict[str, int], dry_run: bool) -> str:
     left = f"; {outcome['without_body']:,} have no body and stay out" if outcome["without_body"] else ""
+    if outcome["unopened"]:
+        left += f"; {several(outcome['unopened'], 'unopened bodies', 'stay')} out"
     if dry_run:
         return f"{several(outcome['messages'], 'messages')} would be replayed{left}"
     return f"{several(outcome['messages'], 'messages')} replayed, {outcome['added']:,} of them added{left}"

@@ -538,6 +538,36 @@ ROWS = (
     ),
     Mutant(
         "lakes",
+        "a replay begins with bodies that do not open",
+        "durable/pipeline/replay.py",
+        before="        if left:\n",
+        after="        if False:\n",
+        killed_by=(
+            "tests/pipeline/test_encrypted.py::"
+            "test_replay_tells_unopened_bodies_and_leaves_them_out_on_request[run-a key is missing]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a replay that leaves unopened bodies out publishes them",
+        "durable/pipeline/sealing.py",
+        before="pa.array([fault is None for fault in",
+        after="pa.array([True for fault in",
+        killed_by=(
+            "tests/pipeline/test_encrypted.py::"
+            "test_replay_tells_unopened_bodies_and_leaves_them_out_on_request[run-bodies only look encrypted]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a forged body ends a replay in its tasks",
+        "durable/pipeline/sealing.py",
+        before="    except (MissingKey, Forged) as fault:\n",
+        after="    except MissingKey as fault:\n",
+        killed_by=("tests/pipeline/test_encrypted.py::test_unopened_body_is_told_by_its_key_or_as_forged",),
+    ),
+    Mutant(
+        "lakes",
         "different ids with one number are an innocent pair",
         "durable/pipeline/ledger.py",
         before="    weights[1:][is_same & ((first[1:] != first[:-1]) | (second[1:] != second[:-1]))] = _ODD\n",
