@@ -96,7 +96,8 @@ def messages(
         with spark_errors():
             left = unopened(found, sealing)
         if left:
-            raise InvalidSetting(f"encryption_keys: {left}; give each key, or leave these out with --leave-unopened")
+            advice = "give each key, or " if left.missing else ""
+            raise InvalidSetting(f"encryption_keys: {left}; {advice}leave them out with --leave-unopened")
     return sealed(found, sealing)
 
 
