@@ -30,6 +30,7 @@ import secrets
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, NamedTuple
@@ -117,8 +118,9 @@ def archive(
     is not the database that was archived; StorageUnavailable.
     """
     schema, source = origin.schema, SOURCES[table]
-    with opened(origin.url) as engine, locked(engine, schema) as conn:
-        begun, left = begin(engine, conn, lake, table, origin, wish)
+    with _telling_of_move(lake) as moved_from, opened(origin.url) as engine, locked(engine, schema) as conn:
+        begun, left, former = begin(engine, conn, lake, table, origin, wish)
+        moved_from += [] if former is None else [former]
         low, base = lake.offset(begun.app_id, table), archives.generation_base(conn, schema)
         whose = Whose(origin.service, archives.database(conn, schema))
         running = horizons.running(conn, schema)
@@ -165,6 +167,21 @@ def archive(
         lost=lost_lives.by_day(lake, table, whose) if wish.is_successor else {},
         was_restored=begun.lost_below is not None,
     )
+
+
+@contextmanager
+def _telling_of_move(lake: Lake) -> Iterator[list[str]]:
+    """End an error with what has become of the database, whose former lake is put into the list when it has moved."""
+    moved_from: list[str] = []
+    try:
+        yield moved_from
+    except DurableError as error:
+        if not moved_from:
+            raise
+        raise type(error)(
+            f"{error}; the database has moved to lake {lake.url} all the same: run the same command again, which goes "
+            f"on there, or go back by --new-lake --lake {moved_from[0]}"
+        ) from error.__cause__
 
 
 class _Part(NamedTuple):

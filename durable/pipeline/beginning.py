@@ -49,6 +49,8 @@ class Begun(NamedTuple):
 
     archive: Archive
     gone: Mapping[date, int]
+    left: str | None = None
+    """The lake that it has just left."""
 
 
 NO_WISH: Final = Wish()
@@ -81,7 +83,8 @@ def begin(engine: Engine, conn: Connection, lake: Lake, table: LakeTable, origin
         archives.forget_found(conn, schema, side.source, side.commit_id)
     archives.confirm(conn, schema, side.source, side.offset)
     archives.rewind(conn, schema, side.source, side.offset)
-    return Begun(archives.read(conn, schema, side.source), gone.get(table, {}))
+    left = side.known.lake.removesuffix(f"/{table}") if side.moves else None
+    return Begun(archives.read(conn, schema, side.source), gone.get(table, {}), left)
 
 
 def _earlier_name(conn: Connection, lake: Lake, origin: Origin, wish: Wish) -> str | None:

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from durable.errors import ArchiveConflict, DurableError, InvalidSetting, StorageUnavailable
-from durable.pipeline.archive import archive
+from durable.pipeline.archive import ArchiveTask, archive
 from durable.pipeline.beginning import Wish
 from durable.pipeline.copying import opened
 from durable.pipeline.lake import Lake
@@ -218,6 +218,35 @@ def test_second_lake_is_refused_without_the_option_new_lake(
         archiver.run()
     assert archiver.run(wish=Wish(is_new_lake=True)).rows == 5
     assert archiver.run().rows == 0
+
+
+@pytest.mark.parametrize("goes_back", [False, True], ids=["goes-on", "goes-back"])
+def test_fault_after_a_move_tells_the_lake_of_now_and_the_way_on(
+    archiver: Archiver, conn: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_back: bool
+) -> None:
+    add_history(conn, 5)
+    archiver.run(local_rows=10)
+    former, new = archiver.lake, Lake(str(tmp_path / "elsewhere"))
+    add_history(conn, 2, first=6)
+    archiver.lake = new
+    with monkeypatch.context() as patch:
+        patch.setattr(ArchiveTask, "write", failing)
+        with pytest.raises(StorageUnavailable) as raised:
+            archiver.run(wish=Wish(is_new_lake=True), local_rows=10)
+        assert str(raised.value) == (
+            f"the server went away; the database has moved to lake {new.url} all the same: run the same command again, "
+            f"which goes on there, or go back by --new-lake --lake {former.url}"
+        )
+        with pytest.raises(StorageUnavailable, match=r"^the server went away$"):  # nothing moves
+            archiver.run(wish=Wish(is_new_lake=True), local_rows=10)
+    archiver.lake = former if goes_back else new
+    assert archiver.run(wish=Wish(is_new_lake=True), local_rows=10).rows == (2 if goes_back else 7)
+    assert archiver.ids() == [*range(1, 8)]
+    assert archiver.verify().is_whole
+
+
+def failing(*_: Any) -> Any:
+    raise StorageUnavailable("the server went away")
 
 
 def test_archive_refuses_a_database_restored_to_an_earlier_state(

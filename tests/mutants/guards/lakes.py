@@ -568,6 +568,16 @@ ROWS = (
     ),
     Mutant(
         "lakes",
+        "a fault after a move does not tell that the database has moved",
+        "durable/pipeline/archive.py",
+        before="        moved_from += [] if former is None else [former]\n",
+        after="",
+        killed_by=(
+            "tests/pipeline/test_archive.py::test_fault_after_a_move_tells_the_lake_of_now_and_the_way_on[goes-on]",
+        ),
+    ),
+    Mutant(
+        "lakes",
         "different ids with one number are an innocent pair",
         "durable/pipeline/ledger.py",
         before="    weights[1:][is_same & ((first[1:] != first[:-1]) | (second[1:] != second[:-1]))] = _ODD\n",
