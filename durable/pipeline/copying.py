@@ -24,7 +24,7 @@ from durable.storage.isolation import refusal
 from durable.storage.migrator import refuse_encoding
 from durable.storage.outages import GRANT, described, is_conflict, translated
 from durable.storage.session_limits import unlimited
-from durable.storage.slices import Share, Slice, join_sql
+from durable.storage.slices import Share, Slice, join_sql, refuse_other_file
 
 if TYPE_CHECKING:
     import pyarrow
@@ -109,11 +109,7 @@ def _hold_file(cursor: dbapi.Cursor, part: Slice) -> None:
     """Raise StorageUnavailable unless the blocks of this slice are those that were planned, to the end."""
     cursor.execute(part.hold_file())
     cursor.execute(part.read_file())
-    if cursor.fetchall() != [(part.file,)]:
-        raise StorageUnavailable(
-            f"{part.relation}: was written into another file meanwhile (VACUUM FULL, CLUSTER, pg_repack), so that its "
-            "rows lie elsewhere; nothing of it was read: run the same again"
-        )
+    refuse_other_file(part, *cursor.fetchone() or (None,))
 
 
 @contextmanager

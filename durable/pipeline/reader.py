@@ -11,12 +11,13 @@ from pyspark.sql.types import StructType
 
 from durable.errors import InvalidSetting
 from durable.pipeline.columns import COLUMNS
-from durable.pipeline.copying import connection, copy
+from durable.pipeline.copying import copy, opened
 from durable.pipeline.filters import condition
 from durable.pipeline.read_options import ReadOptions, selected
 from durable.storage import slices
+from durable.storage.outages import translated
 from durable.storage.readiness import check_ready
-from durable.storage.slices import Share, Slice
+from durable.storage.slices import Share, Slice, Snapshot
 
 if TYPE_CHECKING:
     import pyarrow
@@ -48,12 +49,14 @@ class EnvelopeReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        with connection(options.url) as conn:
-            check_ready(conn, options.schema)
+        with opened(options.url) as engine, translated():
+            with engine.begin() as conn:
+                check_ready(conn, options.schema)
             if options.snapshot is None:
                 shares: list[Share] = [(Slice(slices.relation(options.schema, options.table)),)]
             else:
-                shares = slices.by_blocks(conn, options.schema, options.table, options.partitions or _PARTITIONS)
+                with slices.joined(engine, Snapshot(options.snapshot)) as conn:
+                    shares = slices.by_blocks(conn, options.schema, options.table, options.partitions or _PARTITIONS)
         filters = tuple(self._conditions)
         return [SharePartition(tuple(replace(part, filters=filters) for part in share)) for share in shares]
 

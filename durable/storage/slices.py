@@ -3,7 +3,8 @@
 By blocks, for a whole table: the blocks of all leaves, laid end to end, are cut into shares of one size, whatever the
 size of each leaf. Rows move between blocks, and between leaves, while a table is read; so this is right only within
 one snapshot, which the driver exports and every task joins. VACUUM FULL and CLUSTER put even the rows of the snapshot
-elsewhere, into another file: a task reads blocks of the file that they were planned for, or of none.
+elsewhere, into another file, and a day that is dropped or truncated has none of them any more: a task reads blocks of
+the file that they were planned for, or of none.
 
     with exported_snapshot(engine) as snapshot:        shares(conn, ...)  ──>  task: JOIN SNAPSHOT, COPY each slice
                                                                           ──>  task: JOIN SNAPSHOT, COPY each slice
@@ -21,6 +22,7 @@ from typing import NamedTuple, TypeAlias
 
 from sqlalchemy import Connection, Engine
 
+from durable.errors import StorageUnavailable
 from durable.storage.sql import archive as statements
 
 
@@ -123,10 +125,23 @@ def relation(schema: str, table: str) -> str:
 
 
 def by_blocks(conn: Connection, schema: str, table: str, count: int) -> list[Share]:
-    """The whole table in up to so many shares; none is empty unless the table is, which is one share."""
-    leaves = conn.execute(statements.READ_LEAVES.within(schema), {"table": relation(schema, table)}).all()
-    shared = _shared([Extent(leaf, 0, blocks, file) for leaf, file, blocks in leaves], count)
+    """The whole table, as the snapshot of this transaction has it, in up to so many shares; none is empty unless the
+    table is, which is one share.
+
+    Raises StorageUnavailable when a leaf was dropped since the snapshot, or was written into another file.
+    """
+    leaves = conn.execute(statements.READ_LEAVES.within(schema), {"schema": schema, "table": table}).all()
+    for leaf, file, _, file_now in leaves:
+        if file_now != file:
+            raise _moved(relation(schema, leaf), is_gone=file_now is None)
+    shared = _shared([Extent(leaf, 0, blocks, file) for leaf, file, blocks, _ in leaves], count)
     return [tuple(_slice(schema, each) for each in share) for share in shared]
+
+
+def refuse_other_file(part: Slice, file_now: int | None) -> None:
+    """Raise StorageUnavailable unless the blocks of this slice lie in this file."""
+    if part.file != file_now:
+        raise _moved(part.relation, is_gone=False)
 
 
 def by_transactions(schema: str, table: str, low: int, high: int, count: int) -> list[Share]:
@@ -147,6 +162,14 @@ def survey(conn: Connection, schema: str, table: str, low: int, high: int) -> li
     found = statements.BY_TRANSACTION[table].survey.within(schema)
     rows = conn.execute(found, {"low": low, "high": high})
     return [Survey(leaf, count, int(first), int(last), file) for leaf, file, count, first, last in rows]
+
+
+def _moved(relation: str, *, is_gone: bool) -> StorageUnavailable:
+    how = "was dropped" if is_gone else "was written into another file (VACUUM FULL, CLUSTER, TRUNCATE, pg_repack)"
+    return StorageUnavailable(
+        f"{relation}: {how} meanwhile, and the rows of the snapshot are elsewhere or gone; nothing of it was read: run "
+        "the same again, within a new snapshot"
+    )
 
 
 def _slice(schema: str, of: Extent) -> Slice:

@@ -82,10 +82,39 @@ def test_read_by_blocks_is_whole_or_refused_when_its_table_is_rewritten(
     with consistent(database_url) as options:
         delete_rows(conn, table)
 
-        refused = pytest.raises(StorageUnavailable, match=r"was written into another file meanwhile .*: run the same")
-        with nullcontext() if how == "nothing" else refused:
-            assert read(database_url, options["snapshot"], table, lambda: rewrite(table, how)) == 400
-        assert read(database_url, options["snapshot"], table, lambda: None) == 400, "wherever they are"
+        refused = pytest.raises(StorageUnavailable, match=r"was written into another file .*: run the same")
+        for between in (lambda: rewrite(table, how), lambda: None):
+            with nullcontext() if how == "nothing" else refused:
+                assert read(database_url, options["snapshot"], table, between) == 400
+    with consistent(database_url) as options:
+        assert read(database_url, options["snapshot"], table, lambda: None) == 200
+
+
+CHANGES: Final = {
+    "DROP": ("DROP TABLE durable.{leaf}", "was dropped meanwhile.*within a new snapshot"),
+    "TRUNCATE": ("TRUNCATE durable.{leaf}", "was written into another file .*within a new snapshot"),
+    "VACUUM FULL": ("VACUUM (FULL) durable.{leaf}", "was written into another file .*within a new snapshot"),
+    "DETACH": ("ALTER TABLE durable.envelope_history DETACH PARTITION durable.{leaf}", None),
+    "DELETE": ("DELETE FROM durable.{leaf}", None),
+    "VACUUM": ("VACUUM durable.{leaf}", None),
+    "INSERT": ("INSERT INTO durable.{leaf} SELECT (jsonb_populate_record(l, extra)).* FROM durable.{leaf} l, "
+        "jsonb_build_object('id', gen_random_uuid()) extra", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_reads_within_one_snapshot_are_alike_or_refused_when_a_day_changes_between_them(
+    conn: psycopg.Connection[Any], database_url: str, how: str
+) -> None:
+    add_history(conn, 400, finished_at=datetime.now(UTC))
+    leaf = conn.execute("SELECT tableoid::regclass::text FROM durable.envelope_history LIMIT 1").fetchone()
+    assert leaf is not None
+    change, said = CHANGES[how]
+    with consistent(database_url) as options:
+        assert read(database_url, options["snapshot"], "history", lambda: None) == 400
+        conn.execute(change.format(leaf=leaf[0].rpartition(".")[2]).encode())
+        with nullcontext() if said is None else pytest.raises(StorageUnavailable, match=said):
+            assert read(database_url, options["snapshot"], "history", lambda: None) == 400
 
 
 @pytest.mark.parametrize("how", ["VACUUM FULL", "CLUSTER"])
@@ -108,7 +137,7 @@ def test_rows_are_archived_once_when_their_table_is_rewritten_after_the_survey(
 
     with monkeypatch.context() as patch:
         patch.setattr(slices, "of_survey", rewritten)
-        with pytest.raises(StorageUnavailable, match="was written into another file meanwhile"):
+        with pytest.raises(StorageUnavailable, match=r"was written into another file .*within a new snapshot"):
             archiver.run(table)
     done = archiver.run(table)
     left = conn.execute(f"SELECT count(*) FROM durable.{SOURCES[table]}".encode()).fetchone()

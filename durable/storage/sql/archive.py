@@ -41,13 +41,19 @@ JOIN_SNAPSHOT = Statement("SET TRANSACTION SNAPSHOT '{snapshot}'")
 HOLD_FILE: Final = "LOCK TABLE {relation} IN ACCESS SHARE MODE"
 READ_FILE: Final = "SELECT CAST(pg_relation_filenode(CAST('{relation}' AS regclass)) AS bigint)"
 
-# A table without partitions is no tree to Postgres; it is its own leaf. The file is looked at before its size.
+# Leaves and files as the snapshot of the transaction has them, as functions on the catalog would not; then, in this
+# order, the size and the file as they are now, NULL for what is gone. A table without partitions is its own leaf.
 READ_LEAVES = Statement("""
-SELECT c.relname AS leaf, CAST(pg_relation_filenode(c.oid) AS bigint) AS file,
-    pg_relation_size(c.oid) / CAST(current_setting('block_size') AS integer) AS blocks
-FROM pg_class c
-WHERE (c.oid = CAST(:table AS regclass) AND c.relkind = 'r')
-    OR c.oid IN (SELECT relid FROM pg_partition_tree(CAST(:table AS regclass)) WHERE isleaf)
+WITH RECURSIVE tree AS (
+    SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = CAST(:schema AS name) AND c.relname = CAST(:table AS name)
+    UNION ALL SELECT i.inhrelid FROM pg_inherits i JOIN tree ON i.inhparent = tree.oid
+)
+SELECT c.relname AS leaf, CAST(c.relfilenode AS bigint) AS file,
+    pg_relation_size(c.oid) / CAST(current_setting('block_size') AS integer) AS blocks,
+    CAST(pg_relation_filenode(c.oid) AS bigint) AS file_now
+FROM pg_class c JOIN tree USING (oid)
+WHERE c.relkind = 'r'
 ORDER BY c.relname
 """)
 

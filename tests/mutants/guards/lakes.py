@@ -1165,6 +1165,28 @@ ROWS = (
     ),
     Mutant(
         "lakes",
+        "a second read within a snapshot passes over days that are gone by then",
+        "durable/storage/slices.py",
+        before="        if file_now != file:",
+        after="        if file_now is None and file is None:",
+        killed_by=(
+            "tests/pipeline/test_rewritten_tables.py::"
+            "test_reads_within_one_snapshot_are_alike_or_refused_when_a_day_changes_between_them[TRUNCATE]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a read within a snapshot takes the days of the present",
+        "durable/pipeline/reader.py",
+        before="                with slices.joined(engine, Snapshot(options.snapshot)) as conn:",
+        after="                with engine.begin() as conn:",
+        killed_by=(
+            "tests/pipeline/test_rewritten_tables.py::"
+            "test_reads_within_one_snapshot_are_alike_or_refused_when_a_day_changes_between_them[DROP]",
+        ),
+    ),
+    Mutant(
+        "lakes",
         "the dead letter of a local copy hides a lost remote one",
         "durable/pipeline/matching.py",
         before="*_remote(of[LETTER])]",
