@@ -9,7 +9,7 @@ A day is known by the names of its files: the rows of its rollups carry them, an
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Final
 
@@ -44,17 +44,21 @@ _DAYS_AT_ONCE: Final = 30
 def bring_up_to_date(
     spark: SparkSession, lake: Lake, since: date | None, until: date | None, show: Show = lambda done, total: None
 ) -> int:
-    """Compute what is new among these days. Returns how many days that were. Raises as check_place() does."""
+    """Compute what is new among these days, and forget those that the history has no more, as after a restore.
+
+    Returns how many days that were. Raises as check_place() does.
+    """
     check_place(lake)
-    files = {
-        day: name
-        for day, name in _files_by_day(lake).items()
+    files, known = _files_by_day(lake), [_known(lake, each) for each in ROLLUPS]
+    stale = sorted(
+        day
+        for day in set(files).union(*known)
         if (since is None or day >= since) and (until is None or day < until)
-    }
-    stale = sorted(day for day, name in files.items() if any(_known(lake, each).get(day) != name for each in ROLLUPS))
+        if any(computed.get(day) != files.get(day) for computed in known)
+    )
     for first in range(0, len(stale), _DAYS_AT_ONCE):
         show(first, len(stale))
-        _replace(spark, lake, {day: files[day] for day in stale[first : first + _DAYS_AT_ONCE]})
+        _replace(spark, lake, stale[first : first + _DAYS_AT_ONCE], files)
     show(len(stale), len(stale))
     return len(stale)
 
@@ -74,9 +78,8 @@ def read(
     return spark.createDataFrame(table.drop_columns("files"))
 
 
-def _replace(spark: SparkSession, lake: Lake, files: Mapping[date, str]) -> None:
+def _replace(spark: SparkSession, lake: Lake, days: Sequence[date], files: Mapping[date, str]) -> None:
     """Each rollup of these days, in one commit each."""
-    days = sorted(files)
     history = lake.read(spark, "history", days[0]).where(transform.is_of("day", days))
     for name, compute in ROLLUPS.items():
         rows = compute(history).toArrow()

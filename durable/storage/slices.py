@@ -21,6 +21,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeAlias
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DataError, ProgrammingError
 
 from durable.errors import StorageUnavailable
 from durable.storage.sql import archive as statements
@@ -104,8 +105,16 @@ def exported_snapshot(engine: Engine) -> Iterator[Snapshot]:
 
 
 def join_snapshot(conn: Connection, snapshot: Snapshot) -> None:
-    """See what it saw. To be called first in a transaction at REPEATABLE READ."""
-    conn.exec_driver_sql(join_sql(snapshot.name))
+    """See what it saw. To be called first in a transaction at REPEATABLE READ.
+
+    Raises StorageUnavailable when the snapshot is over.
+    """
+    try:
+        conn.exec_driver_sql(join_sql(snapshot.name))
+    except (ProgrammingError, DataError) as error:
+        raise StorageUnavailable(
+            f"snapshot {snapshot.name}: is over, or never was in this database; take a new one"
+        ) from error
 
 
 @contextmanager

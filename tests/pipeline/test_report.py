@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
@@ -40,6 +41,19 @@ def test_days_are_computed_once_and_again_after_new_rows(spark: SparkSession, la
     more = report(spark, lake)
     assert (more.days_computed, more.totals["handled"]) == (1, 6)
     assert [row["total"] for row in more.nodes] == [6, 6]
+
+
+def test_report_forgets_days_when_the_history_was_restored(spark: SparkSession, tmp_path: Path) -> None:
+    lake = fill(Lake(str(tmp_path / "lake")), history(1, 2, 3))
+    before = shutil.copytree(lake.table_url("history"), tmp_path / "before")
+    fill(lake, history(DAY, DAY + 600))
+    assert report(spark, lake).totals["handled"] == 5
+    shutil.rmtree(lake.table_url("history"))
+    before.rename(lake.table_url("history"))
+    back = report(spark, lake)
+    assert (back.days_computed, back.totals["handled"]) == (1, 3)
+    assert sum(row["total"] for row in back.throughput if row["side"] == "incoming") == 3
+    assert report(spark, lake).days_computed == 0
 
 
 def test_report_counts_only_the_chosen_days(spark: SparkSession, lake: Lake) -> None:

@@ -1176,6 +1176,14 @@ ROWS = (
     ),
     Mutant(
         "lakes",
+        "a report counts days that a restored history lacks",
+        "durable/pipeline/rollups.py",
+        before="        for day in set(files).union(*known)\n",
+        after="        for day in files\n",
+        killed_by=("tests/pipeline/test_report.py::test_report_forgets_days_when_the_history_was_restored",),
+    ),
+    Mutant(
+        "lakes",
         "a read within a snapshot takes the days of the present",
         "durable/pipeline/reader.py",
         before="                with slices.joined(engine, Snapshot(options.snapshot)) as conn:",
