@@ -731,8 +731,8 @@ class Bus:
         paused listener see Busy; occurrences of a paused schedule are passed over. The pause is a row of `circuits`,
         committed by itself when this returns, also inside a unit of work or a handler, whose rollback does not end it;
         the other nodes obey it within a moment. `reason` is shown to operators. Call it while the bus runs, as a node
-        or send-only; elsewhere there is `durable-agent pause`. Raises InvalidSetting for a time that is not above 0, or
-        when not exactly one target is named.
+        or send-only; elsewhere there is `durable-agent pause`. Raises InvalidSetting for a time that is not above 0,
+        when not exactly one target is named, and for a time after which a parked key would go on.
         """
         time = None if for_ is None else length_of_time("pause", "for_", for_)
         if time is not None and time <= timedelta(0):

@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 
 from durable.duration import within_calendar
 from durable.envelope import NodeId
+from durable.errors import InvalidSetting
 from durable.listed import SHOWN, Listed, start
 from durable.storage.database import channel
 from durable.storage.sql import circuits as circuit_statements
@@ -25,6 +26,9 @@ class CircuitKind(StrEnum):
     LISTENER = "listener"
     SCHEDULE = "schedule"
     KEY = "key"
+
+
+PARKABLE: Final = (CircuitKind.KEY, CircuitKind.HANDLER)
 
 
 class OpenCircuit(NamedTuple):
@@ -42,7 +46,7 @@ class OpenCircuit(NamedTuple):
     def is_parked(self) -> bool:
         """True for a key, or an ordered handler, that a dead letter has stopped: a node did it, and it has no end."""
         is_endless = not self.probing and self.until is None
-        return is_endless and self.actor.startswith(NODE) and self.kind in (CircuitKind.KEY, CircuitKind.HANDLER)
+        return is_endless and self.actor.startswith(NODE) and self.kind in PARKABLE
 
 
 def open_circuit(
@@ -75,10 +79,22 @@ def close_circuit(conn: Connection, schema: str, kind: CircuitKind, key: str) ->
 def pause(
     conn: Connection, schema: str, kind: CircuitKind, key: str, *, reason: str, actor: str, duration: timedelta | None
 ) -> None:
-    """Open it now, for this time or until resume(), and tell the nodes at once: the word of an operator."""
-    params = _named(schema, kind, key) | _said(reason, actor, duration)
-    conn.execute(circuit_statements.PAUSE.within(schema), params)
+    """Open it now, for this time or until resume(), and tell the nodes at once: the word of an operator.
+
+    What a dead letter has parked stays so, until resume(). Raises InvalidSetting for a time that would end it.
+    """
+    params = _named(schema, kind, key) | _said(reason, actor, duration) | {"node": NODE}
+    is_paused = conn.execute(circuit_statements.PAUSE.within(schema), params).first() is not None
+    if not is_paused and duration is not None:
+        raise parked_already(kind, key)
     _forget_counts(conn, schema, kind, key)
+
+
+def parked_already(kind: CircuitKind, key: str) -> InvalidSetting:
+    """Return the error about a pause whose end would let the messages behind a dead letter go on."""
+    return InvalidSetting(
+        f"pause: {kind} {key} is parked by a dead letter, until it is resumed; leave it so, or pause it without an end"
+    )
 
 
 def pause_each(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from durable.clock import Clock
-from durable.storage.circuits import CircuitKind
+from durable.storage.circuits import NODE, PARKABLE, CircuitKind, parked_already
 
 
 @dataclass
@@ -16,7 +16,12 @@ class MemoryCircuit:
     reason: str
     since: datetime
     until: datetime | None
+    actor: str
     probing: bool
+
+    @property
+    def is_parked(self) -> bool:
+        return not self.probing and self.until is None and self.actor.startswith(NODE)
 
     def has_ended(self, now: datetime) -> bool:
         return not self.probing and self.until is not None and self.until <= now
@@ -45,17 +50,22 @@ class MemoryCircuits:
         return circuit is None or circuit.is_tried(self.clock.now())
 
     def pause(self, kind: CircuitKind, key: str, *, reason: str, actor: str, duration: timedelta | None) -> None:
-        self._open(kind, key, reason, duration, probing=False)
+        known = self.of(kind, key)
+        if known is not None and known.is_parked and kind in PARKABLE:
+            if duration is not None:
+                raise parked_already(kind, key)
+            return
+        self._open(kind, key, reason, duration, actor, probing=False)
 
     def pause_at_least(
         self, kind: CircuitKind, key: str, *, reason: str, actor: str, duration: timedelta | None
     ) -> None:
         known, now = self.of(kind, key), self.clock.now()
         if known is None or known.probing:
-            self._open(kind, key, reason, duration, probing=False)
+            self._open(kind, key, reason, duration, actor, probing=False)
         elif known.until is not None and (duration is None or known.until < now + duration):
             until = None if duration is None else now + duration
-            self._rows[kind, key] = MemoryCircuit(reason, known.since, until, probing=False)
+            self._rows[kind, key] = MemoryCircuit(reason, known.since, until, actor, probing=False)
 
     def resume(self, kind: CircuitKind, key: str) -> bool:
         was_open = self.of(kind, key) is not None
@@ -66,7 +76,7 @@ class MemoryCircuits:
         self, kind: CircuitKind, key: str, *, reason: str, actor: str, duration: timedelta | None = None
     ) -> None:
         if self.of(kind, key) is None:
-            self._open(kind, key, reason, duration, probing=True)
+            self._open(kind, key, reason, duration, actor, probing=True)
 
     def close_circuit(self, kind: CircuitKind, key: str) -> bool:
         circuit = self.of(kind, key)
@@ -86,7 +96,9 @@ class MemoryCircuits:
         if circuit is not None and circuit.probing:
             circuit.until = self.clock.now()
 
-    def _open(self, kind: CircuitKind, key: str, reason: str, duration: timedelta | None, *, probing: bool) -> None:
+    def _open(
+        self, kind: CircuitKind, key: str, reason: str, duration: timedelta | None, actor: str, *, probing: bool
+    ) -> None:
         now = self.clock.now()
         until = None if duration is None else now + duration
-        self._rows[kind, key] = MemoryCircuit(reason, now, until, probing)
+        self._rows[kind, key] = MemoryCircuit(reason, now, until, actor, probing)

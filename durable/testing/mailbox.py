@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Final
 from uuid import UUID
 
 import msgspec
@@ -29,7 +30,7 @@ from durable.messages.ordering import OrderingRules
 from durable.messages.repeats import outlives
 from durable.messages.routing import LOCAL
 from durable.outcomes import DUPLICATE, OTHER_BODY, STORED, Outcome
-from durable.storage.circuits import CircuitKind
+from durable.storage.circuits import NODE, CircuitKind
 from durable.storage.inbox import LATE_NOW, Key, Lateness, parked
 from durable.storage.leases import Burials
 from durable.storage.receipts import WAITING, Sighting, Standing
@@ -40,6 +41,8 @@ from durable.testing.circuits import MemoryCircuits
 from durable.testing.history import MemoryHistory
 from durable.testing.ids import KnownIds
 from durable.testing.rows import Handled, Row, Scheduled, decoded
+
+_NODE: Final = f"{NODE}memory"
 
 
 @dataclass
@@ -243,7 +246,7 @@ class Mailbox:
         self, node: NodeId, handler: str, lease: LeasedEnvelope, decision: Pause, tried: Tried = UNCOUNTED
     ) -> None:
         self.circuits.pause_at_least(
-            CircuitKind.HANDLER, handler, reason=decision.reason, actor="memory", duration=decision.time
+            CircuitKind.HANDLER, handler, reason=decision.reason, actor=_NODE, duration=decision.time
         )
         if decision.counts:
             self.retry_later(node, lease, tried, delay=timedelta(0))
@@ -264,7 +267,7 @@ class Mailbox:
             return False
         row = self.incoming.pop(_key(lease))
         if parks is not None and lease.ordering_key is not None:
-            self.circuits.pause_at_least(*parked(lease, parks), reason=letter.reason, actor="memory", duration=None)
+            self.circuits.pause_at_least(*parked(lease, parks), reason=letter.reason, actor=_NODE, duration=None)
         row.attempts += tried.counted
         self.history.bury(row, letter)
         return True

@@ -29,6 +29,7 @@ from hypothesis.stateful import (
 from sqlalchemy import Connection, Engine, text
 
 from durable.envelope import Envelope, LeasedEnvelope, NodeId
+from durable.errors import InvalidSetting
 from durable.messages.ordering import QueueKeys, Rule
 from durable.messages.repeats import Known
 from durable.storage import (
@@ -90,6 +91,17 @@ FAR = 1_000_000
 floors = st.sampled_from([0, 0, 0, FAR])
 sizes = st.sampled_from([1, 2, 100])
 places = st.sampled_from([DESTINATIONS[:1], DESTINATIONS])
+
+
+def paused(conn: Any, schema: str, kind: CircuitKind, key: str, **said: Any) -> str | None:
+    """Pause as an operator does, and return why not."""
+    try:
+        circuits.pause(conn, schema, kind, key, **said)
+    except InvalidSetting as error:
+        return str(error)
+    return None
+
+
 durations = st.sampled_from([None, HOUR, -HOUR, 2 * HOUR])
 circuit_names = st.sampled_from(CIRCUITS)
 
@@ -379,10 +391,15 @@ class BothStores(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ circuits
 
-    @rule(name=circuit_names, duration=durations, work=st.sampled_from(["open", "pause", "at least"]))
-    def opens(self, name: tuple[str, str], duration: timedelta | None, work: str) -> None:
-        works = {"open": circuits.open_circuit, "pause": circuits.pause, "at least": circuits.pause_at_least}
-        said: dict[str, Any] = {"reason": work, "actor": "test", "duration": duration}
+    @rule(
+        name=circuit_names,
+        duration=durations,
+        work=st.sampled_from(["open", "pause", "at least"]),
+        actor=st.sampled_from(["test", "node 1"]),
+    )
+    def opens(self, name: tuple[str, str], duration: timedelta | None, work: str, actor: str = "test") -> None:
+        works: dict[str, Any] = {"open": circuits.open_circuit, "pause": paused, "at least": circuits.pause_at_least}
+        said: dict[str, Any] = {"reason": work, "actor": actor, "duration": duration}
         self.both(works[work], CircuitKind(name[0]), name[1], **said)
 
     @rule(name=circuit_names, work=st.sampled_from([circuits.close_circuit, circuits.resume]))

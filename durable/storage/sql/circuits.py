@@ -38,6 +38,7 @@ WITH closed AS (
 SELECT count(*) FROM told
 """)
 # By an operator, who has the last word: whatever it was before, it is open from now on for this reason and this time.
+# But what a dead letter has parked stays so, until a resume: at an end the messages behind it would go on.
 PAUSE: Final = Statement("""
 WITH paused AS (
     INSERT INTO {schema}.circuits (kind, key, reason, until, actor)
@@ -45,6 +46,8 @@ WITH paused AS (
     ON CONFLICT (kind, key) DO UPDATE
     SET reason = excluded.reason, since = clock_timestamp(), until = excluded.until, actor = excluded.actor,
         probing = false
+    WHERE circuits.until IS NOT NULL OR circuits.probing
+        OR circuits.kind NOT IN ('key', 'handler') OR NOT starts_with(circuits.actor, :node)
     RETURNING key
 )
 SELECT pg_notify(CAST(:channel AS text), '') FROM paused

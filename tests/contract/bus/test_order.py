@@ -10,6 +10,7 @@ from durable import (
     Context,
     Retry,
 )
+from durable.errors import InvalidSetting
 from tests.contract.bus.orders import MINUTE, NEVER, OrderPlaced, OrderShipped, collect
 from tests.contract.bus.worlds import World
 
@@ -106,6 +107,33 @@ class TestOrder:
             await world.settle()
             assert sorted(seen) == [1, 3, 10]
             assert len(world.dead_letters()) == 1
+
+    @pytest.mark.parametrize("is_ordered", [False, True])
+    async def test_parked_messages_wait_for_a_resume_when_an_operator_pauses_them(
+        self, world: World, is_ordered: bool
+    ) -> None:
+        seen: list[int] = []
+        parked: dict[str, Any] = {"cls": OrderPlaced} if is_ordered else {"key": "a"}
+
+        @world.bus.handles(OrderPlaced, retry=NEVER, on_dead_letter="park", ordered=is_ordered)
+        async def handle(order: OrderPlaced) -> None:
+            if order.number == 1:
+                raise RuntimeError("broken")
+            seen.append(order.number)
+
+        async with world:
+            await self.send(world, *map(OrderPlaced, (1, 2)))
+            await world.settle()
+            with pytest.raises(InvalidSetting, match="is parked by a dead letter, until it is resumed"):
+                await world.bus.pause(**parked, for_=1)
+            await world.bus.pause(**parked)
+            with pytest.raises(InvalidSetting, match="is parked by a dead letter, until it is resumed"):
+                await world.bus.pause(**parked, for_=1)
+            await world.advance(MINUTE)
+            assert seen == []
+            assert await world.bus.resume(**parked)
+            await world.settle()
+            assert seen == [2]
 
     async def test_paused_key_waits_and_others_proceed(self, world: World) -> None:
         seen = collect(world.bus)

@@ -1090,6 +1090,17 @@ ROWS = (
     ),
     Mutant(
         "storage",
+        "a pause with an end replaces the park of a key",
+        "durable/storage/sql/circuits.py",
+        before="        OR circuits.kind NOT IN ('key', 'handler') OR NOT starts_with(circuits.actor, :node)\n",
+        after="        OR circuits.kind <> :node OR NOT starts_with(circuits.actor, :node)\n",
+        killed_by=(
+            "tests/contract/bus/test_order.py::"
+            "TestOrder::test_parked_messages_wait_for_a_resume_when_an_operator_pauses_them[postgres-False]",
+        ),
+    ),
+    Mutant(
+        "storage",
         "a port that is none is left to the driver",
         "durable/database_url.py",
         before='not all(map(_is_port, ports.split(",")))',

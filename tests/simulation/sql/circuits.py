@@ -57,7 +57,10 @@ def close_circuit(tx: Transaction, p: Params) -> Rows:
 
 @does(sql.PAUSE, "pg_notify")
 def pause(tx: Transaction, p: Params) -> Rows:
-    return _put(tx, _new(tx, p, probing=False))
+    row, known = _new(tx, p, probing=False), _locked(tx, p["kind"], p["key"])
+    is_endless = known is not None and known.until is None and not known.probing
+    is_of_node = known is not None and known.kind in ("key", "handler") and known.actor.startswith(p["node"])
+    return [] if is_endless and is_of_node else _put(tx, row)
 
 
 @does(sql.PAUSE_AT_LEAST, "pg_notify")
