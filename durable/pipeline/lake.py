@@ -33,6 +33,7 @@ from durable.pipeline.progress import Show
 from durable.pipeline.session import needs_spark
 from durable.pipeline.spans import NO_SPAN, Span
 from durable.pipeline.spellings import spelled
+from durable.pipeline.table_log import TableLog
 from durable.pipeline.unwritable import writing
 from durable.storage.archives import Absent
 
@@ -53,11 +54,12 @@ _DAY = timedelta(days=1)
 
 
 class Lake:
-    """Reads the logs of its tables anew whenever it is asked."""
+    """Looks at the logs of its tables whenever it is asked, for one thread at a time."""
 
     def __init__(self, url: str) -> None:
         """`url`: a folder, or the URL of an object store, whose credentials are in the environment."""
         self.url = spelled(url)
+        self._logs = {table: TableLog(self.table_url(table)) for table in SOURCES}
         if "://" not in self.url and any(place.is_file() for place in (Path(self.url), *Path(self.url).parents)):
             raise InvalidSetting(f"lake {self.url}: is a file; name a folder, or the URL of an object store")
 
@@ -175,7 +177,7 @@ class Lake:
 
     def _has_beside(self) -> bool:
         with lake_log.readable(self.url):
-            return has_beside(lake_log.marks(self.table_url("history")))
+            return has_beside(self._numbers("history"))
 
     def require_any(self) -> None:
         """Raise InvalidSetting unless there is a lake."""
@@ -190,7 +192,7 @@ class Lake:
         if not self.exists(table):
             return 0
         with lake_log.readable(self.url):
-            return self.opened(table).transaction_version(app_id) or 0
+            return self._numbers(table).get(app_id, 0)
 
     def commit_id(self, app_id: str, table: LakeTable) -> int | None:
         """Return the number of the last commit of this archive; None if there is none, or it has none."""
@@ -220,9 +222,8 @@ class Lake:
         if not self.exists(table):
             return {}
         with lake_log.readable(self.url):
-            opened = self.opened(table)
-            found = {name: opened.transaction_version(name) for name in names}
-        return {name: number for name, number in found.items() if number is not None}
+            found = self._numbers(table)
+        return {name: found[name] for name in names if name in found}
 
     def span(self, table: LakeTable, whose: Whose) -> Span:
         """Return the span of which the table has every row of this database. Rows archived by older versions have no
@@ -231,7 +232,7 @@ class Lake:
         if not self.exists(table):
             return NO_SPAN
         with lake_log.readable(self.url):
-            return span_of(self.opened(table), whose)
+            return span_of(self._numbers(table), whose)
 
     def owners(self, table: LakeTable) -> set[Whose]:
         """Return the databases that were archived into this table, with or without a row. Those of older versions are
@@ -239,9 +240,8 @@ class Lake:
         """
         if not self.exists(table):
             return set()
-        self.opened(table)  # a damaged log is told
         with lake_log.readable(self.url):
-            return owners(lake_log.marks(self.table_url(table)))
+            return owners(self._numbers(table))
 
     def rows_from(self, table: LakeTable, whose: Whose, xid: int) -> dict[str, Absent]:
         """Describe the files that may have rows of this database of this transaction or a later one, by their
@@ -327,7 +327,8 @@ class Lake:
         opened = self.opened(table)
         now = int(time.time() * 1_000)
         adds = [AddAction(file.path, file.size, {"day": str(file.day)}, now, True, file.stats) for file in files]
-        if (opened.transaction_version(app_id) or 0) != low:
+        numbers = self._logs[table].numbers()
+        if numbers.get(app_id, 0) != low:
             raise ArchiveConflict
         properties = CommitProperties(
             custom_metadata={
@@ -338,7 +339,7 @@ class Lake:
             app_transactions=[
                 Transaction(app_id, high),
                 *([] if commit_id is None else [Transaction(commit_mark(app_id), commit_id)]),
-                *marked(opened, whole),
+                *marked(numbers, whole),
                 *([Transaction(beside_mark(app_id), 1)] if table == "history" and self.exists("dead_letters") else []),
             ],
         )
@@ -363,7 +364,8 @@ class Lake:
         opened, now = self.opened(table), int(time.time() * 1_000)
         removes = [RemoveAction(path, True, now, None, {"day": str(day)}) for day, path in replaced]
         adds = [AddAction(file.path, file.size, {"day": str(file.day)}, now, True, file.stats) for file in files]
-        if any((opened.transaction_version(name) or 0) != offset for name, offset in offsets.items()):
+        numbers = self._logs[table].numbers()
+        if any(numbers.get(name, 0) != offset for name, offset in offsets.items()):
             raise ArchiveConflict
         if not {path for _, path in replaced} <= {path for _, path, _ in lake_log.adds(opened)}:
             raise ArchiveConflict  # Delta takes the removal of a file that is gone already
@@ -457,10 +459,12 @@ class Lake:
 
     def opened(self, table: LakeTable) -> DeltaTable:
         """The table as it is now. Raises InvalidSetting where only a newer version of durable may touch it."""
-        from deltalake import DeltaTable
-
         with lake_log.readable(self.url), lake_log.sound_log(self.table_url(table)):
-            found = DeltaTable(self.table_url(table))
-        lake_log.refuse_empty_commit(self.table_url(table), found.version())
+            found = self._logs[table].opened()
         refuse_newer(found, self.url)
         return found
+
+    def _numbers(self, table: LakeTable) -> Mapping[str, int]:
+        """The numbers that the table's log keeps now."""
+        self.opened(table)
+        return self._logs[table].numbers()

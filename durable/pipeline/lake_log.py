@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -13,6 +13,7 @@ from urllib.parse import unquote
 from durable.errors import DurableError, InvalidSetting
 from durable.pipeline import places
 from durable.pipeline.lake_tables import Whose
+from durable.pipeline.table_log import CHECKPOINT, COMMIT, FOLDER, numbered
 from durable.pipeline.unwritable import in_one_line, is_of_the_system
 from durable.storage.archives import Absent
 from durable.storage.days import midnight
@@ -21,13 +22,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
 
-FOLDER: Final = "_delta_log"
 _DAY: Final = timedelta(days=1)
-_COMMIT: Final = re.compile(r"(\d{20})\.json")
-_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\..*parquet")
 _OF_THE_PLACE: Final = re.compile(r"Generic (?!delta kernel)|HTTP error|Object at location")
 _LONGEST: Final = 200
-_SHORTEST: Final = 2  # bytes of JSON with an action
 
 
 class Statistics(NamedTuple):
@@ -77,30 +74,6 @@ def rows_from(opened: DeltaTable, time: str, whose: Whose, xid: int) -> dict[str
             below = xid + 1 if last_xid is None else last_xid + 1
             found[unquote(file["path"])] = Absent(day, first, last, file["num_records"] or 0, below)
     return found
-
-
-def marks(table_url: str) -> set[str]:
-    """The names of all numbers that the log keeps: those of its newest checkpoint, and of the commits since."""
-    import pyarrow.parquet as pq
-
-    names = places.names(table_url, FOLDER)
-    checkpoints = _numbered(_CHECKPOINT, names)
-    newest = max((number for number, _ in checkpoints), default=-1)
-    found = set()
-    for name in [name for number, name in checkpoints if number == newest]:
-        with places.opened(table_url, f"{FOLDER}/{name}") as file:
-            actions = pq.read_table(file, columns=["txn"]).to_pylist()
-        found |= {action["txn"]["appId"] for action in actions if action["txn"]}
-    for name in [name for number, name in _numbered(_COMMIT, names) if number > newest]:
-        lines = places.read(table_url, f"{FOLDER}/{name}").splitlines()
-        actions = [json.loads(line) for line in lines if b'"txn"' in line]
-        found |= {action["txn"]["appId"] for action in actions if "txn" in action}
-    return found
-
-
-def _numbered(kind: re.Pattern[str], names: Sequence[str]) -> list[tuple[int, str]]:
-    """Return those of these names that are of this kind, with their numbers."""
-    return [(int(found[1]), found[0]) for found in map(kind.fullmatch, names) if found]
 
 
 def _actions(opened: DeltaTable) -> pa.Table:
@@ -171,28 +144,11 @@ def sound_log(table_url: str) -> Iterator[None]:
         ) from error
 
 
-def refuse_empty_commit(table_url: str, version: int) -> None:
-    """Raise DurableError for an empty file of the commit of this version: the library passes over it, and reads the
-    table as it was before.
-    """
-    name = f"{FOLDER}/{version:020}.json"
-    try:
-        with places.opened(table_url, name) as file:
-            is_empty = file.size() < _SHORTEST
-    except FileNotFoundError:  # a checkpoint has taken its place
-        return
-    if is_empty:
-        raise DurableError(
-            f"lake: {table_url}/{name}: is empty; put {FOLDER} back from a backup of the lake, and run the same "
-            "command again"
-        )
-
-
 def _damaged_commit(table_url: str, error: Exception) -> str:
     """Describe the first commit that is not there, or is no JSON; else the fault in the library's own words."""
     names = places.names(table_url, FOLDER)
-    commits = dict(_numbered(_COMMIT, names))
-    first = max((number for number, _ in _numbered(_CHECKPOINT, names)), default=-1) + 1
+    commits = dict(numbered(COMMIT, names))
+    first = max((number for number, _ in numbered(CHECKPOINT, names)), default=-1) + 1
     for number in range(first, max(commits, default=-1) + 1):
         if number not in commits:
             return f"{FOLDER}/{number:020}.json: is not there"

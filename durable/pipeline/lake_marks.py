@@ -8,7 +8,7 @@ durable:beside:APP                                   that there was the table of
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +16,6 @@ from durable.pipeline.lake_tables import Whose
 from durable.pipeline.spans import Gap, Span, merged
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
     from deltalake.transaction import Transaction
 
 _BESIDE = "durable:beside:"
@@ -30,7 +29,7 @@ class Whole(NamedTuple):
     span: Span
 
 
-def marked(opened: DeltaTable, whole: Whole | None) -> list[Transaction]:
+def marked(numbers: Mapping[str, int], whole: Whole | None) -> list[Transaction]:
     """Return what a commit adds to the marks: a later end, gaps, and a beginning where none is named yet."""
     from deltalake.transaction import Transaction
 
@@ -39,9 +38,9 @@ def marked(opened: DeltaTable, whole: Whole | None) -> list[Transaction]:
     whose, span = whole
     begin, until = _edges(whose)
     marks = {until: _micros(span.until)} if span.until else {}
-    if span.begin and opened.transaction_version(begin) is None:
+    if span.begin and begin not in numbers:
         marks[begin] = _micros(span.begin)
-    known = _gaps(opened, whose)
+    known = _gaps(numbers, whose)
     gaps = merged([*known, *span.gaps])
     if gaps != known:
         marks[_gap_count(whose)] = len(gaps)
@@ -50,10 +49,10 @@ def marked(opened: DeltaTable, whole: Whole | None) -> list[Transaction]:
     return [Transaction(name, value) for name, value in marks.items()]
 
 
-def span_of(opened: DeltaTable, whose: Whose) -> Span:
+def span_of(numbers: Mapping[str, int], whose: Whose) -> Span:
     """Return the span of which the table has every row of this database."""
-    begin, until = (_moment(opened.transaction_version(name)) for name in _edges(whose))
-    return Span(begin, until, _gaps(opened, whose))
+    begin, until = (_moment(numbers.get(name)) for name in _edges(whose))
+    return Span(begin, until, _gaps(numbers, whose))
 
 
 def owners(names: Iterable[str]) -> set[Whose]:
@@ -94,11 +93,11 @@ def _mark(what: str, whose: Whose) -> str:
     return f"durable:{what}:{whose.service}:{whose.database}"
 
 
-def _gaps(opened: DeltaTable, whose: Whose) -> tuple[Gap, ...]:
+def _gaps(numbers: Mapping[str, int], whose: Whose) -> tuple[Gap, ...]:
     """The gaps that a table's log knows of."""
     found = []
-    for number in range(opened.transaction_version(_gap_count(whose)) or 0):
-        begin, end = (_moment(opened.transaction_version(name)) for name in _edges_of_gap(whose, number))
+    for number in range(numbers.get(_gap_count(whose), 0)):
+        begin, end = (_moment(numbers.get(name)) for name in _edges_of_gap(whose, number))
         if begin is not None and end is not None:
             found.append(Gap(begin, end))
     return tuple(found)

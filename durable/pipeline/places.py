@@ -85,6 +85,26 @@ def names(table_url: str, folder: str) -> list[str]:
     return sorted(each.base_name for each in found if each.is_file)
 
 
+class FileState(NamedTuple):
+    """A file in a folder, which has not changed as long as all of this is the same."""
+
+    name: str
+    size: int
+    changed_ns: int
+
+
+def states(table_url: str, folder: str) -> frozenset[FileState]:
+    """The files in a folder of the table; none where there is no such folder."""
+    if "://" not in table_url:
+        where = Path(table_url) / folder
+        found = [(entry.name, entry.stat()) for entry in os.scandir(where)] if where.is_dir() else []
+        return frozenset(FileState(name, stat.st_size, stat.st_ctime_ns) for name, stat in found)
+    from pyarrow.fs import FileSelector
+
+    infos = _store(table_url).get_file_info(FileSelector(folder, allow_not_found=True))
+    return frozenset(FileState(each.base_name, each.size, each.mtime_ns) for each in infos if each.is_file)
+
+
 class StoredFile(NamedTuple):
     """A file below a table's folder: `path` is relative to it."""
 

@@ -289,5 +289,5 @@ def test_databases_of_a_lake_are_known_from_checkpoints_and_commits(tmp_path: Pa
         lake.commit("history", [], app_id="later", low=number, high=number + 1)
     whole = Whole(Whose("mail", "mail-1"), Span(at(0), at(1)))
     lake.commit("history", [], app_id="mail", low=0, high=1, whole=whole)
-    assert lake.owners("history") == {Whose(SHOP, "shop-first"), Whose(BILLING, "billing-a:b"), whole.whose}
+    assert Lake(lake.url).owners("history") == {Whose(SHOP, "shop-first"), Whose(BILLING, "billing-a:b"), whole.whose}
     assert Lake(str(tmp_path / "none")).owners("history") == set()

@@ -755,8 +755,8 @@ ROWS = (
     Mutant(
         "lakes",
         "a database is forgotten with the commits that a checkpoint replaced",
-        "durable/pipeline/lake_log.py",
-        before='        found |= {action["txn"]["appId"] for action in actions if action["txn"]}\n',
+        "durable/pipeline/table_log.py",
+        before='            numbers |= {action["txn"]["appId"]: action["txn"]["version"] for action in actions if action["txn"]}\n',
         after="",
         killed_by=(f"{_AUDITED}::test_databases_of_a_lake_are_known_from_checkpoints_and_commits",),
     ),
@@ -1172,6 +1172,27 @@ ROWS = (
         killed_by=(
             "tests/pipeline/test_rewritten_tables.py::"
             "test_reads_within_one_snapshot_are_alike_or_refused_when_a_day_changes_between_them[TRUNCATE]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a known log that was put back is read on",
+        "durable/pipeline/table_log.py",
+        before="not before <= self._files or not",
+        after="not",
+        killed_by=(
+            "tests/unit/pipeline/test_table_log.py::test_known_log_reads_as_a_new_one",
+            "tests/unit/pipeline/test_table_log.py::test_damage_of_a_known_log_is_told_each_time[middle removed]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a damaged log is told once, and then taken for sound",
+        "durable/pipeline/table_log.py",
+        before="            self._table = self._numbered_to = None",
+        after="            self._numbered_to = None",
+        killed_by=(
+            "tests/unit/pipeline/test_table_log.py::test_damage_of_a_known_log_is_told_each_time[middle removed]",
         ),
     ),
     Mutant(

@@ -1,0 +1,130 @@
+"""The log of a table of the lake, read as a whole once: what another reader finds, the same reader finds, too."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import Transaction
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from durable.errors import DurableError
+from durable.pipeline.table_log import FOLDER, TableLog
+
+NAMES: Final = ("a", "b", "durable:begin:shop:db")
+
+
+def commit(place: Path, number: int) -> None:
+    marks = CommitProperties(app_transactions=[Transaction(NAMES[number % len(NAMES)], number)])
+    write_deltalake(place, pa.table({"n": [number]}), mode="append", commit_properties=marks)
+
+
+def seen(log: TableLog) -> tuple[int, list[str], dict[str, int]]:
+    opened = log.opened()
+    return opened.version(), sorted(opened.file_uris()), dict(log.numbers())
+
+
+def back_up(place: Path) -> None:
+    shutil.rmtree(place.with_name("backup"), ignore_errors=True)
+    shutil.copytree(place, place.with_name("backup"))
+
+
+def put_back(place: Path, backup: Path) -> None:
+    shutil.rmtree(place)
+    shutil.copytree(backup, place)
+
+
+def clean(place: Path) -> None:
+    """Remove the commits that a checkpoint holds, as Delta does after some weeks."""
+    folder = place / FOLDER
+    newest = max((path.name[:20] for path in folder.glob("*.checkpoint.parquet")), default="")
+    for path in folder.glob("*.json"):
+        if path.name[:20] < newest:
+            path.unlink()
+
+
+def restore(place: Path) -> None:
+    table = DeltaTable(place)
+    with suppress(DeltaError):  # of the first version there is none before, and a cleaned log may have lost it
+        table.restore(table.version() - 1)
+
+
+STEPS: Final[dict[str, Callable[[Path], Any]]] = {
+    "commit": lambda place: commit(place, DeltaTable(place).version() + 1),
+    "checkpoint": lambda place: DeltaTable(place).create_checkpoint(),
+    "compact": lambda place: DeltaTable(place).optimize.compact(),
+    "clean": clean,
+    "restore": restore,
+    "back up": back_up,
+    "put back": lambda place: put_back(place, place.with_name("backup")),
+}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.booleans()), max_size=10))
+def test_known_log_reads_as_a_new_one(tmp_path: Path, steps: list[tuple[str, bool]]) -> None:
+    place = tmp_path / "table"
+    for old in (place, tmp_path / "backup"):
+        shutil.rmtree(old, ignore_errors=True)
+    commit(place, 0)
+    STEPS["back up"](place)
+    log = TableLog(str(place))
+    for step, is_looked_at in steps:
+        STEPS[step](place)
+        if is_looked_at:
+            assert seen(log) == seen(TableLog(str(place)))
+    found = seen(log)
+    assert found == seen(TableLog(str(place)))
+    numbers = {name: DeltaTable(place).transaction_version(name) for name in NAMES}
+    assert found[2] == {name: number for name, number in numbers.items() if number is not None}
+
+
+DAMAGES: Final[dict[str, Callable[[Path], Any]]] = {
+    "first removed": lambda folder: next(iter(sorted(folder.glob("*.json")))).unlink(),
+    "middle removed": lambda folder: sorted(folder.glob("*.json"))[1].unlink(),
+    "middle of as many bytes": lambda folder: (path := sorted(folder.glob("*.json"))[1]).write_bytes(
+        b"?" * path.stat().st_size
+    ),
+    "last emptied": lambda folder: sorted(folder.glob("*.json"))[-1].write_bytes(b""),
+    "new one of other bytes": lambda folder: (folder / f"{3:020}.json").write_bytes(b"????"),
+    "new one empty": lambda folder: (folder / f"{3:020}.json").write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_damage_of_a_known_log_is_told_each_time(tmp_path: Path, how: str) -> None:
+    place = tmp_path / "table"
+    for number in range(3):
+        commit(place, number)
+    log = TableLog(str(place))
+    assert seen(log)[0] == 2
+    DAMAGES[how](place / FOLDER)
+    for _ in range(2):
+        with pytest.raises((DurableError, DeltaError, ValueError)):
+            seen(log)
+
+
+def test_known_log_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, opened = tmp_path / "table", list[str]()
+    whole = DeltaTable.__init__
+
+    def counted(self: DeltaTable, *args: Any, **named: Any) -> None:
+        opened.append(str(args))
+        whole(self, *args, **named)
+
+    commit(place, 0)
+    monkeypatch.setattr(DeltaTable, "__init__", counted)
+    log = TableLog(str(place))
+    for number in range(1, 5):
+        assert seen(log)[0] == number - 1
+        commit(place, number)
+    assert seen(log)[0] == 4
+    assert len(opened) == 1 + 4, "once, and by each writer of the test"
