@@ -122,7 +122,6 @@ class _Guard:
         self._connect_seconds = settings.connect_timeout.total_seconds()
         self._tcp_user_timeout = settings.tcp_user_timeout
         self._pooled = {"auto": None, "none": False, "transaction": True}[settings.pooler]
-        close_left_behind(engine)  # first: once a listener has connected, no other is asked
         left_in_use.watch(engine)
         event.listen(engine, "do_connect", self._connect)
         event.listen(engine, "connect", self._connected)
@@ -300,22 +299,6 @@ def _abandon(driver: Answering) -> None:
         driver.terminate()
     else:
         driver.pgconn.finish()
-
-
-def close_left_behind(engine: Engine) -> None:
-    """Close each connection that is given back after the engine was disposed of.
-
-    Its pool is nobody's any more: it would stay open for as long as the garbage collector lets it.
-    """
-
-    @event.listens_for(engine, "do_connect")
-    def _connecting(_: Dialect, entry: ConnectionPoolEntry, *__: object) -> None:
-        entry.info["pool"] = engine.pool  # before it is open: meanwhile the engine may be disposed of
-
-    @event.listens_for(engine, "checkin")
-    def _returned(_: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
-        if entry.info.get("pool") is not engine.pool:
-            entry.invalidate()
 
 
 def _set_formats(connection: DBAPIConnection) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, create_engine, text
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from durable.settings import load_settings
 from durable.storage.database import Database
-from durable.storage.engines import close_left_behind
+from durable.storage.fair_pool import FairAsyncPool, FairPool
 from tests.failure.waiting import eventually
 
 
@@ -22,6 +24,15 @@ def no_collection() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+
+
+def make_async_engine(url: str, driver: str, **options: Any) -> AsyncEngine:
+    url = url.replace("postgresql://", f"postgresql+{driver}://", 1)
+    return create_async_engine(url, poolclass=FairAsyncPool, **options)
+
+
+def make_engine(url: str, **options: Any) -> Engine:
+    return create_engine(url.replace("postgresql://", "postgresql+psycopg://", 1), poolclass=FairPool, **options)
 
 
 def count_others(url: str) -> int:
@@ -33,8 +44,7 @@ def count_others(url: str) -> int:
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 async def test_async_connection_left_behind_is_closed(database_url: str, driver: str) -> None:
-    engine = create_async_engine(database_url.replace("postgresql://", f"postgresql+{driver}://", 1))
-    close_left_behind(engine.sync_engine)
+    engine = make_async_engine(database_url, driver)
     async with engine.connect() as conn:
         await conn.exec_driver_sql("SELECT 1")
         await engine.dispose()
@@ -44,8 +54,7 @@ async def test_async_connection_left_behind_is_closed(database_url: str, driver:
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 async def test_connection_opened_while_its_engine_is_disposed_of_is_closed(database_url: str, driver: str) -> None:
-    engine = create_async_engine(database_url.replace("postgresql://", f"postgresql+{driver}://", 1))
-    close_left_behind(engine.sync_engine)
+    engine = make_async_engine(database_url, driver)
     pool = engine.pool
 
     async def use() -> None:
@@ -61,9 +70,48 @@ async def test_connection_opened_while_its_engine_is_disposed_of_is_closed(datab
     await eventually(lambda: count_others(database_url) == 0)
 
 
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+@pytest.mark.parametrize("is_closed", [True, False])
+async def test_connections_of_waiting_tasks_are_closed_when_their_pool_is_replaced(
+    database_url: str, driver: str, *, is_closed: bool
+) -> None:
+    """They get the entries of the pool at which they stand, though the engine has another by now."""
+    engine = make_async_engine(database_url, driver, pool_size=1, max_overflow=0)
+
+    async def use() -> None:
+        async with engine.connect() as conn:
+            await conn.exec_driver_sql("SELECT 1")
+
+    async with engine.connect() as conn:
+        await conn.exec_driver_sql("SELECT 1")
+        waiting = [asyncio.create_task(use()) for _ in range(3)]
+        await asyncio.sleep(0)
+        await engine.dispose(close=is_closed)
+    await asyncio.gather(*waiting)
+    await eventually(lambda: count_others(database_url) == 0)
+
+
+async def test_connections_of_waiting_threads_are_closed_when_their_pool_is_replaced(database_url: str) -> None:
+    engine = make_engine(database_url, pool_size=1, max_overflow=0)
+    pool: Any = engine.pool
+
+    def use() -> None:
+        with engine.connect() as conn:
+            conn.exec_driver_sql("SELECT 1")
+
+    with ThreadPoolExecutor(3) as threads:
+        with engine.connect() as conn:
+            conn.exec_driver_sql("SELECT 1")
+            waiting = [threads.submit(use) for _ in range(3)]
+            await eventually(lambda: len(pool._pool._waiting) == len(waiting))
+            engine.dispose()
+        for each in waiting:
+            each.result(10)
+    await eventually(lambda: count_others(database_url) == 0)
+
+
 async def test_sync_connection_left_behind_is_closed(database_url: str) -> None:
-    engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://", 1))
-    close_left_behind(engine)
+    engine = make_engine(database_url)
     with engine.connect() as conn:
         conn.exec_driver_sql("SELECT 1")
         engine.dispose()
@@ -72,8 +120,7 @@ async def test_sync_connection_left_behind_is_closed(database_url: str) -> None:
 
 
 async def test_engine_used_again_pools_its_connections(database_url: str) -> None:
-    engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://", 1))
-    close_left_behind(engine)
+    engine = make_engine(database_url)
     engine.dispose()
     with engine.connect() as conn:
         conn.exec_driver_sql("SELECT 1")

@@ -297,17 +297,13 @@ ROWS = (
     ),
     Mutant(
         "recovery",
-        "a connection that is opened while its pool is given up stays open",
-        "durable/storage/engines.py",
-        before="""\
-    @event.listens_for(engine, "do_connect")
-    def _connecting(_: Dialect, entry: ConnectionPoolEntry, *__: object) -> None:
-""",
-        after="""\
-    @event.listens_for(engine, "connect")
-    def _connecting(_: Dialect, entry: ConnectionPoolEntry, *__: object) -> None:
-""",
+        "a connection of a pool that was replaced stays open",
+        "durable/storage/fair_pool.py",
+        before="                record.invalidate()\n",
+        after="                pass\n",
         killed_by=(
+            "tests/integration/agents/test_left_behind.py::test_connections_of_waiting_tasks_are_closed_when_their_pool_is_replaced[True-asyncpg]",
+            "tests/integration/agents/test_left_behind.py::test_connections_of_waiting_threads_are_closed_when_their_pool_is_replaced",
             "tests/integration/agents/test_left_behind.py"
             "::test_connection_opened_while_its_engine_is_disposed_of_is_closed[asyncpg]",
         ),

@@ -8,6 +8,7 @@ _LIMITS = "tests/integration/storage/test_session_settings.py"
 _LACKS = "tests/integration/storage/test_lacks.py"
 _OUTAGES = "tests/integration/storage/test_outages.py"
 _RIGHTS = "tests/integration/cli/test_migrate_rights.py"
+_ROOM = "tests/unit/storage/test_fair_pool_room.py"
 _URLS = "tests/unit/test_database_url.py"
 _GIVEN = "tests/integration/outbox/unit_of_work/test_given_engines.py"
 
@@ -1135,11 +1136,65 @@ ROWS = (
         "storage",
         "a connection that is handed to a cancelled task is lost",
         "durable/storage/fair_pool.py",
-        before="        if waiting.done() and not waiting.cancelled():\n            self.put_nowait(waiting.result())",
-        after="        pass",
+        before="                self._give(waiting.result())\n",
+        after="                pass\n",
         killed_by=(
             "tests/unit/storage/test_fair_pool.py::"
             "test_connection_goes_to_the_next_task_when_the_first_one_is_cancelled",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "whoever waits behind an opening that fails is not woken",
+        "durable/storage/fair_pool.py",
+        before="_ConnectionRecord(self, connect=False)",
+        after="_ConnectionRecord(self)",
+        killed_by=(f"{_ROOM}::test_tasks_wait_for_no_connection_while_there_is_room",),
+    ),
+    Mutant(
+        "storage",
+        "a thread that waits behind an opening that fails is not woken",
+        "durable/storage/fair_pool.py",
+        before="_ConnectionRecord(self, connect=False)",
+        after="_ConnectionRecord(self)",
+        killed_by=(f"{_ROOM}::test_threads_wait_for_no_connection_while_openings_fail",),
+    ),
+    Mutant(
+        "storage",
+        "whoever waits does not hear of a connection that was closed for good",
+        "durable/storage/fair_pool.py",
+        before="        super()._dec_overflow()\n        self._use_room()\n",
+        after="        super()._dec_overflow()\n",
+        killed_by=(f"{_ROOM}::test_tasks_wait_for_no_connection_while_there_is_room",),
+    ),
+    Mutant(
+        "storage",
+        "a collection of garbage amid a return to the pool waits for itself",
+        "durable/storage/fair_pool.py",
+        before="        self._at_rest.append(item)\n        self._serve()\n",
+        after="""\
+        with self.__dict__.setdefault("lock", threading.Lock()):
+            self._at_rest.append(item)
+            self._serve()
+""",
+        killed_by=(f"{_ROOM}::test_thread_ends_when_garbage_is_collected_amid_its_use_of_a_pool[give back]",),
+    ),
+    Mutant(
+        "storage",
+        "a connection for a thread that has left is lost",
+        "durable/storage/fair_pool.py",
+        before="return not waiting.has_left or waiting.take() is None",
+        after="return True",
+        killed_by=("tests/unit/storage/test_fair_pool.py::test_connection_of_a_leaving_thread_is_for_the_next_one",),
+    ),
+    Mutant(
+        "storage",
+        "a connection that is handed to a thread amid its end is lost",
+        "durable/storage/fair_pool.py",
+        before="            if (item := waiting.take()) is not None:\n",
+        after="            if (item := waiting.take()) is not None and item is None:\n",
+        killed_by=(
+            "tests/unit/storage/test_fair_pool.py::test_connection_handed_to_a_leaving_thread_is_for_the_next_one",
         ),
     ),
 )

@@ -6,6 +6,8 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -29,8 +31,15 @@ def line(*connections: int) -> Any:
     return made
 
 
+def get(of: Any, seconds: float | None = None) -> int:
+    """Take a connection, or wait for one in turn."""
+    with suppress(Empty):
+        return int(of.get_nowait())
+    return int(of.wait(of.stand(), seconds))
+
+
 def come(to: Any, seconds: float | None = None) -> asyncio.Task[int]:
-    return asyncio.create_task(greenlet_spawn(to.get, True, seconds), name="come")
+    return asyncio.create_task(greenlet_spawn(get, to, seconds), name="come")
 
 
 async def turn() -> None:
@@ -146,7 +155,7 @@ async def test_connection_given_back_in_a_thread_reaches_its_waiter() -> None:
 def test_waiter_of_a_closed_loop_is_passed_over() -> None:
     busy = line()
     loop = asyncio.new_event_loop()
-    left = loop.create_task(greenlet_spawn(busy.get))
+    left = loop.create_task(greenlet_spawn(get, busy))
     loop.run_until_complete(turn())
     left.cancel = lambda *_: False  # type: ignore[method-assign]  # nobody ends it
     loop.close()
@@ -166,7 +175,7 @@ def test_line_gives_the_oldest_or_the_newest_connection_at_rest(
     assert at_rest.full()
     with pytest.raises(Full):
         at_rest.put_nowait(3)
-    assert [at_rest.get(), at_rest.get()] == expected
+    assert [at_rest.get_nowait(), at_rest.get_nowait()] == expected
     assert at_rest.empty()
 
 
@@ -175,7 +184,7 @@ async def test_threads_are_served_in_the_order_of_coming() -> None:
     with ThreadPoolExecutor(5) as threads:
         waiting = []
         for number in range(5):
-            waiting.append(threads.submit(busy.get))
+            waiting.append(threads.submit(get, busy))
             await eventually(lambda: len(busy._waiting) == number + 1)  # noqa: B023  waited for at once
         for connection in range(5):
             busy.put_nowait(connection)
@@ -187,9 +196,32 @@ async def test_threads_are_served_in_the_order_of_coming() -> None:
 def test_thread_waits_for_its_seconds() -> None:
     busy: Any = ThreadLine(CONNECTIONS)
     with pytest.raises(Empty):
-        busy.get(True, 0.01)
+        get(busy, 0.01)
     busy.put_nowait(7)
-    assert (busy.get(True, 0.01), busy.empty()) == (7, True)
+    assert (get(busy, 0.01), busy.empty()) == (7, True)
+
+
+def test_connection_of_a_leaving_thread_is_for_the_next_one() -> None:
+    busy: Any = ThreadLine(CONNECTIONS)
+    leaving = busy.stand()
+    assert busy._first() is leaving, "another thread has a connection for it"
+    with pytest.raises(Empty):
+        busy.wait(leaving, 0)
+    assert not busy._is_handed_over(7, leaving)
+
+
+def test_connection_handed_to_a_leaving_thread_is_for_the_next_one() -> None:
+    busy: Any = ThreadLine(CONNECTIONS)
+    leaving, next_one = busy.stand(), busy.stand()
+
+    def hand_over_and_end(timeout: float) -> None:
+        busy.put_nowait(7)
+        raise KeyboardInterrupt
+
+    leaving.served = SimpleNamespace(acquire=hand_over_and_end, release=leaving.served.release)
+    with pytest.raises(KeyboardInterrupt):
+        busy.wait(leaving, None)
+    assert busy.wait(next_one, 0) == 7
 
 
 def test_many_threads_lose_no_connection() -> None:
@@ -200,7 +232,7 @@ def test_many_threads_lose_no_connection() -> None:
 
     def use(number: int) -> bool:
         try:
-            connection = busy.get(True, 5 if number % 2 else 0.0001)
+            connection = get(busy, 5 if number % 2 else 0.0001)
         except Empty:
             return False
         busy.put_nowait(connection)
