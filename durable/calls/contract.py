@@ -27,6 +27,7 @@ from durable.calls.telemetry import TRAFFIC
 from durable.duration import Duration
 from durable.errors import IncompatibleService, InvalidMessage, InvalidSetting, NoProvider, text_of
 from durable.messages.codecs.classes import type_variables
+from durable.messages.set_order import text_in_one_order
 from durable.redaction import shown
 from durable.transports.frames import MAX_METHODS, Call, Offer, Signature
 
@@ -118,7 +119,7 @@ class Method:
     @cached_property
     def described(self) -> Signature:
         """The method as the other end sees it."""
-        parameters = [each.replace(annotation=self._hints[name]) for name, each in self.signature.parameters.items()]
+        parameters = [_shown(each, self._hints[name]) for name, each in self.signature.parameters.items()]
         result = self._hints["return"]
         signature = self.signature.replace(
             parameters=parameters, return_annotation=None if result is type(None) else result
@@ -314,7 +315,7 @@ def _apart(here: str, there: str) -> str:
 
 def _how(here: Signature, there: Signature) -> str:
     if here.text == there.text:
-        return f"{here.method} differs: a class in {here.text} has other fields there"
+        return f"{here.method} differs: a class, or a default, of {here.text} is declared otherwise there"
     return f"{here.method} differs: here {here.text}, there {shown(there.text, _LONGEST_TEXT)}"
 
 
@@ -340,6 +341,21 @@ def refuse_misfit(contract: Contract, implementation: object) -> None:
                     f"{who}: has {own!r} where {method.full_name} has {given.name!r}; "
                     "give its arguments the same names, in the same order"
                 )
+
+
+def _shown(parameter: inspect.Parameter, annotation: Any) -> inspect.Parameter:
+    """Return a parameter for the eye, alike in each process."""
+    if parameter.default is parameter.empty:
+        return parameter.replace(annotation=annotation)
+    return parameter.replace(annotation=annotation, default=_Default(parameter.default))
+
+
+class _Default:
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __repr__(self) -> str:
+        return text_in_one_order(self._value)
 
 
 def _is_misnamed(own: str, given: inspect.Parameter, signature: inspect.Signature) -> bool:

@@ -19,7 +19,7 @@ from pydantic_core import to_jsonable_python
 from durable import strict_json
 from durable.errors import InvalidMessage, text_of
 from durable.messages.codecs.classes import refuse_uncodable_parts
-from durable.messages.model_schemas import lost
+from durable.messages.model_schemas import MEMBER_NAMES, lost
 from durable.messages.schemas import REFERENCE, Json, models_of, schema_of
 
 T = TypeVar("T")
@@ -157,6 +157,7 @@ class _Travelling:
     def _part(self, schema: Any, *, is_item: bool = False) -> Any:
         match schema:
             case dict():
+                schema = _settled(schema)
                 return {
                     key: self._keyword(key, schema[key])
                     for key in sorted(schema)
@@ -172,8 +173,21 @@ class _Travelling:
     def _keyword(self, key: str, value: Any) -> Any:
         if key in _VALUES:
             return value
+        if key == "required":
+            return sorted(value)
         if key == "properties":
             return {name: self._part(value[name]) for name in sorted(value)}
         if key == "prefixItems":
             return [self._part(each, is_item=True) for each in value]
         return self._part(value)
+
+
+def _settled(schema: Json) -> Json:
+    """Return a schema without the order in which its values were declared."""
+    values = schema.get("enum")
+    if values is None:
+        return schema
+    names = schema.get(MEMBER_NAMES, [""] * len(values))
+    pairs = sorted(zip(values, names, strict=True), key=lambda each: msgspec.json.encode(each[0]))
+    sorted_names = {MEMBER_NAMES: [name for _, name in pairs]} if MEMBER_NAMES in schema else {}
+    return schema | {"enum": [value for value, _ in pairs]} | sorted_names

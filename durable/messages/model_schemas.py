@@ -15,6 +15,8 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
+from durable.messages.set_order import in_one_order
+
 Json = dict[str, Any]
 
 _DECIMALS: Final = {
@@ -107,8 +109,7 @@ class ModelSchemas(GenerateJsonSchema):
         return super().model_fields_schema({**schema, "computed_fields": []})
 
     def encode_default(self, dft: Any) -> Any:
-        found = super().encode_default(dft)
-        return sorted(found, key=repr) if isinstance(dft, set | frozenset) else found
+        return in_one_order(dft, super().encode_default(dft))
 
 
 class _Models(ModelSchemas):

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from durable.messages.model_schemas import ModelSchemas, flags, member_names
+from durable.messages.set_order import in_one_order
 
 Json = dict[str, Any]
 
@@ -118,7 +119,7 @@ class _Maker:
             case kinds.LiteralType():
                 return {"enum": sorted(kind.values, key=lambda each: (str(type(each)), each))}
             case kinds.UnionType():
-                return {"anyOf": [self.make(each) for each in kind.types]}
+                return {"anyOf": [self.make(each) for each in sorted(kind.types, key=_place)]}
             case kinds.TupleType():
                 return _array(
                     [_unnamed(self.make(each)) for each in kind.item_types], len(kind.item_types), is_open=False
@@ -204,6 +205,12 @@ class _Maker:
         return schema | {"required": list(schema["properties"])} if self._written and "properties" in schema else schema
 
 
+def _place(kind: kinds.Type) -> tuple[bool, str, str, str]:
+    """The place in a union, whose order decides nothing: msgspec tells its types apart by what arrives."""
+    values = type(next(iter(kind.cls)).value).__name__ if isinstance(kind, kinds.EnumType) else ""
+    return isinstance(kind, kinds.NoneType), type(kind).__name__, str(getattr(kind, "tag", "")), values
+
+
 def _is_optional(field: kinds.Field) -> bool:
     """True for a field with a default; one that is UNSET has none."""
     return field.default is not NODEFAULT or field.default_factory is not NODEFAULT
@@ -243,6 +250,6 @@ def _default(field: kinds.Field) -> Json:
     if default is NODEFAULT:
         return {}
     try:
-        return {"default": to_builtins(default, enc_hook=to_jsonable_python, order="deterministic")}
+        return {"default": in_one_order(default, to_builtins(default, enc_hook=to_jsonable_python, str_keys=True))}
     except Exception:  # a default that has no encoding is none that can be shown
         return {}

@@ -19,6 +19,7 @@ _SINGLETONS = "tests/unit/calls/test_provider.py"
 _RULES = "tests/unit/transports/test_announcements.py"
 _DIRECTORIES = "tests/unit/transports/test_directories.py"
 _LEASES = "tests/unit/transports/test_watchdog.py"
+_SETS = "tests/unit/messages/test_set_order.py"
 _DIGESTS = "tests/unit/calls/test_digest.py"
 _CONTRACTS = "tests/unit/calls/test_contract.py"
 _PAYLOADS = "tests/unit/calls/test_payload.py"
@@ -988,5 +989,56 @@ ROWS = (
         killed_by=(
             "tests/integration/transports/http/test_kept_connections.py::test_listener_tells_the_time_between_two_requests",
         ),
+    ),
+    Mutant(
+        "calls",
+        "sets in defaults have another order in each process",
+        "durable/messages/set_order.py",
+        before="sorted(map(in_one_order, value, made), key=_text)",
+        after="[*map(in_one_order, value, made)]",
+        killed_by=(
+            f"{_SETS}::test_sets_in_defaults_of_arguments_have_one_order",
+            f"{_SETS}::test_sets_in_defaults_of_models_have_one_order",
+        ),
+    ),
+    Mutant(
+        "calls",
+        "a set within the default of a model has another order in each process",
+        "durable/messages/model_schemas.py",
+        before="return in_one_order(dft, super().encode_default(dft))",
+        after="return super().encode_default(dft)",
+        killed_by=(f"{_SETS}::test_sets_in_defaults_of_models_have_one_order",),
+    ),
+    Mutant(
+        "calls",
+        "a signature has another text in each process",
+        "durable/messages/set_order.py",
+        before="sorted(self.repr1(each, level - 1) for each in value)",
+        after="[self.repr1(each, level - 1) for each in value]",
+        killed_by=(f"{_SETS}::test_sets_in_defaults_of_arguments_have_one_order",),
+    ),
+    Mutant(
+        "calls",
+        "fields that were declared in another order are another contract",
+        "durable/calls/payload.py",
+        before="            return sorted(value)\n",
+        after="            return list(value)\n",
+        killed_by=(f"{_DIGESTS}::test_order_of_a_declaration_does_not_change_a_digest",),
+    ),
+    Mutant(
+        "calls",
+        "values that were declared in another order are another contract",
+        "durable/calls/payload.py",
+        before="                schema = _settled(schema)\n",
+        after="",
+        killed_by=(f"{_DIGESTS}::test_order_of_a_declaration_does_not_change_a_digest",),
+    ),
+    Mutant(
+        "calls",
+        "types of a union that were declared in another order are another contract",
+        "durable/messages/schemas.py",
+        before="sorted(kind.types, key=_place)",
+        after="kind.types",
+        killed_by=(f"{_DIGESTS}::test_order_of_a_declaration_does_not_change_a_digest",),
     ),
 )

@@ -382,7 +382,7 @@ def test_class_with_other_fields_is_told() -> None:
     first, second = (
         declared("1.0", result=msgspec.defstruct("Box", fields)) for fields in ([("a", int)], [("a", int), ("b", str)])
     )
-    with pytest.raises(IncompatibleService, match="other fields there"):
+    with pytest.raises(IncompatibleService, match="declared otherwise there"):
         contract_of(first).check(contract_of(second).offer, "tcp://127.0.0.1:1")
 
 

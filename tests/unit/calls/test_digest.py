@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum, Flag
+from functools import reduce
 from inspect import Parameter, Signature
 from itertools import permutations
-from typing import Annotated, Any, NamedTuple
+from operator import or_
+from typing import Annotated, Any, Literal, NamedTuple
 from uuid import UUID
 
 import pytest
@@ -95,9 +97,33 @@ DIFFERENT: list[tuple[Any, Any]] = [
     *permutations([struct(("a", of_model(str)), ("b", of_model(kind))) for kind in [str, int]], 2),
     *permutations([two_of_one_name(str, int), two_of_one_name(bytes, int), two_of_one_name(int, int)], 2),
     *permutations([of_model(kind) for kind in [AnyUrl, AnyHttpUrl]], 2),
+    *permutations([of_model(kind) for kind in [date | datetime, datetime | date]], 2),
+    *permutations([struct(("a", tuple[int, ...], default)) for default in [(1, 2), (2, 1)]], 2),
     *permutations([of_model(kind) for kind in [str, Lower, Stripped]], 2),
     *permutations([Annotated[kind, Meta(extra_json_schema={"type": "string"})] for kind in [str, int]], 2),
 ]  # fmt: skip
+
+
+ALIKE: list[tuple[Any, Any]] = [
+    (struct(("a", int), ("b", str)), struct(("b", str), ("a", int))),
+    (create_model("Model", a=(int, ...), b=(str, ...)), create_model("Model", b=(str, ...), a=(int, ...))),
+    (int | str, str | int),
+    (of_model(Literal["a", "b", 1]), of_model(Literal[1, "b", "a"])),
+    (Literal["a", "b", 1], Literal[1, "b", "a"]),
+    *((of_kind(one), of_kind(other)) for one, other in [
+        (Enum("Way", {"IN": 1, "OUT": 2}), Enum("Way", {"OUT": 2, "IN": 1})),
+        (Flag("Way", {"IN": 1, "OUT": 2}), Flag("Way", {"OUT": 2, "IN": 1})),
+    ] for of_kind in [list.__class_getitem__, of_model]),
+    *permutations([struct(("a", reduce(or_, order))) for order in permutations([
+        int, None, list[int], struct(("x", int), tag="x"), struct(("x", int), tag="y"), date,
+    ])][::150], 2),
+]  # fmt: skip
+"""They travel alike: the order in which they were declared is not seen."""
+
+
+@pytest.mark.parametrize(("one", "other"), ALIKE)
+def test_order_of_a_declaration_does_not_change_a_digest(one: Any, other: Any) -> None:
+    assert digest(one) == digest(other)
 
 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)

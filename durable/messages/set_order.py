@@ -1,0 +1,83 @@
+"""The items of sets in one order: that of a set differs from process to process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from reprlib import Repr
+from typing import Any
+
+import msgspec
+from pydantic import RootModel
+
+from durable.messages.codecs.classes import field_names
+
+
+def in_one_order(value: object, made: Any) -> Any:
+    """Return the JSON that was made of a value, with the items of each set in it in one order."""
+    if isinstance(value, RootModel):
+        return in_one_order(value.root, made)
+    if isinstance(made, dict):
+        parts = _named(value, made)
+        return {name: in_one_order(parts.get(name), each) for name, each in made.items()}
+    if not isinstance(made, list | tuple):
+        return made
+    if isinstance(value, Set):
+        return sorted(map(in_one_order, value, made), key=_text)
+    return [*map(in_one_order, _items(value, made), made)]
+
+
+def text_in_one_order(value: object) -> str:
+    """Return the repr of a value, with the items of each set in it in one order."""
+    return _Text().repr(value)
+
+
+class _Text(Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        limits = [name for name in vars(self) if name.startswith("max")]
+        vars(self).update(dict.fromkeys(limits, 1_000))  # beyond what a signature shows
+
+    def repr_set(self, value: Set[Any], level: int) -> str:
+        items = ", ".join(sorted(self.repr1(each, level - 1) for each in value))
+        return f"{{{items}}}" if items else "set()"
+
+    def repr_frozenset(self, value: Set[Any], level: int) -> str:
+        return f"frozenset({self.repr_set(value, level) if value else ''})"
+
+    def repr_instance(self, value: object, level: int) -> str:
+        cls = type(value)
+        names = field_names(cls) or getattr(cls, "_fields", ())  # of a NamedTuple
+        if not names:
+            return repr(value)
+        parts = ", ".join(f"{name}={self.repr1(getattr(value, name, None), level - 1)}" for name in names)
+        return f"{cls.__name__}({parts})"
+
+
+def _named(value: object, made: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the parts of a value by the names that they have in its JSON."""
+    if isinstance(value, Mapping):
+        return dict(zip(made, value.values(), strict=False))
+    names = field_names(type(value))
+    parts = {name: getattr(value, name, None) for name in names}
+    return parts | dict(zip(_written(type(value), names), parts.values(), strict=True))
+
+
+def _written(cls: type[Any], names: Sequence[str]) -> Sequence[str]:
+    """Return the names in JSON: msgspec writes the fields of a dataclass of pydantic by their own."""
+    if issubclass(cls, msgspec.Struct):
+        return cls.__struct_encode_fields__
+    fields = getattr(cls, "__pydantic_fields__", {})
+    found = [fields.get(name) for name in names]
+    aliases = [each and (each.serialization_alias or each.alias) for each in found]
+    return [alias or name for name, alias in zip(names, aliases, strict=True)]
+
+
+def _items(value: object, made: Sequence[Any]) -> Sequence[Any]:
+    if isinstance(value, Sequence) and len(value) == len(made):
+        return value
+    items = [getattr(value, name, None) for name in field_names(type(value))]  # of a Struct, behind its tag
+    return [*[None] * (len(made) - len(items)), *items]
+
+
+def _text(made: Any) -> bytes:
+    return msgspec.json.encode(made, order="deterministic")
