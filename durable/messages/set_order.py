@@ -8,17 +8,20 @@ from typing import Any
 
 import msgspec
 from pydantic import RootModel
+from pydantic_core import to_jsonable_python
 
 from durable.messages.codecs.classes import field_names
 
 
 def in_one_order(value: object, made: Any) -> Any:
-    """Return the JSON that was made of a value, with the items of each set in it in one order."""
+    """Return what was made of a value for JSON or MessagePack, with the items of each set in it in one order."""
     if isinstance(value, RootModel):
         return in_one_order(value.root, made)
     if isinstance(made, dict):
         parts = _named(value, made)
         return {name: in_one_order(parts.get(name), each) for name, each in made.items()}
+    if isinstance(made, Set):
+        return sorted((in_one_order(each, each) for each in made), key=_text)
     if not isinstance(made, list | tuple):
         return made
     if isinstance(value, Set):
@@ -79,5 +82,4 @@ def _items(value: object, made: Sequence[Any]) -> Sequence[Any]:
     return [*[None] * (len(made) - len(items)), *items]
 
 
-def _text(made: Any) -> bytes:
-    return msgspec.json.encode(made, order="deterministic")
+_text = msgspec.json.Encoder(enc_hook=to_jsonable_python).encode

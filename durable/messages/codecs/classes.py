@@ -47,6 +47,11 @@ def refuse_uncodable_parts(cls: Any, *known: type) -> None:
     _refuse_parts(msgspec.inspect.type_info(cls), getattr(cls, "__qualname__", str(cls)), known)
 
 
+def kinds_within(cls: type[Any]) -> set[type[Type]]:
+    """Return the kinds of types that occur in a class."""
+    return {type(kind) for _, kind in _within(msgspec.inspect.type_info(cls), "", set())}
+
+
 def type_variables(annotation: Any) -> Iterator[TypeVar]:
     """The type variables in an annotation: nothing has been put for them, and a decoder takes them for anything."""
     if isinstance(annotation, TypeVar):

@@ -12,12 +12,15 @@ from typing import Any
 
 import msgspec
 from pydantic import BaseModel
+from pydantic_core import to_json
 
 from durable import strict_json
 from durable.arguments import checked
 from durable.envelope import JSON, Envelope
 from durable.errors import InvalidMessage
 from durable.messages.codecs.classes import Decode, decoder_for, field_names
+from durable.messages.codecs.sets import holds_sets
+from durable.messages.set_order import in_one_order
 from durable.plain import plain
 
 _encoder = msgspec.json.Encoder(decimal_format="string", enc_hook=plain)
@@ -37,7 +40,7 @@ class JsonCodec:
 
     def encode(self, message: object, _: Envelope) -> bytes:
         """Return the JSON of a message."""
-        body = _model_body(message) if isinstance(message, BaseModel) else _encoder.encode(message)
+        body = _model_body(message) if isinstance(message, BaseModel) else _body(message)
         if any(mark in body for mark in _MARKS_OF_NOT_FINITE):
             _refuse_not_finite(message, type(message).__qualname__)
         return body
@@ -52,10 +55,20 @@ class JsonCodec:
         return decoder
 
 
+def _body(message: object) -> bytes:
+    if not holds_sets(type(message)):
+        return _encoder.encode(message)
+    return _encoder.encode(in_one_order(message, msgspec.to_builtins(message, enc_hook=plain, str_keys=True)))
+
+
 def _model_body(message: BaseModel) -> bytes:
     # Names as the model's aliases say, and what validates again: text of Json fields, no computed fields. Values that
     # do not fit are found when the body is compared with the message; a warning would only say so twice.
-    return message.model_dump_json(by_alias=True, round_trip=True, warnings=False).encode()
+    if not holds_sets(type(message)):
+        return message.model_dump_json(by_alias=True, round_trip=True, warnings=False).encode()
+    return to_json(
+        in_one_order(message, message.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False))
+    )
 
 
 def _model_decoder(cls: type[BaseModel]) -> Callable[[bytes], BaseModel]:

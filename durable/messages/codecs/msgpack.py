@@ -8,6 +8,7 @@ Integers have 64 bits. https://github.com/msgpack/msgpack/blob/master/spec.md
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -17,9 +18,14 @@ from pydantic_core import to_jsonable_python
 from durable.arguments import checked
 from durable.envelope import Envelope
 from durable.messages.codecs.classes import Decode, decoder_for
+from durable.messages.codecs.sets import holds_sets
+from durable.messages.set_order import in_one_order
 from durable.plain import plain
 
 MSGPACK: Final = "application/msgpack"
+
+_OWN: Final = (bytes, bytearray, memoryview, datetime)
+"""Types of the format itself, which JSON has not."""
 
 _encode = msgspec.msgpack.Encoder(decimal_format="string", enc_hook=plain).encode
 _encode_dumped = msgspec.msgpack.Encoder(decimal_format="string", enc_hook=to_jsonable_python).encode
@@ -36,7 +42,7 @@ class MsgpackCodec:
 
     def encode(self, message: object, _: Envelope) -> bytes:
         """Return the MessagePack of a message."""
-        return _model_body(message) if isinstance(message, BaseModel) else _encode(message)
+        return _model_body(message) if isinstance(message, BaseModel) else _body(message)
 
     def decode(self, body: bytes, cls: type[Any]) -> Any:
         """Return the message of this class in a body."""
@@ -48,10 +54,15 @@ class MsgpackCodec:
         return decoder
 
 
+def _body(message: object) -> bytes:
+    if not holds_sets(type(message)):
+        return _encode(message)
+    return _encode(in_one_order(message, msgspec.to_builtins(message, enc_hook=plain, builtin_types=_OWN)))
+
+
 def _model_body(message: BaseModel) -> bytes:
-    return _encode_dumped(
-        message.model_dump(by_alias=True, round_trip=True, warnings=False)
-    )  # as in durable.messages.codecs.json
+    made = message.model_dump(by_alias=True, round_trip=True, warnings=False)  # as in durable.messages.codecs.json
+    return _encode_dumped(in_one_order(message, made) if holds_sets(type(message)) else made)
 
 
 def _model_decoder(cls: type[BaseModel]) -> Callable[[bytes], BaseModel]:

@@ -1030,4 +1030,23 @@ ROWS = (
         after="        if False:\n",
         killed_by=("tests/unit/test_arguments.py::test_message_before_the_block_is_refused[outbox]",),
     ),
+    Mutant(
+        "outbox",
+        "a message with a set, sent again by another process, is another message",
+        "durable/messages/codecs/sets.py",
+        before="found = _found[cls] = _is_found(cls)",
+        after="found = _found[cls] = False",
+        killed_by=tuple(
+            f"tests/unit/messages/test_codecs_sets.py::test_equal_messages_have_one_body[{each}]"
+            for each in ("json-struct", "json-model", "msgpack-struct", "msgpack-model")
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "the items of a set of a model have another order in MessagePack",
+        "durable/messages/set_order.py",
+        before="sorted((in_one_order(each, each) for each in made), key=_text)",
+        after="[in_one_order(each, each) for each in made]",
+        killed_by=("tests/unit/messages/test_codecs_sets.py::test_equal_messages_have_one_body[msgpack-model]",),
+    ),
 )
