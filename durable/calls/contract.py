@@ -27,7 +27,7 @@ from durable.calls.telemetry import TRAFFIC
 from durable.duration import Duration
 from durable.errors import IncompatibleService, InvalidMessage, InvalidSetting, NoProvider, text_of
 from durable.messages.codecs.classes import type_variables
-from durable.messages.set_order import text_in_one_order
+from durable.messages.codecs.set_order import text_in_one_order
 from durable.redaction import shown
 from durable.transports.frames import MAX_METHODS, Call, Offer, Signature
 

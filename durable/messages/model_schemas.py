@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
-from durable.messages.set_order import in_one_order
+from durable.messages.codecs.set_order import in_one_order
 
 Json = dict[str, Any]
 

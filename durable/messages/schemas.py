@@ -18,8 +18,8 @@ from msgspec import NODEFAULT, Struct, to_builtins
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
+from durable.messages.codecs.set_order import in_one_order
 from durable.messages.model_schemas import ModelSchemas, flags, member_names
-from durable.messages.set_order import in_one_order
 
 Json = dict[str, Any]
 

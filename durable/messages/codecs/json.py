@@ -19,8 +19,8 @@ from durable.arguments import checked
 from durable.envelope import JSON, Envelope
 from durable.errors import InvalidMessage
 from durable.messages.codecs.classes import Decode, decoder_for, field_names
+from durable.messages.codecs.set_order import in_one_order
 from durable.messages.codecs.sets import holds_sets
-from durable.messages.set_order import in_one_order
 from durable.plain import plain
 
 _encoder = msgspec.json.Encoder(decimal_format="string", enc_hook=plain)

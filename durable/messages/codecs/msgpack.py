@@ -18,8 +18,8 @@ from pydantic_core import to_jsonable_python
 from durable.arguments import checked
 from durable.envelope import Envelope
 from durable.messages.codecs.classes import Decode, decoder_for
+from durable.messages.codecs.set_order import in_one_order
 from durable.messages.codecs.sets import holds_sets
-from durable.messages.set_order import in_one_order
 from durable.plain import plain
 
 MSGPACK: Final = "application/msgpack"

@@ -19,7 +19,7 @@ _SINGLETONS = "tests/unit/calls/test_provider.py"
 _RULES = "tests/unit/transports/test_announcements.py"
 _DIRECTORIES = "tests/unit/transports/test_directories.py"
 _LEASES = "tests/unit/transports/test_watchdog.py"
-_SETS = "tests/unit/messages/test_set_order.py"
+_SETS = "tests/unit/messages/test_codecs_set_order.py"
 _DIGESTS = "tests/unit/calls/test_digest.py"
 _CONTRACTS = "tests/unit/calls/test_contract.py"
 _PAYLOADS = "tests/unit/calls/test_payload.py"
@@ -993,7 +993,7 @@ ROWS = (
     Mutant(
         "calls",
         "sets in defaults have another order in each process",
-        "durable/messages/set_order.py",
+        "durable/messages/codecs/set_order.py",
         before="sorted(map(in_one_order, value, made), key=_text)",
         after="[*map(in_one_order, value, made)]",
         killed_by=(
@@ -1012,7 +1012,7 @@ ROWS = (
     Mutant(
         "calls",
         "a signature has another text in each process",
-        "durable/messages/set_order.py",
+        "durable/messages/codecs/set_order.py",
         before="sorted(self.repr1(each, level - 1) for each in value)",
         after="[self.repr1(each, level - 1) for each in value]",
         killed_by=(f"{_SETS}::test_sets_in_defaults_of_arguments_have_one_order",),

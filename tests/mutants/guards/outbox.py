@@ -1044,7 +1044,7 @@ ROWS = (
     Mutant(
         "outbox",
         "the items of a set of a model have another order in MessagePack",
-        "durable/messages/set_order.py",
+        "durable/messages/codecs/set_order.py",
         before="sorted((in_one_order(each, each) for each in made), key=_text)",
         after="[in_one_order(each, each) for each in made]",
         killed_by=("tests/unit/messages/test_codecs_sets.py::test_equal_messages_have_one_body[msgpack-model]",),

@@ -14,8 +14,8 @@ from pydantic import BaseModel, Field, RootModel, create_model
 from pydantic.dataclasses import dataclass as model_dataclass
 
 from durable.calls.payload import Payload, arguments_of, digest_of
+from durable.messages.codecs.set_order import in_one_order, text_in_one_order
 from durable.messages.schemas import schema_of
-from durable.messages.set_order import in_one_order, text_in_one_order
 
 SAME_PLACE: Final = 2**16
 """Numbers that differ by it have one place in a small set: they come out in the order in which they went in."""
