@@ -2,8 +2,9 @@
 
     choosing ──> messages(): under new ids ──> chunk after chunk, in their order ──> publish()
 
-A new id follows from the name of the replay and the old id: the same replay adds nothing the second time, and one with
-another name does it again. With `same_ids` the ids stay, and only who has never seen a message handles it.
+A new id follows from the name of the replay, the old id, and when that message was sent: the same replay adds nothing
+the second time, and one with another name does it again. With `same_ids` the ids stay, and only who has never seen a
+message handles it.
 
 The order is that of `sent_at`, then of `seq`, which is the order of commits, then of the old ids; or of other columns.
 All rows are in it, so chunks follow each other in it too, and messages of one key are handled in it.
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 CHUNK: Final = 50_000
 ORDER: Final = ("sent_at", "seq")
 """The columns of order by default."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
 _SECONDS_OF_A_CHUNK = 5  # when the rate is limited: nobody is to be flooded for longer
 
 
@@ -77,9 +80,10 @@ def messages(
     if destination is not None and destination != LOCAL:
         destination = canonical(destination)
     came_in = F.col("side").eqNullSafe("incoming")
+    sent_at = F.coalesce(F.concat(F.lit("/"), F.unix_micros("sent_at").cast("string")), F.lit(""))
     goes_back = came_in if same_ids and destination == LOCAL else F.lit(destination is None)
     columns: dict[str, Column] = {
-        "id": F.col("id") if same_ids else uuid8(F.concat(F.lit(f"{name}/"), F.lower(F.hex("id")))),
+        "id": F.col("id") if same_ids else uuid8(F.concat(F.lit(f"{name}/"), F.lower(F.hex("id")), sent_at)),
         "destination": F.when(goes_back, F.col("address")).otherwise(F.lit(destination).cast("string")),
         "endpoint": F.when(goes_back & came_in, F.col("address")),
         **{kept: F.col(kept) for kept in ("message_type", "source", "body", "correlation_id", "causation_id")},
@@ -101,9 +105,11 @@ def messages(
     return sealed(found, sealing)
 
 
-def new_id_of(old: UUID, *, name: str) -> UUID:
-    """The id that a message has in the replay of this name."""
-    return uuid8_of(f"{name}/{old.hex}")
+def new_id_of(old: UUID, *, name: str, sent_at: datetime | None) -> UUID:
+    """The id that a message has in the replay of this name. A business key that was freed and used again has the same
+    old id for two messages, which were sent at two times.
+    """
+    return uuid8_of(f"{name}/{old.hex}" + (f"/{(sent_at - _EPOCH) // _MICROSECOND}" if sent_at else ""))
 
 
 def replay(

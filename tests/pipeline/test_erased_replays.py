@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -17,12 +18,13 @@ from durable.pipeline.origin import alone
 from durable.pipeline.publish import publish
 from durable.pipeline.undisturbed import Undisturbed, publishing
 from durable.settings import Settings, load_settings
-from tests.pipeline.test_erasing import ANNA, BY_KEY, add, erase
+from tests.pipeline.test_erasing import ANNA, BY_KEY, MIDNIGHT, add, erase
 from tests.support.archiving import Archiver
 from tests.support.command import Agent, Ended
 
 pytestmark = pytest.mark.timeout(600)  # to be cut off amid a call leaves the session of all tests unusable
 CHUNK = 5
+SENT_AT = MIDNIGHT - timedelta(seconds=3)
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def replayed(agent: Agent, archiver: Archiver, url: str | None = None) -> Ended:
 
 def of_anna(url: str) -> list[int]:
     """The numbers of her messages that wait in the inbox, by the digits of their old ids."""
-    names = {replay.new_id_of(UUID(int=number), name="May"): number for number in range(1, 21)}
+    names = {replay.new_id_of(UUID(int=number), name="May", sent_at=SENT_AT): number for number in range(1, 21)}
     with psycopg.connect(url) as conn:
         found = conn.execute("SELECT id FROM durable.incoming_envelopes WHERE partition_key = %s", (ANNA,))
         return sorted(names[row[0]] for row in found)

@@ -1197,6 +1197,14 @@ ROWS = (
     ),
     Mutant(
         "lakes",
+        "two messages of a freed key have one id in a replay",
+        "durable/pipeline/replay.py",
+        before='F.lower(F.hex("id")), sent_at))',
+        after='F.lower(F.hex("id"))))',
+        killed_by=("tests/pipeline/test_replay.py::test_each_use_of_a_freed_key_is_replayed",),
+    ),
+    Mutant(
+        "lakes",
         "a report counts days that a restored history lacks",
         "durable/pipeline/rollups.py",
         before="        for day in set(files).union(*known)\n",
