@@ -254,4 +254,6 @@ def _sentence(outcome: dict[str, int], dry_run: bool) -> str:
         left += f"; {several(outcome['unopened'], 'unopened bodies', 'stay')} out"
     if dry_run:
         return f"{several(outcome['messages'], 'messages')} would be replayed{left}"
+    if known := outcome["messages"] - outcome["added"]:
+        left = f"; {several(known, 'messages', 'were')} known here, and stay out{left}"
     return f"{several(outcome['messages'], 'messages')} replayed, {outcome['added']:,} of them added{left}"
