@@ -208,7 +208,7 @@ class ThreadLine(_Line[_Waiting]):
 class _FairPool(QueuePool):
     """A pool with such a line."""
 
-    _pool: _Line[Any]
+    _pool: Any
     _is_replaced = False
 
     def _create_connection(self) -> ConnectionPoolEntry:
@@ -216,12 +216,13 @@ class _FairPool(QueuePool):
         return _ConnectionRecord(self, connect=False)
 
     def _do_get(self) -> ConnectionPoolEntry:
+        line: _Line[Any] = self._pool
         with suppress(Empty):
-            return self._pool.get_nowait()
-        waiting = self._pool.stand()
+            return line.get_nowait()
+        waiting = line.stand()
         self._use_room()
         try:
-            return self._pool.wait(waiting, self._timeout)
+            return line.wait(waiting, self._timeout)
         except Empty:
             raise PoolTimeoutError(
                 f"QueuePool limit of size {self.size()} overflow {self.overflow()} reached, "

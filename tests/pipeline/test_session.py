@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 import pytest
 from pyspark.sql import SparkSession
@@ -30,8 +30,7 @@ def test_session_survives_a_test_out_of_time(spark: SparkSession) -> None:
 
     main, before = threading.main_thread().ident, signal.signal(signal.SIGUSR1, run_out)
     assert main is not None
-    jvm = spark.sparkContext._jvm
-    assert jvm is not None
+    jvm = cast(Any, spark.sparkContext._jvm)
     clock = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGUSR1))
     try:
         clock.start()

@@ -40,19 +40,19 @@ class _Text(Repr):
         limits = [name for name in vars(self) if name.startswith("max")]
         vars(self).update(dict.fromkeys(limits, 1_000))  # beyond what a signature shows
 
-    def repr_set(self, value: Set[Any], level: int) -> str:
-        items = ", ".join(sorted(self.repr1(each, level - 1) for each in value))
+    def repr_set(self, x: Set[Any], level: int) -> str:
+        items = ", ".join(sorted(self.repr1(each, level - 1) for each in x))
         return f"{{{items}}}" if items else "set()"
 
-    def repr_frozenset(self, value: Set[Any], level: int) -> str:
-        return f"frozenset({self.repr_set(value, level) if value else ''})"
+    def repr_frozenset(self, x: Set[Any], level: int) -> str:
+        return f"frozenset({self.repr_set(x, level) if x else ''})"
 
-    def repr_instance(self, value: object, level: int) -> str:
-        cls = type(value)
+    def repr_instance(self, x: object, level: int) -> str:
+        cls = type(x)
         names = field_names(cls) or getattr(cls, "_fields", ())  # of a NamedTuple
         if not names:
-            return repr(value)
-        parts = ", ".join(f"{name}={self.repr1(getattr(value, name, None), level - 1)}" for name in names)
+            return repr(x)
+        parts = ", ".join(f"{name}={self.repr1(getattr(x, name, None), level - 1)}" for name in names)
         return f"{cls.__name__}({parts})"
 
 

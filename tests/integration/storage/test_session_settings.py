@@ -210,7 +210,7 @@ def test_pipeline_and_migrations_have_no_limits_of_the_role_through_a_pooler(
     with pooler(tables.url) as url:
         assert read(url) == NONE
         with psycopg.connect(url) as other:
-            assert other.execute(SHOW).fetchone() == tuple(DEFAULTS.values())
+            assert other.execute(SHOW.encode()).fetchone() == tuple(DEFAULTS.values())
 
 
 @pytest.mark.parametrize("read", [*UNLIMITED, of_lock])

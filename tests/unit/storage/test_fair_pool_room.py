@@ -123,6 +123,8 @@ class Story:
                 waiting[number % len(waiting)].cancel()
             case "dispose":
                 self.ending.append(asyncio.create_task(self.dispose(), name="dispose"))
+            case _:
+                pass
         await turn()
         self.check()
 
