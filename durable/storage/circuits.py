@@ -81,7 +81,8 @@ def pause(
 ) -> None:
     """Open it now, for this time or until resume(), and tell the nodes at once: the word of an operator.
 
-    What a dead letter has parked stays so, until resume(). Raises InvalidSetting for a time that would end it.
+    What a dead letter, or a handler for no set time, has stopped stays so, until resume(). Raises InvalidSetting for a
+    time that would end it.
     """
     params = _named(schema, kind, key) | _said(reason, actor, duration) | {"node": NODE}
     is_paused = conn.execute(circuit_statements.PAUSE.within(schema), params).first() is not None
@@ -91,9 +92,10 @@ def pause(
 
 
 def parked_already(kind: CircuitKind, key: str) -> InvalidSetting:
-    """Return the error about a pause whose end would let the messages behind a dead letter go on."""
+    """Return the error about a pause at whose end messages would go on that wait for a resume."""
     return InvalidSetting(
-        f"pause: {kind} {key} is parked by a dead letter, until it is resumed; leave it so, or pause it without an end"
+        f"pause: {kind} {key} is parked until it is resumed, by a dead letter or its handler; leave it so, or pause it "
+        "without an end"
     )
 
 

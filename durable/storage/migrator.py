@@ -96,6 +96,7 @@ def migrate_online(context: Any, url: str, schema: str) -> None:
         conn.exec_driver_sql(f"SET LOCAL search_path = {OWN_PATH}")
         conn.execute(LIFT_LIMITS.within(schema), {"names": list(LIMITS)})
         conn.execute(LOCK_JOB.within(schema), {"class_id": jobs_class(schema), "key": int(Job.MIGRATE)})
+        conn.exec_driver_sql("SET LOCAL lock_timeout TO DEFAULT")  # who waits for a table stops all who come after
         if owner_of(conn, schema) is None:  # Postgres asks for the right to make one also where it is there
             conn.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
         context.configure(connection=conn, version_table_schema=schema)

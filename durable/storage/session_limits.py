@@ -3,7 +3,8 @@
     pools of durable (engines)        limits of its settings; of transactions, as the role has it
     a node's own connection           limits of its settings
     pipeline, in driver and tasks     none: a copy, or a publication, takes as long as there are rows
-    migrations                        none: an index takes as long as there are rows
+    migrations                        of waits for tables, as the role has it; else none: an index takes as long as
+                                      there are rows
 
 What the URL of the database sets by `options` comes before these: in pools, in the pipeline and in migrations.
 """

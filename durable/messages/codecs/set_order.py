@@ -14,7 +14,10 @@ from durable.messages.codecs.classes import field_names
 
 
 def in_one_order(value: object, made: Any) -> Any:
-    """Return what was made of a value for JSON or MessagePack, with the items of each set in it in one order."""
+    """Return what was made of a value for JSON or MessagePack, with the items of each set in it in one order.
+
+    What has other items than the value stays as it was made.
+    """
     if isinstance(value, RootModel):
         return in_one_order(value.root, made)
     if isinstance(made, dict):
@@ -24,7 +27,7 @@ def in_one_order(value: object, made: Any) -> Any:
         return sorted((in_one_order(each, each) for each in made), key=_text)
     if not isinstance(made, list | tuple):
         return made
-    if isinstance(value, Set):
+    if isinstance(value, Set) and len(value) == len(made):
         return sorted(map(in_one_order, value, made), key=_text)
     return [*map(in_one_order, _items(value, made), made)]
 
@@ -59,7 +62,7 @@ class _Text(Repr):
 def _named(value: object, made: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the parts of a value by the names that they have in its JSON."""
     if isinstance(value, Mapping):
-        return dict(zip(made, value.values(), strict=False))
+        return dict(zip(made, value.values(), strict=True)) if len(value) == len(made) else {}
     names = field_names(type(value))
     parts = {name: getattr(value, name, None) for name in names}
     return parts | dict(zip(_written(type(value), names), parts.values(), strict=True))

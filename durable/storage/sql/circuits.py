@@ -38,7 +38,8 @@ WITH closed AS (
 SELECT count(*) FROM told
 """)
 # By an operator, who has the last word: whatever it was before, it is open from now on for this reason and this time.
-# But what a dead letter has parked stays so, until a resume: at an end the messages behind it would go on.
+# But what a node has stopped for no set time, as for a dead letter, stays so until a resume: at an end the messages
+# behind it would go on.
 PAUSE: Final = Statement("""
 WITH paused AS (
     INSERT INTO {schema}.circuits (kind, key, reason, until, actor)

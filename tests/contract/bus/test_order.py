@@ -124,10 +124,10 @@ class TestOrder:
         async with world:
             await self.send(world, *map(OrderPlaced, (1, 2)))
             await world.settle()
-            with pytest.raises(InvalidSetting, match="is parked by a dead letter, until it is resumed"):
+            with pytest.raises(InvalidSetting, match="is parked until it is resumed"):
                 await world.bus.pause(**parked, for_=1)
             await world.bus.pause(**parked)
-            with pytest.raises(InvalidSetting, match="is parked by a dead letter, until it is resumed"):
+            with pytest.raises(InvalidSetting, match="is parked until it is resumed"):
                 await world.bus.pause(**parked, for_=1)
             await world.advance(MINUTE)
             assert seen == []

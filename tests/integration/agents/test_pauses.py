@@ -283,6 +283,7 @@ async def test_address_resolved_by_type_pauses_the_resolved_destination(
 # ---------------------------------------------------------------- durable-agent
 
 
+@pytest.mark.usefixtures("no_messages")  # it is one destination for each type of the process, and a list shows fifty
 def test_pause_command_resolves_an_address_by_type(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DURABLE_AMQP_URL", "amqp://guest:guest@127.0.0.1:1/")
     name = agent.application(f'bus.subscribe(OrderPlaced, to="{TOPIC}")\n')
@@ -311,6 +312,19 @@ def test_destination_of_an_older_release_is_named_in_its_stored_spelling(agent: 
     assert agent("resume", "--destination", new).code == 1
     assert agent("resume", "--destination", old).code == 0
     assert agent("resume", "--destination", old)[:2] == (1, f"the destination {old} was not paused\n")
+
+
+def test_pause_command_leaves_a_parked_key_to_a_resume(agent: Agent, database_url: str) -> None:
+    with psycopg.connect(database_url) as conn:
+        conn.execute(
+            "INSERT INTO durable.circuits (kind, key, reason, actor) VALUES ('key', 'k', 'letter 7', 'node 3')"
+        )
+    code, _, said = agent("pause", "--key", "k", "--for", "2s")
+    assert (code, "key k is parked until it is resumed" in said) == (2, True)
+    assert agent("pause", "--key", "k") == (0, "the key k is paused until it is resumed\n", "")
+    (row,) = msgspec.json.decode(agent("circuits", "--json").out)
+    assert (row["reason"], row["until"]) == ("letter 7", None)
+    assert agent("resume", "--key", "k").code == 0
 
 
 def test_pause_and_resume_commands_stop_and_restart_a_handler(agent: Agent) -> None:

@@ -193,27 +193,31 @@ def of_migration(url: str) -> dict[str, str]:
     return migrating.session
 
 
-UNLIMITED = (of_driver, of_snapshot, of_arrow, of_migration)
+UNLIMITED = (of_driver, of_snapshot, of_arrow)
+MIGRATIONS = NONE | {"lock_timeout": DEFAULTS["lock_timeout"]}
 
 
 @pytest.mark.parametrize("read", [*UNLIMITED, of_lock])
-def test_pipeline_and_migrations_have_no_limits_of_the_role(tables: Tables, read: Callable[[str], Any]) -> None:
+def test_pipeline_has_no_limits_of_the_role(tables: Tables, read: Callable[[str], Any]) -> None:
     with_defaults(tables, **DEFAULTS)
     assert read(tables.url) == NONE
 
 
-@pytest.mark.parametrize("read", UNLIMITED)
-def test_pipeline_and_migrations_have_no_limits_of_the_role_through_a_pooler(
-    tables: Tables, read: Callable[[str], Any]
-) -> None:
+def test_migrations_have_the_limit_of_the_role_for_locks_alone(tables: Tables) -> None:
+    with_defaults(tables, **DEFAULTS)
+    assert of_migration(tables.url) == MIGRATIONS
+
+
+@pytest.mark.parametrize("read", [*UNLIMITED, of_migration])
+def test_sessions_through_a_pooler_have_the_same_limits(tables: Tables, read: Callable[[str], Any]) -> None:
     with_defaults(tables, **DEFAULTS)
     with pooler(tables.url) as url:
-        assert read(url) == NONE
+        assert read(url) == (MIGRATIONS if read is of_migration else NONE)
         with psycopg.connect(url) as other:
             assert other.execute(SHOW.encode()).fetchone() == tuple(DEFAULTS.values())
 
 
-@pytest.mark.parametrize("read", [*UNLIMITED, of_lock])
+@pytest.mark.parametrize("read", [*UNLIMITED, of_lock, of_migration])
 def test_limits_of_the_url_stay(tables: Tables, read: Callable[[str], Any]) -> None:
     given = f"{tables.url}{'&' if '?' in tables.url else '?'}options=-c%20lock_timeout%3D7s"
     assert read(given) == NONE | {"lock_timeout": "7s"}

@@ -1049,4 +1049,23 @@ ROWS = (
         after="[in_one_order(each, each) for each in made]",
         killed_by=("tests/unit/messages/test_codecs_sets.py::test_equal_messages_have_one_body[msgpack-model]",),
     ),
+    Mutant(
+        "outbox",
+        "an item that a serializer adds to a set is left out of the body",
+        "durable/messages/codecs/set_order.py",
+        before="    if isinstance(value, Set) and len(value) == len(made):\n",
+        after="    if isinstance(value, Set):\n",
+        killed_by=(
+            "tests/unit/messages/test_codecs_sets.py::"
+            "test_parts_unlike_those_of_the_value_stay_unchanged[value0-made0]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "the order of a serializer's list is lost",
+        "durable/messages/codecs/sets.py",
+        before=' and not any(kind.startswith("function-") for kind in within)',
+        after="",
+        killed_by=("tests/unit/messages/test_codecs_sets.py::test_list_of_a_serializer_stays_unchanged",),
+    ),
 )

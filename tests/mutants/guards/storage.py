@@ -848,9 +848,9 @@ ROWS = (
         before="    return _FORMATS | unlimited(_server(url).version)\n",
         after="    return _FORMATS\n",
         killed_by=(
-            f"{_LIMITS}::test_pipeline_and_migrations_have_no_limits_of_the_role[of_lock]",
-            f"{_LIMITS}::test_pipeline_and_migrations_have_no_limits_of_the_role[of_arrow]",
-            f"{_LIMITS}::test_pipeline_and_migrations_have_no_limits_of_the_role_through_a_pooler[of_snapshot]",
+            f"{_LIMITS}::test_pipeline_has_no_limits_of_the_role[of_lock]",
+            f"{_LIMITS}::test_pipeline_has_no_limits_of_the_role[of_arrow]",
+            f"{_LIMITS}::test_sessions_through_a_pooler_have_the_same_limits[of_snapshot]",
         ),
     ),
     Mutant(
@@ -859,7 +859,15 @@ ROWS = (
         "durable/storage/migrator.py",
         before='        conn.execute(LIFT_LIMITS.within(schema), {"names": list(LIMITS)})\n',
         after="",
-        killed_by=(f"{_LIMITS}::test_pipeline_and_migrations_have_no_limits_of_the_role[of_migration]",),
+        killed_by=(f"{_LIMITS}::test_migrations_have_the_limit_of_the_role_for_locks_alone",),
+    ),
+    Mutant(
+        "storage",
+        "a migration waits for a table in use without a limit",
+        "durable/storage/migrator.py",
+        before='        conn.exec_driver_sql("SET LOCAL lock_timeout TO DEFAULT")',
+        after='        conn.exec_driver_sql("SELECT 1")',
+        killed_by=(f"{_LIMITS}::test_migrations_have_the_limit_of_the_role_for_locks_alone",),
     ),
     Mutant(
         "storage",

@@ -13,13 +13,14 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_serializer
 
 from durable.envelope import Envelope
 from durable.messages.codecs import json as in_json
 from durable.messages.codecs import msgpack as in_msgpack
 from durable.messages.codecs.json import JsonCodec
 from durable.messages.codecs.msgpack import MsgpackCodec
+from durable.messages.codecs.set_order import in_one_order
 
 SAME_PLACE: Final = 2**16
 """Numbers that differ by it have one place in a small set: they come out in the order in which they went in."""
@@ -104,3 +105,24 @@ def test_message_with_sets_is_written_as_without_an_order() -> None:
     assert in_msgpack._encode(of_struct) == MsgpackCodec().encode(of_struct, ANY_ENVELOPE)
     packed = in_msgpack._encode_dumped(small.model_dump(by_alias=True))
     assert packed == MsgpackCodec().encode(small, ANY_ENVELOPE)
+
+
+class Ranked(BaseModel):
+    names: set[str]
+
+    @field_serializer("names")
+    def ranked(self, names: set[str]) -> list[str]:
+        return [*sorted(names, key=len), "and others"]
+
+
+def test_list_of_a_serializer_stays_unchanged() -> None:
+    ranked = Ranked(names={"bb", "c"})
+    assert JsonCodec().encode(ranked, ANY_ENVELOPE) == b'{"names":["c","bb","and others"]}'
+    assert msgspec.msgpack.decode(MsgpackCodec().encode(ranked, ANY_ENVELOPE)) == {"names": ["c", "bb", "and others"]}
+
+
+@pytest.mark.parametrize(
+    ("value", "made"), [({1, 2}, [2, 1, 9]), ({1, 2}, [2]), ({"a": {1, 2}, "b": [2, 1]}, {"b": [2, 1]}), ([1], [2, 1])]
+)
+def test_parts_unlike_those_of_the_value_stay_unchanged(value: object, made: object) -> None:
+    assert in_one_order(value, made) == made
