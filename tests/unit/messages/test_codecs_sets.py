@@ -112,13 +112,13 @@ class Ranked(BaseModel):
 
     @field_serializer("names")
     def ranked(self, names: set[str]) -> list[str]:
-        return [*sorted(names, key=len), "and others"]
+        return sorted(names, key=len)
 
 
 def test_list_of_a_serializer_stays_unchanged() -> None:
     ranked = Ranked(names={"bb", "c"})
-    assert JsonCodec().encode(ranked, ANY_ENVELOPE) == b'{"names":["c","bb","and others"]}'
-    assert msgspec.msgpack.decode(MsgpackCodec().encode(ranked, ANY_ENVELOPE)) == {"names": ["c", "bb", "and others"]}
+    assert JsonCodec().encode(ranked, ANY_ENVELOPE) == b'{"names":["c","bb"]}'
+    assert msgspec.msgpack.decode(MsgpackCodec().encode(ranked, ANY_ENVELOPE)) == {"names": ["c", "bb"]}
 
 
 @pytest.mark.parametrize(
