@@ -1014,7 +1014,7 @@ ROWS = (
         "a signature has another text in each process",
         "durable/messages/codecs/set_order.py",
         before="sorted(self.repr1(each, level - 1) for each in x)",
-        after="[self.repr1(each, level - 1) for each in value]",
+        after="[self.repr1(each, level - 1) for each in x]",
         killed_by=(f"{_SETS}::test_sets_in_defaults_of_arguments_have_one_order",),
     ),
     Mutant(
