@@ -97,12 +97,18 @@ def states(table_url: str, folder: str) -> frozenset[FileState]:
     """The files in a folder of the table; none where there is no such folder."""
     if "://" not in table_url:
         where = Path(table_url) / folder
-        found = [(entry.name, entry.stat()) for entry in os.scandir(where)] if where.is_dir() else []
-        return frozenset(FileState(name, stat.st_size, stat.st_ctime_ns) for name, stat in found)
+        return frozenset(_states_of(where.iterdir() if where.is_dir() else ()))
     from pyarrow.fs import FileSelector
 
     infos = _store(table_url).get_file_info(FileSelector(folder, allow_not_found=True))
     return frozenset(FileState(each.base_name, each.size, each.mtime_ns) for each in infos if each.is_file)
+
+
+def _states_of(paths: Iterable[Path]) -> Iterator[FileState]:
+    for path in paths:
+        with suppress(FileNotFoundError):  # a file of a commit that another process writes has its name for a moment
+            stat = path.stat()
+            yield FileState(path.name, stat.st_size, stat.st_ctime_ns)
 
 
 class StoredFile(NamedTuple):

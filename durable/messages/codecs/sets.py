@@ -46,3 +46,5 @@ def _kinds(schema: object, name: str = "") -> Iterator[str]:
         case list() | tuple():
             for each in schema:
                 yield from _kinds(each)
+        case _:
+            pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -128,3 +128,18 @@ def test_known_log_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         commit(place, number)
     assert seen(log)[0] == 4
     assert len(opened) == 1 + 4, "once, and by each writer of the test"
+
+
+def test_log_is_read_beside_the_passing_files_of_another_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer gives a commit its number by renaming a file, which is listed, and gone when it is looked at."""
+    place, listed = tmp_path / "table", Path.iterdir
+
+    def beside_a_writer(self: Path) -> Iterator[Path]:
+        yield self / "_commit_7.json.tmp"
+        yield from listed(self)
+
+    commit(place, 0)
+    monkeypatch.setattr(Path, "iterdir", beside_a_writer)
+    assert seen(TableLog(str(place)))[0] == 0

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from durable import Bus, message
 from durable.asgi import DurableMiddleware
 from durable.embedded import Embedded
+from durable.embedded.ports import free_port
 from durable.envelope import Envelope
 from durable.errors import InvalidSetting, PauseListener, TransportError
 from durable.outcomes import BUSY, DUPLICATE, STORED, Outcome, Rejected, Stored
@@ -440,8 +441,8 @@ async def test_recorded_request_is_refused_by_another_endpoint_of_the_service(bi
     ("at", "signed"),
     [
         ("http://127.0.0.1:0", "http://127.0.0.1:0"),
-        ("http://127.0.0.2:0", "http://127.0.0.1:{port}"),
-        ("http://127.0.0.2:0", "http://localhost:{port}"),
+        ("http://127.0.0.2:{port}", "http://127.0.0.1:{port}"),
+        ("http://127.0.0.2:{port}", "http://localhost:{port}"),
     ],
     ids=["another port", "another address", "another address than the name"],
 )
@@ -457,7 +458,8 @@ async def test_impostor_passing_requests_on_to_another_service_gets_none(
     async def take(placed: Placed) -> None:
         handled.append(placed.number)
 
-    async with listening(there, at) as url, passing_on(url, to=signed) as (taken, heard):
+    port = free_port()  # of both addresses
+    async with listening(there, at.format(port=port)) as url, passing_on(url, to=signed) as (taken, heard):
         bus = Bus("orders", orders.url, **settings, **QUICK)
         bus.route(Placed, to=taken)
         async with bus:
