@@ -14,11 +14,12 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 from pydantic import BaseModel
-from pydantic_core import to_jsonable_python
 
 from durable import strict_json
 from durable.errors import InvalidMessage, text_of
 from durable.messages.codecs.classes import refuse_uncodable_parts
+from durable.messages.codecs.jsonable import jsonable
+from durable.messages.codecs.sets import refuse_sets_of_models
 from durable.messages.model_schemas import MEMBER_NAMES, lost
 from durable.messages.schemas import REFERENCE, Json, models_of, schema_of
 
@@ -33,7 +34,7 @@ def _plain(value: object) -> object:
     """Return what msgspec can encode, of a pydantic model or of a value in it."""
     if isinstance(value, BaseModel):
         return value.model_dump(by_alias=True, round_trip=True, warnings=False)
-    return to_jsonable_python(value)
+    return jsonable(value)
 
 
 def _made(cls: type[Any], value: object) -> object:
@@ -51,6 +52,7 @@ class Payload:
     def __init__(self, kind: Any) -> None:
         refuse_uncodable_parts(kind, BaseModel)
         for model in models_of(kind):
+            refuse_sets_of_models(model)
             for fault in lost(model):
                 raise TypeError(fault)
         self.kind = kind

@@ -16,8 +16,8 @@ from typing import Any, Final, Literal
 import msgspec.inspect as kinds
 from msgspec import NODEFAULT, Struct, to_builtins
 from pydantic import BaseModel
-from pydantic_core import to_jsonable_python
 
+from durable.messages.codecs.jsonable import jsonable
 from durable.messages.codecs.set_order import in_one_order
 from durable.messages.model_schemas import ModelSchemas, flags, member_names
 
@@ -250,6 +250,6 @@ def _default(field: kinds.Field) -> Json:
     if default is NODEFAULT:
         return {}
     try:
-        return {"default": in_one_order(default, to_builtins(default, enc_hook=to_jsonable_python, str_keys=True))}
+        return {"default": in_one_order(default, to_builtins(default, enc_hook=jsonable, str_keys=True))}
     except Exception:  # a default that has no encoding is none that can be shown
         return {}

@@ -13,13 +13,13 @@ from typing import Any, Final
 
 import msgspec
 from pydantic import BaseModel
-from pydantic_core import to_jsonable_python
 
 from durable.arguments import checked
 from durable.envelope import Envelope
 from durable.messages.codecs.classes import Decode, decoder_for
+from durable.messages.codecs.jsonable import jsonable
 from durable.messages.codecs.set_order import in_one_order
-from durable.messages.codecs.sets import holds_sets
+from durable.messages.codecs.sets import holds_sets, refuse_sets_of_models
 from durable.plain import plain
 
 MSGPACK: Final = "application/msgpack"
@@ -28,7 +28,7 @@ _OWN: Final = (bytes, bytearray, memoryview, datetime)
 """Types of the format itself, which JSON has not."""
 
 _encode = msgspec.msgpack.Encoder(decimal_format="string", enc_hook=plain).encode
-_encode_dumped = msgspec.msgpack.Encoder(decimal_format="string", enc_hook=to_jsonable_python).encode
+_encode_dumped = msgspec.msgpack.Encoder(decimal_format="string", enc_hook=jsonable).encode
 _decode_dumped = msgspec.msgpack.Decoder().decode
 
 
@@ -66,5 +66,6 @@ def _model_body(message: BaseModel) -> bytes:
 
 
 def _model_decoder(cls: type[BaseModel]) -> Callable[[bytes], BaseModel]:
+    refuse_sets_of_models(cls)
     # A strict model takes text for a UUID from JSON only: to pydantic this is not what was parsed, but Python's own.
     return lambda body: cls.model_validate(_decode_dumped(body), strict=False, by_alias=True, by_name=True)

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from reprlib import Repr
 from typing import Any
 
 import msgspec
 from pydantic import RootModel
-from pydantic_core import to_jsonable_python
 
 from durable.messages.codecs.classes import field_names
+from durable.messages.codecs.jsonable import jsonable
+from durable.messages.codecs.sets import in_own_order
 
 
 def in_one_order(value: object, made: Any) -> Any:
     """Return what was made of a value for JSON or MessagePack, with the items of each set in it in one order.
 
-    What has other items than the value stays as it was made.
+    What has other items than the value, or a serializer of the application, stays as it was made.
     """
     if isinstance(value, RootModel):
-        return in_one_order(value.root, made)
+        return made if in_own_order(type(value)) else in_one_order(value.root, made)
     if isinstance(made, dict):
         parts = _named(value, made)
         return {name: in_one_order(parts.get(name), each) for name, each in made.items()}
     if isinstance(made, Set):
         return sorted((in_one_order(each, each) for each in made), key=_text)
-    if not isinstance(made, list | tuple):
+    if not isinstance(made, list | tuple | deque):
         return made
     if isinstance(value, Set) and len(value) == len(made):
         return sorted(map(in_one_order, value, made), key=_text)
@@ -63,7 +65,8 @@ def _named(value: object, made: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the parts of a value by the names that they have in its JSON."""
     if isinstance(value, Mapping):
         return dict(zip(made, value.values(), strict=True)) if len(value) == len(made) else {}
-    names = field_names(type(value))
+    own = in_own_order(type(value))
+    names = [name for name in field_names(type(value)) if name not in own]
     parts = {name: getattr(value, name, None) for name in names}
     return parts | dict(zip(_written(type(value), names), parts.values(), strict=True))
 
@@ -85,4 +88,4 @@ def _items(value: object, made: Sequence[Any]) -> Sequence[Any]:
     return [*[None] * (len(made) - len(items)), *items]
 
 
-_text = msgspec.json.Encoder(enc_hook=to_jsonable_python).encode
+_text = msgspec.json.Encoder(enc_hook=jsonable).encode

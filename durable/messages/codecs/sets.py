@@ -5,46 +5,108 @@ A message that is sent again under its id or business key, by another process, i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 from msgspec.inspect import FrozenSetType, RawType, SetType
 from pydantic import BaseModel
 
 from durable.messages.codecs.classes import kinds_within
 
-_found: dict[type[Any], bool] = {}
+_Schema = Mapping[str, Any]
+_SETS: Final = {"set", "frozenset"}
+_WITH_FIELDS: Final = {"model", "dataclass", "typed-dict"}
+_MAY_HOLD_SETS: Final = _SETS | _WITH_FIELDS | {"definition-ref"}
+
+_with_sets: dict[type[Any], bool] = {}
+_in_own_order: dict[type[Any], frozenset[str]] = {}
 
 
 def holds_sets(cls: type[Any]) -> bool:
-    """Tell whether a field of a class, or of one within it, is declared as a set. A model with a serializer of its own
-    counts as one without sets: what that writes, in whatever order, stays as it is.
-    """
-    found = _found.get(cls)
+    """Tell whether a field of a class, or of one within it, is declared as a set."""
+    found = _with_sets.get(cls)
     if found is None:
-        found = _found[cls] = _is_found(cls)
+        found = _with_sets[cls] = _is_with_sets(cls)
     return found
 
 
-def _is_found(cls: type[Any]) -> bool:
+def in_own_order(cls: type[Any]) -> frozenset[str]:
+    """Return the fields of a model whose sets a serializer of the application writes, in an order of its own."""
+    found = _in_own_order.get(cls)
+    if found is None:
+        found = _in_own_order[cls] = _find_in_own_order(cls) if issubclass(cls, BaseModel) else frozenset()
+    return found
+
+
+def _is_with_sets(cls: type[Any]) -> bool:
     if issubclass(cls, BaseModel):
-        within = [*_kinds(cls.__pydantic_core_schema__)]
-        return not {"set", "frozenset"}.isdisjoint(within) and not any(kind.startswith("function-") for kind in within)
+        return not _SETS.isdisjoint(_types(cls.__pydantic_core_schema__))
     kinds = kinds_within(cls)
     return not kinds.isdisjoint((SetType, FrozenSetType)) and RawType not in kinds  # which is bytes to msgspec alone
 
 
-def _kinds(schema: object, name: str = "") -> Iterator[str]:
-    """The types in a schema of pydantic; of functions those of serializers alone."""
-    match schema:
-        case dict():
-            kind = schema.get("type")
-            if isinstance(kind, str) and (name == "serialization" or not kind.startswith("function-")):
-                yield kind
-            for key, each in schema.items():
-                yield from _kinds(each, key)
-        case list() | tuple():
-            for each in schema:
-                yield from _kinds(each)
-        case _:
-            pass
+def _find_in_own_order(cls: type[BaseModel]) -> frozenset[str]:
+    parts = _nodes(cls.__pydantic_core_schema__)
+    model = next((part for part in parts if _is_model(part) and part.get("cls") is cls), None)
+    if model is None or _is_written_by_the_application(model):
+        return frozenset(cls.model_fields)
+    fields = _fields(model).items()
+    return frozenset(name for name, field in fields if any(map(_is_written_by_the_application, _parts(field))))
+
+
+def refuse_sets_of_models(cls: type[BaseModel]) -> None:
+    """Raise TypeError for a model with a set of models: as Python's own values they are dicts, which no set holds."""
+    schema = cls.__pydantic_core_schema__
+    named = {part["ref"]: part for part in _nodes(schema) if "ref" in part}
+    for model in filter(_is_model, _nodes(schema)):
+        for name, field in _fields(model).items():
+            sets = [part for part in _parts(field) if part["type"] in _SETS]
+            items = [item for each in sets for item in _nodes(each.get("items_schema"))]
+            items += [named.get(item.get("schema_ref"), item) for item in items]
+            if any(item["type"] in _WITH_FIELDS and "serialization" not in item for item in items):
+                raise TypeError(
+                    f"{model['cls'].__qualname__}.{name} is a set of models, which MessagePack cannot carry; "
+                    "make it a list or a tuple"
+                )
+
+
+def _fields(model: _Schema) -> _Schema:
+    if model.get("root_model"):
+        return {"root": model["schema"]}
+    fields: _Schema = next(part["fields"] for part in _nodes(model["schema"]) if part["type"] == "model-fields")
+    return fields
+
+
+def _is_written_by_the_application(part: _Schema) -> bool:
+    writer = part.get("serialization", {})
+    if not writer.get("type", "").startswith("function-") or _MAY_HOLD_SETS.isdisjoint(_types(part)):
+        return False
+    return not str(getattr(writer["function"], "__module__", "")).startswith("pydantic.")
+
+
+def _is_model(part: _Schema) -> bool:
+    is_model: bool = part["type"] == "model"
+    return is_model
+
+
+def _types(schema: object) -> set[str]:
+    return {part["type"] for part in _nodes(schema)}
+
+
+def _parts(schema: object) -> Iterator[_Schema]:
+    """The parts of a schema of pydantic down to models, which have fields of their own."""
+    yield from _nodes(schema, _is_model)
+
+
+def _nodes(schema: object, is_leaf: Callable[[_Schema], bool] = lambda _: False) -> Iterator[_Schema]:
+    """All parts of a schema of pydantic that have a type, from the outside in, but none below a leaf."""
+    if isinstance(schema, Mapping):
+        typed = isinstance(schema.get("type"), str)
+        if typed:
+            yield schema
+        if not (typed and is_leaf(schema)):
+            for each in schema.values():
+                yield from _nodes(each, is_leaf)
+    elif isinstance(schema, list | tuple):
+        for each in schema:
+            yield from _nodes(each, is_leaf)

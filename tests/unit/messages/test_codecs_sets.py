@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any, Final
+from fractions import Fraction
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Final
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field, field_serializer
+from pydantic import (
+    Base64Bytes,
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    HttpUrl,
+    Json,
+    PlainSerializer,
+    PostgresDsn,
+    RootModel,
+    WrapSerializer,
+    create_model,
+    field_serializer,
+    model_serializer,
+)
 
+from durable.calls.payload import Payload
 from durable.envelope import Envelope
 from durable.messages.codecs import json as in_json
 from durable.messages.codecs import msgpack as in_msgpack
@@ -115,10 +138,145 @@ class Ranked(BaseModel):
         return sorted(names, key=len)
 
 
-def test_list_of_a_serializer_stays_unchanged() -> None:
-    ranked = Ranked(names={"bb", "c"})
-    assert JsonCodec().encode(ranked, ANY_ENVELOPE) == b'{"names":["c","bb"]}'
-    assert msgspec.msgpack.decode(MsgpackCodec().encode(ranked, ANY_ENVELOPE)) == {"names": ["c", "bb"]}
+class RankedRoot(RootModel[set[str]]):
+    @field_serializer("root")
+    def ranked(self, names: set[str]) -> list[str]:
+        return sorted(names, key=len)
+
+
+class Whole(BaseModel):
+    names: set[str]
+
+    @model_serializer(mode="plain")
+    def written(self) -> dict[str, list[str]]:
+        return {"names": sorted(self.names, key=len)}
+
+
+LongestLast = PlainSerializer(lambda names: sorted(names, key=len))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Annotated[set[str], LongestLast], {"bb", "c"}),
+        (list[Annotated[set[str], LongestLast]], [{"bb", "c"}]),
+        (dict[str, Annotated[frozenset[str], LongestLast]], {"x": frozenset({"bb", "c"})}),
+        (Ranked, Ranked(names={"bb", "c"})),
+        (tuple[Ranked, Whole], (Ranked(names={"bb", "c"}), Whole(names={"bb", "c"}))),
+        (RankedRoot, RankedRoot({"bb", "c"})),
+        (RootModel[list[Ranked]], RootModel[list[Ranked]]([Ranked(names={"bb", "c"})])),
+    ],
+    ids=["field", "field of lists", "field of dicts", "model", "models", "root", "root of models"],
+)
+@pytest.mark.parametrize("codec", [JsonCodec(), MsgpackCodec()], ids=["json", "msgpack"])
+def test_list_of_a_serializer_stays_unchanged_beside_sets_in_order(codec: Any, kind: Any, value: Any) -> None:
+    made = create_model("Made", value=(kind, ...), numbers=(set[int], ...))
+    one, other = (made(value=value, numbers=numbers) for numbers in ({SAME_PLACE, 0}, {0, SAME_PLACE}))
+    body = codec.encode(one, ANY_ENVELOPE)
+    assert body == codec.encode(other, ANY_ENVELOPE)
+    read = msgspec.json.decode(body) if isinstance(codec, JsonCodec) else msgspec.msgpack.decode(body)
+    assert read["value"] == made(value=value, numbers={0}).model_dump(mode="json")["value"]
+
+
+ORDINARY: Final[tuple[tuple[Any, Any], ...]] = (
+    (Sequence[str], ["a"]),
+    (defaultdict[str, int], {"a": 1}),
+    (deque[int], [1]),
+    (Counter[str], {"a": 1}),
+    (PurePosixPath, "/a"),
+    (ZoneInfo, "UTC"),
+    (HttpUrl, "http://a.example/"),
+    (PostgresDsn, "postgresql://a.example/b"),
+    (IPv4Address, "127.0.0.1"),
+    (IPv4Network, "127.0.0.0/8"),
+    (Fraction, "1/3"),
+    (re.Pattern, "a+"),
+    (ByteSize, 5),
+    (Base64Bytes, b"YQ=="),
+    (Json[list[int]], "[1]"),
+    (Annotated[Decimal, PlainSerializer(str)], "1.10"),
+    (Annotated[datetime, WrapSerializer(lambda value, write: write(value))], AT),
+    (Sequence[frozenset[int]], [{0, SAME_PLACE}]),
+    (Mapping[str, frozenset[int]], {"a": {0, SAME_PLACE}}),
+    (defaultdict[str, set[int]], {"a": {0, SAME_PLACE}}),
+    (deque[set[int]], [{0, SAME_PLACE}]),
+    (tuple[Annotated[Decimal, PlainSerializer(str)], set[int]], ("1.10", {0, SAME_PLACE})),
+    (dict[IPv4Address, set[int]], {"127.0.0.1": {0, SAME_PLACE}}),
+    (AbstractSet[HttpUrl], [HttpUrl(f"http://{name}.example") for name in "abcdefgh"]),
+    (set[int] | None, {0, SAME_PLACE}),
+)
+"""Types that pydantic writes by functions, and others, each with a value."""
+
+
+@pytest.mark.parametrize("codec", [JsonCodec(), MsgpackCodec()], ids=["json", "msgpack"])
+@pytest.mark.parametrize(("kind", "value"), ORDINARY, ids=map(str, range(len(ORDINARY))))
+@pytest.mark.parametrize("config", [ConfigDict(), ConfigDict(defer_build=True)], ids=["built", "deferred"])
+def test_sets_have_one_order_beside_fields_of_any_type(codec: Any, kind: Any, value: Any, config: ConfigDict) -> None:
+    made = create_model("Made", __config__=config, value=(kind, ...), numbers=(set[int], ...))
+    one, other = made(value=value, numbers={SAME_PLACE, 0}), made(value=turned(value), numbers={0, SAME_PLACE})
+    body = codec.encode(one, ANY_ENVELOPE)
+    assert body == codec.encode(other, ANY_ENVELOPE)
+    assert codec.decode(body, made) == one
+
+
+def turned(value: Any) -> Any:
+    """The same value, whose sets were filled in the other order."""
+    match value:
+        case set():
+            return {*sorted(value, reverse=True)} if value != {*sorted(value)} else {*reversed([*value])}
+        case dict():
+            return {key: turned(each) for key, each in value.items()}
+        case tuple():
+            return tuple(map(turned, value))
+        case list() if isinstance(value[0], HttpUrl):
+            return value[::-1]
+        case list():
+            return [*map(turned, value)]
+        case _:
+            return value
+
+
+@dataclass(frozen=True)
+class Line:
+    sku: str
+
+
+class ModelLine(BaseModel, frozen=True):
+    sku: str
+
+
+class Lines(BaseModel):
+    lines: frozenset[ModelLine]
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        (frozenset[ModelLine], r"Made\.value"),
+        (set[Line], r"Made\.value"),
+        (dict[str, set[tuple[int, ModelLine]]], r"Made\.value"),
+        (tuple[ModelLine, set[ModelLine]], r"Made\.value"),
+        (list[Lines], r"Lines\.lines"),
+        (RootModel[list[Lines]], r"Lines\.lines"),
+        (RootModel[set[ModelLine]], r"RootModel.*\.root"),
+    ],
+    ids=["models", "dataclasses", "tuples", "beside a model", "within a model", "within a root", "root"],
+)
+def test_set_of_models_is_refused_in_messagepack(kind: Any, place: str) -> None:
+    made = create_model("Made", value=(kind, ...))
+    said = rf"^{place} is a set of models, which MessagePack cannot carry; make it a list or a tuple$"
+    with pytest.raises(TypeError, match=said):
+        MsgpackCodec().check(made)
+    with pytest.raises(TypeError, match=said):
+        Payload(made)
+
+
+def test_set_of_models_has_one_body_in_json() -> None:
+    skus = [ModelLine(sku=str(number)) for number in range(20)]
+    one, other = Lines(lines=frozenset(skus)), Lines(lines=frozenset(skus[::-1]))
+    body = JsonCodec().encode(one, ANY_ENVELOPE)
+    assert body == JsonCodec().encode(other, ANY_ENVELOPE)
+    assert JsonCodec().decode(body, Lines) == one
 
 
 @pytest.mark.parametrize(
