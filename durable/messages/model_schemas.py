@@ -109,7 +109,7 @@ class ModelSchemas(GenerateJsonSchema):
         return super().model_fields_schema({**schema, "computed_fields": []})
 
     def encode_default(self, dft: Any) -> Any:
-        return in_one_order(dft, super().encode_default(dft))
+        return in_one_order(dft, super().encode_default(dft), by_alias=True)
 
 
 class _Models(ModelSchemas):

@@ -4,34 +4,38 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
+from functools import partial
 from reprlib import Repr
 from typing import Any
 
 import msgspec
-from pydantic import RootModel
+from pydantic import BaseModel, RootModel
 
 from durable.messages.codecs.classes import field_names
 from durable.messages.codecs.jsonable import jsonable
-from durable.messages.codecs.sets import in_own_order
+from durable.messages.codecs.sets import aliases, in_own_order
 
 
-def in_one_order(value: object, made: Any) -> Any:
+def in_one_order(value: object, made: Any, *, by_alias: bool = False) -> Any:
     """Return what was made of a value for JSON or MessagePack, with the items of each set in it in one order.
 
-    What has other items than the value, or a serializer of the application, stays as it was made.
+    What has other items than the value, or a serializer of the application, stays as it was made. `by_alias`: pydantic
+    has made it, and not msgspec, which writes the fields of a dataclass by their own names.
     """
     if isinstance(value, RootModel):
-        return made if in_own_order(type(value)) else in_one_order(value.root, made)
+        return made if in_own_order(type(value)) else in_one_order(value.root, made, by_alias=True)
+    by_alias = by_alias or isinstance(value, BaseModel)
+    ordered = partial(in_one_order, by_alias=by_alias)
     if isinstance(made, dict):
-        parts = _named(value, made)
-        return {name: in_one_order(parts.get(name), each) for name, each in made.items()}
+        parts = _named(value, made, by_alias)
+        return {name: ordered(parts.get(name), each) for name, each in made.items()}
     if isinstance(made, Set):
-        return sorted((in_one_order(each, each) for each in made), key=_text)
+        return sorted((ordered(each, each) for each in made), key=_text)
     if not isinstance(made, list | tuple | deque):
         return made
     if isinstance(value, Set) and len(value) == len(made):
-        return sorted(map(in_one_order, value, made), key=_text)
-    return [*map(in_one_order, _items(value, made), made)]
+        return sorted(map(ordered, value, made), key=_text)
+    return [*map(ordered, _items(value, made), made)]
 
 
 def text_in_one_order(value: object) -> str:
@@ -61,24 +65,16 @@ class _Text(Repr):
         return f"{cls.__name__}({parts})"
 
 
-def _named(value: object, made: Mapping[str, Any]) -> Mapping[str, Any]:
+def _named(value: object, made: Mapping[str, Any], by_alias: bool) -> Mapping[str, Any]:
     """Return the parts of a value by the names that they have in its JSON."""
     if isinstance(value, Mapping):
         return dict(zip(made, value.values(), strict=True)) if len(value) == len(made) else {}
-    own = in_own_order(type(value))
-    names = [name for name in field_names(type(value)) if name not in own]
-    parts = {name: getattr(value, name, None) for name in names}
-    return parts | dict(zip(_written(type(value), names), parts.values(), strict=True))
-
-
-def _written(cls: type[Any], names: Sequence[str]) -> Sequence[str]:
-    """Return the names in JSON: msgspec writes the fields of a dataclass of pydantic by their own."""
-    if issubclass(cls, msgspec.Struct):
-        return cls.__struct_encode_fields__
-    fields = getattr(cls, "__pydantic_fields__", {})
-    found = [fields.get(name) for name in names]
-    aliases = [each and (each.serialization_alias or each.alias) for each in found]
-    return [alias or name for name, alias in zip(names, aliases, strict=True)]
+    cls = type(value)
+    names = field_names(cls)
+    written = dict(zip(names, getattr(cls, "__struct_encode_fields__", names), strict=True))
+    if by_alias:
+        written |= aliases(cls)
+    return {written[name]: getattr(value, name, None) for name in names if name not in in_own_order(cls)}
 
 
 def _items(value: object, made: Sequence[Any]) -> Sequence[Any]:

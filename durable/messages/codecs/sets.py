@@ -6,10 +6,11 @@ A message that is sent again under its id or business key, by another process, i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import Any, Final
 
 from msgspec.inspect import FrozenSetType, RawType, SetType
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from durable.messages.codecs.classes import kinds_within
 
@@ -20,6 +21,7 @@ _MAY_HOLD_SETS: Final = _SETS | _WITH_FIELDS | {"definition-ref"}
 
 _with_sets: dict[type[Any], bool] = {}
 _in_own_order: dict[type[Any], frozenset[str]] = {}
+_aliases: dict[type[Any], Mapping[str, str]] = {}
 
 
 def holds_sets(cls: type[Any]) -> bool:
@@ -38,6 +40,14 @@ def in_own_order(cls: type[Any]) -> frozenset[str]:
     return found
 
 
+def aliases(cls: type[Any]) -> Mapping[str, str]:
+    """Return the names under which pydantic writes the fields of a model or dataclass, where they are not their own."""
+    found = _aliases.get(cls)
+    if found is None:
+        found = _aliases[cls] = _find_aliases(cls) if issubclass(cls, BaseModel) or is_dataclass(cls) else {}
+    return found
+
+
 def _is_with_sets(cls: type[Any]) -> bool:
     if issubclass(cls, BaseModel):
         return not _SETS.isdisjoint(_types(cls.__pydantic_core_schema__))
@@ -52,6 +62,16 @@ def _find_in_own_order(cls: type[BaseModel]) -> frozenset[str]:
         return frozenset(cls.model_fields)
     fields = _fields(model).items()
     return frozenset(name for name, field in fields if any(map(_is_written_by_the_application, _parts(field))))
+
+
+def _find_aliases(cls: type[Any]) -> Mapping[str, str]:
+    if issubclass(cls, BaseModel):
+        named = [(name, field.serialization_alias or field.alias) for name, field in cls.model_fields.items()]
+    else:
+        of_dataclass = next(part for part in _nodes(TypeAdapter(cls).core_schema) if part.get("cls") is cls)
+        fields = next(part["fields"] for part in _nodes(of_dataclass) if part["type"] == "dataclass-args")
+        named = [(field["name"], field.get("serialization_alias")) for field in fields]
+    return {name: alias for name, alias in named if alias}
 
 
 def refuse_sets_of_models(cls: type[BaseModel]) -> None:

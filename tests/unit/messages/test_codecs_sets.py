@@ -36,6 +36,7 @@ from pydantic import (
     field_serializer,
     model_serializer,
 )
+from pydantic.dataclasses import dataclass as of_pydantic
 
 from durable.calls.payload import Payload
 from durable.envelope import Envelope
@@ -234,6 +235,53 @@ def turned(value: Any) -> Any:
             return [*map(turned, value)]
         case _:
             return value
+
+
+@dataclass
+class Crossed:
+    """Each alias is the name of the other field."""
+
+    numbers: Annotated[set[int], Field(alias="texts")]
+    texts: Annotated[list[str], Field(alias="numbers")]
+
+
+@of_pydantic
+class CrossedByPydantic(Crossed): ...
+
+
+class CrossedModel(BaseModel, populate_by_name=True):
+    numbers: set[int] = Field(alias="texts")
+    texts: list[str] = Field(alias="numbers")
+
+
+class HoldingModel(BaseModel):
+    value: Crossed | CrossedByPydantic | CrossedModel
+
+
+@dataclass
+class HoldingDataclass:
+    value: Crossed
+
+
+@pytest.mark.parametrize("codec", [JsonCodec(), MsgpackCodec()], ids=["json", "msgpack"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda numbers, texts: Crossed(numbers, texts),
+        lambda numbers, texts: CrossedByPydantic(numbers=texts, texts=numbers),
+        lambda numbers, texts: CrossedModel(numbers=texts, texts=numbers),
+        lambda numbers, texts: HoldingDataclass(Crossed(numbers, texts)),
+        lambda numbers, texts: HoldingModel(value=Crossed(numbers, texts)),
+        lambda numbers, texts: HoldingModel(value=CrossedModel(numbers=texts, texts=numbers)),
+    ],
+    ids=["dataclass", "of pydantic", "model", "in a dataclass", "dataclass in a model", "model in a model"],
+)
+def test_sets_have_one_order_and_lists_keep_theirs_under_crossed_aliases(codec: Any, made: Any) -> None:
+    one, other = (made(numbers, ["c", "a", "b"]) for numbers in ({SAME_PLACE, 0}, {0, SAME_PLACE}))
+    body = codec.encode(one, ANY_ENVELOPE)
+    assert body == codec.encode(other, ANY_ENVELOPE)
+    read = codec.decode(body, type(one))
+    assert getattr(read, "value", read).texts == ["c", "a", "b"]
 
 
 @dataclass(frozen=True)
