@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from durable.errors import DurableError, InvalidSetting
 from durable.pipeline import places
 from durable.pipeline.lake_tables import Whose
-from durable.pipeline.table_log import CHECKPOINT, COMMIT, FOLDER, numbered
+from durable.pipeline.table_log import FOLDER, checkpoints, commits
 from durable.pipeline.unwritable import in_one_line, is_of_the_system
 from durable.storage.archives import Absent
 from durable.storage.days import midnight
@@ -147,13 +147,12 @@ def sound_log(table_url: str) -> Iterator[None]:
 def _damaged_commit(table_url: str, error: Exception) -> str:
     """Describe the first commit that is not there, or is no JSON; else the fault in the library's own words."""
     names = places.names(table_url, FOLDER)
-    commits = dict(numbered(COMMIT, names))
-    first = max((number for number, _ in numbered(CHECKPOINT, names)), default=-1) + 1
-    for number in range(first, max(commits, default=-1) + 1):
-        if number not in commits:
+    known = commits(names)
+    for number in range(max(checkpoints(names), default=-1) + 1, max(known, default=-1) + 1):
+        if number not in known:
             return f"{FOLDER}/{number:020}.json: is not there"
-        if not _is_json(places.read(table_url, f"{FOLDER}/{commits[number]}")):
-            return f"{FOLDER}/{commits[number]}: is damaged"
+        if not _is_json(places.read(table_url, f"{FOLDER}/{known[number]}")):
+            return f"{FOLDER}/{known[number]}: is damaged"
     said = in_one_line(str(error))
     return f"{FOLDER}: is damaged: {said if len(said) <= _LONGEST else f'{said[:_LONGEST]}...'}"
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Final
 
 from durable.errors import DurableError
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 FOLDER: Final = "_delta_log"
 COMMIT: Final = re.compile(r"(\d{20})\.json")
-CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\..*parquet")
-_LASTING: Final = re.compile(rf"{COMMIT.pattern}|{CHECKPOINT.pattern}")
+_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10})|\.[0-9a-f-]{36})?\.parquet")
+"""One file, or one of as many parts as its name says; of other names there may be several that each are whole."""
+_LASTING: Final = re.compile(rf"{COMMIT.pattern}|{_CHECKPOINT.pattern}")
 """Files that nobody writes a second time."""
 _SHORTEST: Final = 2  # bytes of JSON with an action
 
@@ -83,19 +84,31 @@ class TableLog:
         """Return the version of the newest checkpoint up to this one, and its numbers."""
         import pyarrow.parquet as pq
 
-        found = [each for each in numbered(CHECKPOINT, [file.name for file in self._files]) if each[0] <= version]
-        newest = max((number for number, _ in found), default=-1)
+        found = checkpoints([file.name for file in self._files])
+        newest = max((number for number in found if number <= version), default=-1)
         numbers: dict[str, int] = {}
-        for name in [name for number, name in found if number == newest]:
+        for name in found.get(newest, ()):
             with places.opened(self._url, f"{FOLDER}/{name}") as file:
                 actions = pq.read_table(file, columns=["txn"]).to_pylist()
             numbers |= {action["txn"]["appId"]: action["txn"]["version"] for action in actions if action["txn"]}
         return newest, numbers
 
 
-def numbered(kind: re.Pattern[str], names: Sequence[str]) -> list[tuple[int, str]]:
-    """Return those of these names that are of this kind, with their numbers."""
-    return [(int(found[1]), found[0]) for found in map(kind.fullmatch, names) if found]
+def commits(names: Iterable[str]) -> dict[int, str]:
+    """Return those of these names that are of commits, by the versions that they have made."""
+    return {int(found[1]): found[0] for found in map(COMMIT.fullmatch, names) if found}
+
+
+def checkpoints(names: Iterable[str]) -> dict[int, list[str]]:
+    """Return the files of one whole checkpoint for each version that has one. A writer that died may have left the
+    first parts of another, which readers pass over.
+    """
+    parts: dict[tuple[int, str | None], list[str]] = {}
+    for found in filter(None, map(_CHECKPOINT.fullmatch, sorted(names))):
+        parts.setdefault((int(found[1]), found[2]), []).append(found[0])
+    return {
+        version: files[: int(count or 1)] for (version, count), files in parts.items() if len(files) >= int(count or 1)
+    }
 
 
 def _name(version: int) -> str:

@@ -1197,6 +1197,14 @@ ROWS = (
     ),
     Mutant(
         "lakes",
+        "some parts of a checkpoint count as the whole",
+        "durable/pipeline/table_log.py",
+        before=" if len(files) >= int(count or 1)\n",
+        after="\n",
+        killed_by=("tests/unit/pipeline/test_table_log.py::test_parts_of_a_checkpoint_are_no_checkpoint",),
+    ),
+    Mutant(
+        "lakes",
         "a log cannot be read while another process writes it",
         "durable/pipeline/places.py",
         before="        with suppress(FileNotFoundError):  # a file of a commit",

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
@@ -17,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from durable.errors import DurableError
-from durable.pipeline.table_log import FOLDER, TableLog
+from durable.pipeline.table_log import FOLDER, TableLog, checkpoints
 
 NAMES: Final = ("a", "b", "durable:begin:shop:db")
 
@@ -43,11 +45,11 @@ def put_back(place: Path, backup: Path) -> None:
 
 
 def clean(place: Path) -> None:
-    """Remove the commits that a checkpoint holds, as Delta does after some weeks."""
+    """Remove the commits that a whole checkpoint holds, as Delta does after some weeks."""
     folder = place / FOLDER
-    newest = max((path.name[:20] for path in folder.glob("*.checkpoint.parquet")), default="")
+    newest = max(checkpoints(path.name for path in folder.iterdir()), default=-1)
     for path in folder.glob("*.json"):
-        if path.name[:20] < newest:
+        if int(path.name[:20]) < newest:
             path.unlink()
 
 
@@ -57,9 +59,27 @@ def restore(place: Path) -> None:
         table.restore(table.version() - 1)
 
 
+def checkpoint_in_parts(place: Path, *, kept: int) -> None:
+    """As Spark writes a large one, with the numbers in its last part; of the parts only the first are kept."""
+    folder, version = place / FOLDER, DeltaTable(place).version()
+    DeltaTable(place).create_checkpoint()
+    (folder / "_last_checkpoint").unlink(missing_ok=True)
+    whole = folder / f"{version:020}.checkpoint.parquet"
+    if not whole.exists():  # there are parts already
+        return
+    rows = pq.read_table(whole)
+    whole.unlink()
+    with_numbers = rows["txn"].is_valid()
+    parts = (rows.filter(pc.invert(with_numbers)), rows.filter(with_numbers))
+    for number, part in enumerate(parts[:kept], start=1):
+        pq.write_table(part, folder / f"{version:020}.checkpoint.{number:010}.{len(parts):010}.parquet")
+
+
 STEPS: Final[dict[str, Callable[[Path], Any]]] = {
     "commit": lambda place: commit(place, DeltaTable(place).version() + 1),
     "checkpoint": lambda place: DeltaTable(place).create_checkpoint(),
+    "checkpoint in parts": lambda place: checkpoint_in_parts(place, kept=2),
+    "first part of a checkpoint": lambda place: checkpoint_in_parts(place, kept=1),
     "compact": lambda place: DeltaTable(place).optimize.compact(),
     "clean": clean,
     "restore": restore,
@@ -143,3 +163,22 @@ def test_log_is_read_beside_the_passing_files_of_another_writer(
     commit(place, 0)
     monkeypatch.setattr(Path, "iterdir", beside_a_writer)
     assert seen(TableLog(str(place)))[0] == 0
+
+
+@pytest.mark.parametrize("later", [0, 2])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_parts_of_a_checkpoint_are_no_checkpoint(tmp_path: Path, later: int, is_known: bool) -> None:
+    """Its writer has died, before or after one that is whole."""
+    place = tmp_path / "table"
+    for number in range(3):
+        commit(place, number)
+    log = TableLog(str(place))
+    if is_known:
+        seen(log)
+    checkpoint_in_parts(place, kept=2)
+    commit(place, 3)
+    checkpoint_in_parts(place, kept=1)
+    for number in range(4, 4 + later):
+        commit(place, number)
+    numbers = {name: max(range(index, 4 + later, len(NAMES))) for index, name in enumerate(NAMES)}
+    assert seen(log)[2] == seen(TableLog(str(place)))[2] == numbers
