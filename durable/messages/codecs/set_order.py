@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from functools import partial
 from reprlib import Repr
 from typing import Any
 
 import msgspec
 from pydantic import BaseModel, RootModel
+from pydantic_core import from_json, to_json
 
 from durable.messages.codecs.classes import field_names
 from durable.messages.codecs.jsonable import jsonable
@@ -31,6 +33,9 @@ def in_one_order(value: object, made: Any, *, by_alias: bool = False) -> Any:
         return {name: ordered(parts.get(name), each) for name, each in made.items()}
     if isinstance(made, Set):
         return sorted((ordered(each, each) for each in made), key=_text)
+    if isinstance(made, str) and isinstance(value, Set):  # a field of pydantic's Json, whose text is written again
+        with suppress(ValueError):
+            return to_json(ordered(value, from_json(made))).decode()
     if not isinstance(made, list | tuple | deque):
         return made
     if isinstance(value, Set) and len(value) == len(made):
@@ -74,7 +79,8 @@ def _named(value: object, made: Mapping[str, Any], by_alias: bool) -> Mapping[st
     written = dict(zip(names, getattr(cls, "__struct_encode_fields__", names), strict=True))
     if by_alias:
         written |= aliases(cls)
-    return {written[name]: getattr(value, name, None) for name in names if name not in in_own_order(cls)}
+    parts = {written[name]: getattr(value, name, None) for name in names if name not in in_own_order(cls)}
+    return {**(getattr(value, "__pydantic_extra__", None) or {}), **parts}
 
 
 def _items(value: object, made: Sequence[Any]) -> Sequence[Any]:
