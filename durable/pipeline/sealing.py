@@ -153,7 +153,7 @@ def unopened(messages: DataFrame, sealing: Sealing) -> Unopened:
                 rows, pa.schema({"key_id": pa.string(), "count": pa.int64(), "fault": pa.string()})
             )
 
-    needed = messages.where(_is_sealed() & F.col(OLD_ID).isNotNull()).select(*_TO_OPEN)
+    needed = messages.where(is_sealed_column() & F.col(OLD_ID).isNotNull()).select(*_TO_OPEN)
     found = needed.mapInArrow(find, "key_id string, count bigint, fault string").collect()
     missing = Counter[str]()
     for row in found:
@@ -172,7 +172,7 @@ def opening(messages: DataFrame, sealing: Sealing | None) -> DataFrame:
     from pyspark.sql import functions as F
 
     if sealing is None:
-        return messages.where(~(_is_sealed() & F.col(OLD_ID).isNotNull()))
+        return messages.where(~(is_sealed_column() & F.col(OLD_ID).isNotNull()))
 
     def keep(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -214,11 +214,12 @@ def _refuse_sealed(messages: DataFrame) -> DataFrame:
             "or leave them out with --leave-unopened"
         )
     )
-    must_open = _is_sealed() & F.col(OLD_ID).isNotNull()
+    must_open = is_sealed_column() & F.col(OLD_ID).isNotNull()
     return messages.withColumn("body", F.when(must_open, refusal).otherwise(F.col("body"))).drop(OLD_ID)
 
 
-def _is_sealed() -> Column:
+def is_sealed_column() -> Column:
+    """Tell encrypted bodies."""
     from pyspark.sql import functions as F
 
     return F.substring("body", 1, len(MAGIC)) == F.lit(bytearray(MAGIC))

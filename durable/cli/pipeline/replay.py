@@ -108,7 +108,9 @@ def replay(
         with phases("replay") as phase:
             phase("starting Spark")
             session = spark.open_session([place] if place else None)
-            rows, groups = _chosen(session, choice, place, plan["parquet"], phase)
+            rows = _chosen(session, choice, place, plan["parquet"], phase)
+            rows, repeats = _without_repeats(rows, choice, settings, phase)
+            groups = _surveyed(rows, phase)
             if same_ids:
                 refuse_unrecognised(groups, destination, _here(target))
             if same_ids and place is not None:
@@ -128,7 +130,7 @@ def replay(
         if not dry_run:
             _begin(settings, name, plan)
         left = _unopened(named, groups) if leave_unopened else 0
-        outcome = _replay(named, groups, left, settings, undisturbed, rate, chunk)
+        outcome = _replay(named, groups, left, settings, undisturbed, rate, chunk) | {"repeats": repeats}
     return Ended(
         outcome | {"name": name, "dry_run": dry_run, "groups": [group._asdict() for group in groups]},
         [_table(groups), _sentence(outcome, dry_run)],
@@ -186,17 +188,32 @@ def _begin(settings: Settings, name: str, plan: Plan) -> None:
         raise InvalidSetting(f"replay {name!r}: another run has just begun it at another time; run it again")
 
 
-def _chosen(
-    spark: SparkSession, choice: Choice, lake: Lake | None, parquet: str | None, phase: Phases
-) -> tuple[DataFrame, list[Group]]:
+def _chosen(spark: SparkSession, choice: Choice, lake: Lake | None, parquet: str | None, phase: Phases) -> DataFrame:
     from durable.pipeline import choosing
 
     if lake is not None:
-        rows = choosing.choose(spark, lake, choice, phase("comparing files"))
-    else:
-        with spark_errors():
-            files = spark.read.option("__globPaths__", "false").parquet(parquet or "")  # brackets are no patterns
-            rows = choosing.matching(choosing.complete(files), choice)
+        return choosing.choose(spark, lake, choice, phase("comparing files"))
+    with spark_errors():
+        files = spark.read.option("__globPaths__", "false").parquet(parquet or "")  # brackets are no patterns
+        return choosing.matching(choosing.complete(files), choice)
+
+
+def _without_repeats(rows: DataFrame, choice: Choice, settings: Settings, phase: Phases) -> tuple[DataFrame, int]:
+    """Leave out what was sent once more under a business key; return the number of those, too."""
+    from durable.pipeline import repeats
+
+    if choice.table != "history":
+        return rows, 0
+    phase("finding repeats")
+    with spark_errors():
+        found = repeats.repeats(rows, settings.dedupe_window).persist()  # looked at for each chunk
+        count = found.count()
+    return (repeats.without(rows, found) if count else rows), count
+
+
+def _surveyed(rows: DataFrame, phase: Phases) -> list[Group]:
+    from durable.pipeline import choosing
+
     phase("counting messages")
     groups = choosing.survey(rows)
     for option, named in (("--service", {g.service for g in groups}), ("--side", {g.side for g in groups})):
@@ -206,7 +223,7 @@ def _chosen(
         raise InvalidSetting(
             "history_bodies: none of these messages has its body; history keeps bodies only while the setting is on"
         )
-    return rows, groups
+    return groups
 
 
 def _replay(
@@ -250,6 +267,8 @@ def _table(groups: Sequence[Group]) -> Table:
 
 def _sentence(outcome: dict[str, int], dry_run: bool) -> str:
     left = f"; {outcome['without_body']:,} have no body and stay out" if outcome["without_body"] else ""
+    if outcome["repeats"]:
+        left += f"; {several(outcome['repeats'], 'repeats', 'stay')} out"
     if outcome["unopened"]:
         left += f"; {several(outcome['unopened'], 'unopened bodies', 'stay')} out"
     if dry_run:

@@ -532,8 +532,8 @@ ROWS = (
         "lakes",
         "messages that go back under their ids need the keys of their bodies",
         "durable/pipeline/sealing.py",
-        before="    must_open = _is_sealed() & F.col(OLD_ID).isNotNull()\n",
-        after="    must_open = _is_sealed()\n",
+        before="    must_open = is_sealed_column() & F.col(OLD_ID).isNotNull()\n",
+        after="    must_open = is_sealed_column()\n",
         killed_by=("tests/pipeline/test_encrypted.py::test_lake_keeps_bodies_encrypted_and_replays_them",),
     ),
     Mutant(
@@ -1194,6 +1194,33 @@ ROWS = (
         killed_by=(
             "tests/unit/pipeline/test_table_log.py::test_damage_of_a_known_log_is_told_each_time[middle removed]",
         ),
+    ),
+    Mutant(
+        "lakes",
+        "a message that was sent twice under its key is replayed twice",
+        "durable/cli/pipeline/replay.py",
+        before="(repeats.without(rows, found) if count else rows)",
+        after="rows",
+        killed_by=tuple(
+            f"tests/pipeline/test_repeats.py::test_message_sent_twice_under_its_key_is_replayed_once[{ids}]"
+            for ids in ("new ids", "same ids")
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a replay takes one message of a key for ever",
+        "durable/pipeline/repeats.py",
+        before='(place["sent_at"] >= known["since"] + window)',
+        after="F.lit(False)",
+        killed_by=("tests/pipeline/test_repeats.py::test_first_message_of_each_use_is_kept[0]",),
+    ),
+    Mutant(
+        "lakes",
+        "a message under a freed key is taken for a repeat",
+        "durable/pipeline/repeats.py",
+        before='.otherwise(F.sha2("body", 256))',
+        after='.otherwise(F.lit("one"))',
+        killed_by=("tests/pipeline/test_repeats.py::test_first_message_of_each_use_is_kept[0]",),
     ),
     Mutant(
         "lakes",

@@ -241,7 +241,7 @@ def turned(value: Any) -> Any:
 
 
 class Open(BaseModel, extra="allow"):
-    __pydantic_extra__: dict[str, set[int]] = Field(init=False)
+    __pydantic_extra__: dict[str, set[int]] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 @pytest.mark.parametrize("codec", [JsonCodec(), MsgpackCodec()], ids=["json", "msgpack"])
