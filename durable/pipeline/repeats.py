@@ -49,7 +49,7 @@ def without(rows: DataFrame, repeated: DataFrame) -> DataFrame:
 
 
 def _with_content(rows: DataFrame) -> DataFrame:
-    """With what tells contents apart: an encrypted body is another each time, and carries a digest of its content."""
+    """Add what tells contents apart: an encrypted body is another each time, and carries a digest of its content."""
     from pyspark.sql import functions as F
 
     of_sealed = F.hex(F.substring("body", len(MAGIC) + 1, DIGEST_BYTES))

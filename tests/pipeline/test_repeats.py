@@ -59,7 +59,7 @@ def _place(each: Sent) -> tuple[datetime, int]:
     return each["sent_at"] or BEGINNING, -1 if each["seq"] is None else each["seq"]
 
 
-def expected(messages: list[Sent]) -> set[int]:
+def expected(messages: Sequence[Sent]) -> set[int]:
     """The messages that are no repeats, one after another."""
     began: dict[tuple[Any, ...], Sent] = {}
     kept = set()
