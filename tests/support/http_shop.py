@@ -33,7 +33,7 @@ class Sold(msgspec.Struct):
 
 
 @message("web.counted")
-class Counted(BaseModel):
+class Counted(BaseModel, strict=True):
     number: float
     numbers: list[int] = []
     note: Any = None
