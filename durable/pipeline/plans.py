@@ -3,15 +3,16 @@
     first run        plan ──> the table replays, before the first chunk
     any run after    plan ──> compared with that of the table: the same goes on, another is refused
 
-A time such as `2h ago` stands for that of the first run, or each run would choose other messages. How large a chunk is,
-and how many messages there are in a second, is no part of the plan.
+A time such as `2h ago` stands for that of the first run, or each run would choose other messages; and where no end is
+given, that of the messages of the first run is the end, or its own copies would be chosen once they are archived. How
+large a chunk is, and how many messages there are in a second, is no part of the plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from durable.errors import InvalidSetting
@@ -21,6 +22,7 @@ from durable.pipeline.spellings import absolute
 Plan = dict[str, Any]
 
 _TIMES: Final = ("since", "until")
+_NO_END: Final = ""
 
 
 def plan_of(
@@ -66,6 +68,13 @@ def continued(name: str, known: Mapping[str, Any], given: Plan) -> Plan:
     return dict(known)
 
 
+def ended(plan: Plan, last: datetime | None) -> Plan:
+    """Return the plan with an end behind the last of its messages, where none is given."""
+    if plan["until"] is not None or last is None:
+        return plan
+    return plan | {"until": {"given": _NO_END, "at": (last + timedelta(microseconds=1)).isoformat()}}
+
+
 def chosen_by(plan: Plan, choice: Choice) -> Choice:
     """Return the choice with the times of the plan."""
     since, until = (plan[name] and datetime.fromisoformat(plan[name]["at"]) for name in _TIMES)
@@ -80,6 +89,8 @@ def _differences(known: Mapping[str, Any], given: Plan) -> Iterator[str]:
 
 
 def _is_same_time(before: Any, now: Any) -> bool:
+    if now is None:
+        return bool(before["given"] == _NO_END)
     return bool(before and now) and (before["given"] == now["given"] or before["at"] == now["at"])
 
 
@@ -89,6 +100,8 @@ def _shown(value: Any) -> str:
             return "not given"
         case True:
             return "given"
+        case {"given": ""}:
+            return "not given"
         case {"given": given, "at": at}:
             return f"{given} ({at})"
         case [*several]:

@@ -78,7 +78,7 @@ def replay(
     chunk: Chunk = 50_000,
 ) -> Step:
     """Send archived messages again, or have them handled again. The same replay a second time adds nothing."""
-    from durable.pipeline.plans import chosen_by, plan_of
+    from durable.pipeline.plans import chosen_by, ended, plan_of
 
     check_name("--name", name)
     bus, settings = target
@@ -128,7 +128,8 @@ def replay(
         if same_ids:
             refuse_forgotten(named, settings.dedupe_window, _dropped_until(settings))
         if not dry_run:
-            _begin(settings, name, plan)
+            last = max((group.last for group in groups if group.last), default=None)
+            _begin(settings, name, plan if place is None else ended(plan, last))
         left = _unopened(named, groups) if leave_unopened else 0
         outcome = _replay(named, groups, left, settings, undisturbed, rate, chunk) | {"repeats": repeats}
     return Ended(

@@ -1208,6 +1208,14 @@ ROWS = (
     ),
     Mutant(
         "lakes",
+        "a replay that is repeated replays its own copies",
+        "durable/cli/pipeline/replay.py",
+        before="plan if place is None else ended(plan, last)",
+        after="plan",
+        killed_by=("tests/pipeline/test_replay.py::test_handled_message_is_handled_once_more_for_each_replay_name",),
+    ),
+    Mutant(
+        "lakes",
         "a replay takes one message of a key for ever",
         "durable/pipeline/repeats.py",
         before='(place["sent_at"] >= known["since"] + window)',
