@@ -76,6 +76,9 @@ def begin(engine: Engine, conn: Connection, lake: Lake, table: LakeTable, origin
     for side in sides:
         if side.is_first or wish.is_new_lake or side.lake_id:  # a misspelt place stays empty
             side.lake_id = lake.create(side.table)
+    for side in sides:
+        if side.moves:
+            _bring_records(conn, lake, side)
     with engine.begin() as changing:
         gone = _change(changing, lake, sides, origin, wish)
     side = next(each for each in sides if each.table == table)
@@ -166,7 +169,7 @@ class _Side:
             is_put_back=offset > 0
             and archive is not None
             and lake.table_id(table) == archive.lake_id
-            and recovering.is_put_back_by_restore(conn, lake, table, archive, schema),
+            and recovering.is_put_back_by_restore(lake, table, archive, recovering.newest_commit(conn, schema, table)),
             is_other_database=archive is not None and archive.identity != archives.identity(conn, schema),
             is_numbered_anew=archives.is_numbered_anew(conn, schema, source),
         )
@@ -276,7 +279,7 @@ def _change(
         if side.is_first:
             archives.begin(conn, schema, side.source, side.place)
         elif side.moves:
-            gone |= {side.table: _leave(conn, lake, side)}
+            gone |= {side.table: _leave(conn, side)}
             archives.move(conn, schema, side.source, side.place)
         elif side.is_of_another_life:
             gone |= {side.table: _part(conn, side)}
@@ -284,8 +287,8 @@ def _change(
         if side.commit_id is not None and side.is_of_another_life:
             earlier = lake.commits(side.app_id if side.is_first else side.known.app_id, side.table)
             archives.adopt(conn, schema, side.source, {**earlier, side.commit_id: side.offset})
-        end = LakeEnd(side.lake_id, side.offset, lake.span(side.table, whose).until)
         if side.moves:
+            end = LakeEnd(side.lake_id, side.offset, lake.span(side.table, whose).until)
             # A new lake has a beginning of history, but a day that was dropped may be made once more.
             since = None if side.returns or side.table == "dead_letters" else horizons.begins_at(conn, schema)
             archives.note_as_gaps(conn, schema, side.source, "dropped", end, since=since)
@@ -318,16 +321,18 @@ def _part(conn: Connection, side: _Side) -> Mapping[date, int]:
     return gone
 
 
-def _leave(conn: Connection, lake: Lake, side: _Side) -> Mapping[date, int]:
-    """Note, and return, the rows that were lost with the earlier lake, and that are not here; bring its records of
-    erasures that this database does not know.
-    """
-    left, schema = side.known, side.origin.schema
-    gone = archives.gone(conn, schema, side.source, left.archived_below)
+def _leave(conn: Connection, side: _Side) -> Mapping[date, int]:
+    """Note, and return, the rows that were lost with the earlier lake, and that are not here."""
+    gone = archives.gone(conn, side.origin.schema, side.source, side.known.archived_below)
     recovering.note_gone(conn, side.origin, side.table, gone, None)
+    return gone
+
+
+def _bring_records(conn: Connection, lake: Lake, side: _Side) -> None:
+    """Copy the earlier lake's records of erasures that this database does not know."""
+    left, schema = side.known, side.origin.schema
     here = {each.erasure_id for each in erasures.read(conn, schema)}
     with suppress(InvalidSetting, DurableError, OSError):  # a lake is often left because it cannot be read
         for each in recorded(Lake(left.lake.removesuffix(f"/{side.table}"))):
             if each.database == archives.known_database(conn, schema) and each.erasure_id not in here:
                 record(lake, each)
-    return gone

@@ -22,7 +22,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
 from sqlalchemy import Connection
@@ -43,6 +43,7 @@ from durable.pipeline.origin import Origin, alone, locked
 from durable.pipeline.own_lake import own_lake, require_own
 from durable.pipeline.recovering import refuse_unnamed
 from durable.storage import archives, erasures
+from durable.storage.archives import Archive
 from durable.storage.erasures import Chosen, Erasure, Here
 
 _ADVICE: Final = (
@@ -66,6 +67,13 @@ class Survey:
         return not (self.here.history or self.here.letters or self.here.records or any(self.lake.values()))
 
 
+class Noted(NamedTuple):
+    """Erasures as the database has noted them, and the name by which lakes know it. None: it was never archived."""
+
+    erasures: Sequence[Erasure]
+    database: str | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
     """Erasure as recorded by the database or the lake."""
@@ -84,9 +92,10 @@ def survey(
     lake: its rows may be others than were written.
     """
     with connection(origin.url) as conn:
-        lakes = _lakes(conn, origin, lake)
+        known = _archives(conn, origin)
         here = erasures.count(conn, origin.schema, chosen)
         ours = {Whose(origin.service, each) for each in (archives.known_database(conn, origin.schema), *lost) if each}
+    lakes = _lakes(known, lake)
     found: Counter[LakeTable] = Counter()
     others: Counter[Whose] = Counter()
     wanted, compared = Wanted(chosen.ids, chosen.keys), compared or Compared()
@@ -104,7 +113,8 @@ def survey(
 def earlier(origin: Origin, lake: Lake | None, chosen: Chosen) -> list[Listed]:
     """The erasures of the same choice, the oldest first."""
     with connection(origin.url) as conn:
-        return _of_choice(conn, origin, _lakes(conn, origin, lake), chosen)
+        known, here = _archives(conn, origin), noted(conn, origin.schema)
+    return _of_choice(here, _lakes(known, lake), chosen)
 
 
 def erase(
@@ -126,14 +136,15 @@ def erase(
     """
     compared = compared or Compared()
     with opened(origin.url) as engine, locked(engine, origin.schema) as conn, alone(conn, origin.schema, _ADVICE):
-        lakes = _lakes(conn, origin, lake)
+        lakes = _lakes(_archives(conn, origin), lake)
         for place in lakes:
             for table in place.tables():
                 refuse_unknown_columns(place.opened(table), table, place.url)
                 compared.check(place.table_url(table), place.sizes(table))
         refuse_unnamed(conn, lakes, origin)
         work = LakeErasure(conn, origin, lakes, chosen, lost, compared)
-        unfinished = [each.erasure for each in _of_choice(conn, origin, lakes, chosen) if each.state is not State.DONE]
+        earlier_ones = _of_choice(noted(conn, origin.schema), lakes, chosen)
+        unfinished = [each.erasure for each in earlier_ones if each.state is not State.DONE]
         begun = unfinished or [_new(origin, chosen, actor, reason)]
         for erasure in begun:
             erasures.begin(conn, origin.schema, erasure)
@@ -153,34 +164,42 @@ def scrub(
     Older versions of the tables cannot be read any more, and readers that have begun with one fail.
     """
     with opened(origin.url) as engine, locked(engine, origin.schema) as conn:
-        lakes = _lakes(conn, origin, lake)
+        lakes = _lakes(_archives(conn, origin), lake)
         refuse_unnamed(conn, lakes, origin)
         work = LakeErasure(conn, origin, lakes, chosen, lost, compared or Compared())
         return sum((work.scrub(place, table) for place in lakes for table in place.tables()), Scrubbed())
 
 
-def listed(conn: Connection, origin_schema: str, lake: Lake | None, *, counts_rows: bool = True) -> list[Listed]:
+def noted(conn: Connection, schema: str) -> Noted:
+    """Read what the database knows of its erasures."""
+    return Noted(erasures.read(conn, schema), archives.known_database(conn, schema))
+
+
+def listed(here: Noted, lake: Lake | None, *, counts_rows: bool = True) -> list[Listed]:
     """The erasures of this database, and what is the matter with each; without counting the rows of the lake it is not
     seen that one of its tables was put back by a later version.
     """
-    here = erasures.read(conn, origin_schema)
-    database = archives.known_database(conn, origin_schema)
-    there = [] if lake is None else [each for each in recorded(lake) if each.database == database]
-    found = states(here, there, lake, database, counts_rows=counts_rows)
-    known = {each.erasure_id: each for each in [*map(_as_erasure, there), *here]}
+    there = [] if lake is None else [each for each in recorded(lake) if each.database == here.database]
+    found = states(here.erasures, there, lake, here.database, counts_rows=counts_rows)
+    known = {each.erasure_id: each for each in [*map(_as_erasure, there), *here.erasures]}
     return [Listed(erasure=known[each], state=state) for each, state in found.items()]
 
 
 # ---------------------------------------------------------------- steps
 
 
-def _lakes(conn: Connection, origin: Origin, named: Lake | None) -> list[Lake]:
+def _archives(conn: Connection, origin: Origin) -> Mapping[LakeTable, Archive]:
+    known: dict[LakeTable, Archive] = {}
+    for table, source in SOURCES.items():
+        if (archive := archives.find(conn, origin.schema, source)) is not None:
+            known[table] = archive
+    return known
+
+
+def _lakes(known: Mapping[LakeTable, Archive], named: Lake | None) -> list[Lake]:
     """The lake of this database and the one that is named: content must not stay behind in one of them."""
     found: list[Lake] = []
-    for table, source in SOURCES.items():
-        archive = archives.find(conn, origin.schema, source)
-        if archive is None:
-            continue
+    for table, archive in known.items():
         if named is None:
             raise InvalidSetting(f"lake: not set, and this database is archived into {archive.lake}; give --lake")
         if not named.tables():
@@ -213,11 +232,11 @@ def _new(origin: Origin, chosen: Chosen, actor: str, reason: str) -> Erasure:
     )
 
 
-def _of_choice(conn: Connection, origin: Origin, lakes: Sequence[Lake], chosen: Chosen) -> list[Listed]:
+def _of_choice(here: Noted, lakes: Sequence[Lake], chosen: Chosen) -> list[Listed]:
     """The erasures of the same choice, each with its state in the lake where it is not done."""
     found: dict[UUID, Listed] = {}
     for lake in lakes or (None,):
-        for each in listed(conn, origin.schema, lake):
+        for each in listed(here, lake):
             if each.erasure.erasure_id not in found or each.state is not State.DONE:
                 found[each.erasure.erasure_id] = each
     count = len(chosen.ids) + len(chosen.keys)

@@ -148,7 +148,7 @@ class _Purge:
             )
 
     def _compared(self, table: LakeTable, until: date | None) -> Verified:
-        claim = claimed(self._conn, self._lake, table, self._origin)
+        claim = claimed(self._origin, self._lake, table)
         verified = verify(
             self._spark,
             self._lake,

@@ -25,7 +25,7 @@ from durable.pipeline.lake_tables import DAY_OF, SOURCES, LakeTable, Whose, file
 from durable.pipeline.origin import Origin, hashed
 from durable.pipeline.spans import Gap, after, merged
 from durable.storage import archives
-from durable.storage.archives import Absent, Archive, LakeEnd
+from durable.storage.archives import Absent, Archive, Commit, LakeEnd
 from durable.storage.days import midnight
 
 _MICROSECOND = timedelta(microseconds=1)
@@ -63,12 +63,15 @@ def refuse_unnamed(conn: Connection, lakes: Iterable[Lake], origin: Origin) -> N
             )
 
 
-def is_put_back_by_restore(conn: Connection, lake: Lake, table: LakeTable, archive: Archive, schema: str) -> bool:
+def newest_commit(conn: Connection, schema: str, table: LakeTable) -> Commit | None:
+    return next(iter(archives.commits(conn, schema, SOURCES[table], 1)), None)
+
+
+def is_put_back_by_restore(lake: Lake, table: LakeTable, archive: Archive, newest: Commit | None) -> bool:
     """Tell whether the lake lacks what its offset says, because a version of the table was put back by RESTORE.
 
     The log is looked at only where no file of the newest commit is listed: compaction replaces them, too.
     """
-    newest = next(iter(archives.commits(conn, schema, SOURCES[table], 1)), None)
     if newest is None or newest.high > lake.offset(archive.app_id, table):
         return False
     begins = f"part-{hashed(archive.app_id)}-{newest.low}-"

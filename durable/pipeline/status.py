@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
+from typing import NamedTuple
 
 from sqlalchemy import Connection
 
@@ -14,9 +15,9 @@ from durable.pipeline.copying import connection
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import SOURCES, LakeTable
 from durable.pipeline.own_lake import fault_of
-from durable.pipeline.recovering import is_put_back_by_restore, known_gaps
+from durable.pipeline.recovering import is_put_back_by_restore, known_gaps, newest_commit
 from durable.storage import archives, horizons, migrator, purging
-from durable.storage.archives import Archive
+from durable.storage.archives import Archive, Commit
 from durable.storage.horizons import Holder
 from durable.storage.readiness import veil_of
 
@@ -68,7 +69,10 @@ def read_status(url: str, schema: str, lake: Lake | None, keep: timedelta | None
     """
     with connection(url) as conn:
         migrator.check_version(conn, schema)
-        tables = [_table(conn, schema, lake, table) for table in SOURCES]
+        noted = {table: _noted(conn, schema, table) for table in SOURCES}
+    seen = {table: _seen(lake, table, *noted[table]) for table in SOURCES}
+    with connection(url) as conn:
+        tables = [_table(conn, schema, table, noted[table].archive, seen[table]) for table in SOURCES]
         is_archived = keep is not None and any(each.table == "history" and each.lake for each in tables)
         return Status(
             horizon=horizons.horizon(conn, schema),
@@ -83,9 +87,42 @@ def read_status(url: str, schema: str, lake: Lake | None, keep: timedelta | None
         )
 
 
-def _table(conn: Connection, schema: str, lake: Lake | None, table: LakeTable) -> TableStatus:
+class _Noted(NamedTuple):
+    """Archive of a table as the database has noted it; None where the table is not archived now."""
+
+    archive: Archive | None
+    newest: Commit | None
+
+
+class _Seen(NamedTuple):
+    """Findings in the lake of an archived table; without a lake that is its own there are none."""
+
+    offset: int | None = None
+    commit_id: int | None = None
+    fault: str | None = None
+    is_put_back: bool = False
+
+
+def _noted(conn: Connection, schema: str, table: LakeTable) -> _Noted:
+    archive = archives.find(conn, schema, SOURCES[table])
+    is_archived = archive is not None and archive.ended_at is None
+    return _Noted(archive, newest_commit(conn, schema, table) if is_archived else None)
+
+
+def _seen(lake: Lake | None, table: LakeTable, archive: Archive | None, newest: Commit | None) -> _Seen:
+    if lake is None or archive is None or archive.ended_at is not None:
+        return _Seen()
+    offset = lake.offset(archive.app_id, table)
+    if fault := fault_of(archive, table, lake, offset):
+        if not lake.tables():
+            raise InvalidSetting(f"lake {lake.url}: {fault}")
+        return _Seen(fault=f"{lake.url}: {fault}")
+    commit_id = lake.commit_id(archive.app_id, table)
+    return _Seen(offset, commit_id, is_put_back=is_put_back_by_restore(lake, table, archive, newest))
+
+
+def _table(conn: Connection, schema: str, table: LakeTable, archive: Archive | None, seen: _Seen) -> TableStatus:
     source = SOURCES[table]
-    archive = archives.find(conn, schema, source)
     veil = veil_of(conn, schema)
     if archive is None or archive.ended_at is not None:
         lag = horizons.lag(conn, schema, source, 0 if archive is None else archive.archived_below)
@@ -99,16 +136,9 @@ def _table(conn: Connection, schema: str, lake: Lake | None, table: LakeTable) -
             lag_age=lag.age,
             problem=veil,
         )
-    confirmed = archive.archived_below
-    other: str | None = None
-    if lake is not None and (fault := fault_of(archive, table, lake, lake.offset(archive.app_id, table))):
-        if not lake.tables():
-            raise InvalidSetting(f"lake {lake.url}: {fault}")
-        other, lake = f"{lake.url}: {fault}", None
-    offset = confirmed if lake is None else lake.offset(archive.app_id, table)
-    commit_id = None if lake is None else lake.commit_id(archive.app_id, table)
-    problem = veil or other or problem_of(conn, schema, archive, offset, commit_id, source)
-    if lake is not None and problem is None and is_put_back_by_restore(conn, lake, table, archive, schema):
+    offset = archive.archived_below if seen.offset is None else seen.offset
+    problem = veil or seen.fault or problem_of(conn, schema, archive, offset, seen.commit_id, source)
+    if problem is None and seen.is_put_back:
         problem = PUT_BACK
     is_other = archive.identity != archives.identity(conn, schema)  # then no number says what was archived
     lag = horizons.lag(conn, schema, source, 0 if is_other else offset)

@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from durable.errors import ArchiveConflict, InvalidSetting
 from durable.pipeline import erasures
 from durable.pipeline.copying import opened
-from durable.pipeline.erasing import listed
+from durable.pipeline.erasing import listed, noted
 from durable.pipeline.erasures import State
 from durable.pipeline.lake import Lake
 from durable.pipeline.origin import direct_url, patiently
@@ -101,7 +101,7 @@ def publishing(settings: Settings, lake: Lake | None) -> Iterator[Undisturbed]:
 def _refuse_undone(conn: Connection, schema: str, lake: Lake | None) -> None:
     if lake is None:
         return
-    undone = [each.erasure for each in listed(conn, schema, lake) if each.state in _UNDONE]
+    undone = [each.erasure for each in listed(noted(conn, schema), lake) if each.state in _UNDONE]
     if undone:
         raise InvalidSetting(
             f"lake {lake.url}: content is there still, or again, of erasure {undone[0].erasure_id} "

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Literal, NamedTuple
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 
 from durable.errors import InvalidSetting
 from durable.pipeline import lost_lives
-from durable.pipeline.copying import opened
+from durable.pipeline.copying import connection, opened
 from durable.pipeline.differing import differing_columns
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_digests import Rows, Spark, lake_digests, rows_of_blocks
@@ -95,15 +95,16 @@ class Claimed:
     gone: Mapping[date, int]
 
 
-def claimed(conn: Connection, lake: Lake, table: LakeTable, origin: Origin) -> Claimed:
-    """Read the archived contents that the database records. Raises InvalidSetting where none were archived, or from
-    another database, or into another lake.
+def claimed(origin: Origin, lake: Lake, table: LakeTable) -> Claimed:
+    """Read the archived contents that the database records, in transactions that end before the lake is read. Raises
+    InvalidSetting where none were archived, or from another database, or into another lake.
     """
     source = SOURCES[table]
-    archive = archives.find(conn, origin.schema, source)
+    with connection(origin.url) as conn:
+        archive, identity = archives.find(conn, origin.schema, source), archives.identity(conn, origin.schema)
     if archive is None:
         raise InvalidSetting(f"{source} of this database is not archived; run: durable-agent pipeline archive")
-    if archive.identity != archives.identity(conn, origin.schema):
+    if archive.identity != identity:
         raise InvalidSetting(
             f"{source}: another database was archived into {archive.lake}; run: durable-agent pipeline "
             "archive, which says what to do"
@@ -111,17 +112,18 @@ def claimed(conn: Connection, lake: Lake, table: LakeTable, origin: Origin) -> C
     low = lake.offset(archive.app_id, table)
     require_own(archive, table, lake, low)
     commit_id = lake.commit_id(archive.app_id, table)
-    if commit_id is not None and archives.claimed(conn, origin.schema, source, [commit_id]) is None:
-        raise InvalidSetting(
-            f"lake {lake.table_url(table)}: has a commit that this database does not know; run: durable-agent pipeline "
-            "archive, which says what to do"
+    with connection(origin.url) as conn:
+        if commit_id is not None and archives.claimed(conn, origin.schema, source, [commit_id]) is None:
+            raise InvalidSetting(
+                f"lake {lake.table_url(table)}: has a commit that this database does not know; run: durable-agent "
+                "pipeline archive, which says what to do"
+            )
+        return Claimed(
+            table=table,
+            database=archives.database(conn, origin.schema),
+            offset=max(low, archive.archived_below),
+            gone=archives.gone(conn, origin.schema, source, low),
         )
-    return Claimed(
-        table=table,
-        database=archives.database(conn, origin.schema),
-        offset=max(low, archive.archived_below),
-        gone=archives.gone(conn, origin.schema, source, low),
-    )
 
 
 def verify(

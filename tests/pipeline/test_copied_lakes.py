@@ -91,7 +91,7 @@ def content(lake: Path) -> set[object]:
 
 def states(archiver: Archiver, lake: Path) -> list[State]:
     with opened(archiver.origin.url) as engine, engine.connect() as conn:
-        return [each.state for each in erasing.listed(conn, "durable", Lake(str(lake)))]
+        return [each.state for each in erasing.listed(erasing.noted(conn, "durable"), Lake(str(lake)))]
 
 
 @pytest.mark.parametrize("how", MADE)

@@ -94,7 +94,7 @@ def erase(archiver: Archiver, chosen: Chosen = BY_KEY) -> Erasure:
 
 def states(archiver: Archiver) -> list[State]:
     with opened(archiver.origin.url) as engine, engine.connect() as conn:
-        return [each.state for each in erasing.listed(conn, "durable", archiver.lake)]
+        return [each.state for each in erasing.listed(erasing.noted(conn, "durable"), archiver.lake)]
 
 
 def mentions(archiver: Archiver, conn: psycopg.Connection[Any], text: str = ANNA) -> list[str]:

@@ -112,7 +112,7 @@ class Story:
         found = []
         for origin in self.origins:
             with opened(origin.url) as engine, engine.connect() as conn:
-                found += [each.state for each in erasing.listed(conn, origin.schema, self.lake)]
+                found += [each.state for each in erasing.listed(erasing.noted(conn, origin.schema), self.lake)]
         return found
 
     def back_up(self) -> None:
@@ -147,9 +147,7 @@ class Story:
         return all(self._is_whole(origin, table) for table in SOURCES)
 
     def _is_whole(self, origin: Origin, table: LakeTable) -> bool:
-        with opened(origin.url) as engine, engine.connect() as conn:
-            claim = claimed(conn, self.lake, table, origin)
-        return verify(no_spark, self.lake, origin, claim).is_whole
+        return verify(no_spark, self.lake, origin, claimed(origin, self.lake, table)).is_whole
 
 
 def fill(conn: psycopg.Connection[Any]) -> None:

@@ -296,8 +296,7 @@ class Lives(RuleBasedStateMachine):
         assert not named & here.keys(), "a row of the database is named as one of a lost life"
         if table == "history":  # letters may be dropped before the first archive, and one then looks as if it were lost
             assert not named & dropped, "a row that was dropped is named as one of a lost life"
-        with connection(self.url) as conn:
-            claim = claimed(conn, self.lake, table, origin_of(self.url))
+        claim = claimed(origin_of(self.url), self.lake, table)
         assert verify(no_spark, self.lake, origin_of(self.url), claim).is_whole
 
     def _is_known(self) -> bool:

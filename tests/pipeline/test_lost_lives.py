@@ -94,9 +94,7 @@ class Party:
 
     def verified(self) -> Verified:
         origin = Origin(url=self.url, schema="durable", service=self.service)
-        with connection(self.url) as conn:
-            of = claimed(conn, self.lake, "history", origin)
-        return verify(no_spark, self.lake, origin, of)
+        return verify(no_spark, self.lake, origin, claimed(origin, self.lake, "history"))
 
     def lost(self) -> list[int]:
         files = lost_lives.paths(self.lake, "history")

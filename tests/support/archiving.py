@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from durable.pipeline import archive as archiving
 from durable.pipeline import copying, files
 from durable.pipeline.archive import Archived, ArchiveTask, archive
-from durable.pipeline.copying import connection, copy
+from durable.pipeline.copying import copy
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import DataFile, LakeTable
 from durable.pipeline.origin import Origin
@@ -50,8 +50,7 @@ class Archiver:
         dies_at(failpoint, "archiving", self.lake.url, self.origin.url)
 
     def verify(self, table: LakeTable = "history", **options: Any) -> Verified:
-        with connection(self.origin.url) as conn:
-            of = claimed(conn, self.lake, table, self.origin)
+        of = claimed(self.origin, self.lake, table)
         return verify(lambda: self.spark, self.lake, self.origin, of, **options)
 
     def ids(self, table: LakeTable = "history") -> list[int]:

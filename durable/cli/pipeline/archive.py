@@ -21,7 +21,7 @@ from durable.cli.pipeline.steps import Ended, Step
 from durable.cli.target import connection
 from durable.errors import InvalidSetting
 from durable.grammar import several
-from durable.pipeline.erasing import Listed, listed
+from durable.pipeline.erasing import Listed, listed, noted
 from durable.pipeline.erasures import State
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import SOURCES
@@ -107,8 +107,8 @@ def archive(
 def _undone_erasures(settings: Settings, lake: Lake, *, is_restored: bool) -> list[Listed]:
     """Return the erasures whose content a restore has brought back, here or into the lake."""
     with connection(settings) as conn:
-        found = listed(conn, settings.db_schema, lake, counts_rows=is_restored)
-    return [each for each in found if each.state is not State.DONE]
+        here = noted(conn, settings.db_schema)
+    return [each for each in listed(here, lake, counts_rows=is_restored) if each.state is not State.DONE]
 
 
 @reading(place=load_place, spark=SparkPlace)
@@ -126,9 +126,10 @@ def verify(place: Place, spark: SparkPlace) -> Step:
         spark.check()
     yield
     origin = place.find_origin()
+    claims = {table: claimed(origin, lake, table) for table in SOURCES}
     with connection(place.settings) as conn:
-        claims = {table: claimed(conn, lake, table, origin) for table in SOURCES}
-        erased = listed(conn, origin.schema, lake)
+        here = noted(conn, origin.schema)
+    erased = listed(here, lake)
     session = cache(lambda: spark.open_session([lake]))
     done = []
     for table, claim in claims.items():

@@ -14,7 +14,7 @@ from durable.cli.pipeline.steps import Ended, Step
 from durable.cli.target import Target, connection, load_target
 from durable.errors import InvalidSetting
 from durable.grammar import several
-from durable.pipeline.erasing import listed
+from durable.pipeline.erasing import listed, noted
 from durable.pipeline.lake import Lake
 from durable.pipeline.spans import Gap
 from durable.pipeline.status import Status, read_status
@@ -33,7 +33,8 @@ def status(target: Target, lake: LakeUrl = None) -> Step:
     found = read_status(lock_url(settings), settings.db_schema, named, settings.history_retention)
     _refuse_no_lake(lake, named)
     with connection(settings) as conn:
-        erased = listed(conn, settings.db_schema, named)
+        here = noted(conn, settings.db_schema)
+    erased = listed(here, named)
     gaps = Table.of(
         "gaps: rows of these times are not in the lake, and the database has dropped them", found.gaps, _GAPS
     )

@@ -853,8 +853,8 @@ ROWS = (
         "lakes",
         "the status of a copy is that of the lake",
         "durable/pipeline/status.py",
-        before="(fault := fault_of(archive, table, lake, lake.offset(archive.app_id, table)))",
-        after="(fault := None)",
+        before="if fault := fault_of(archive, table, lake, offset):",
+        after="if fault := None:",
         killed_by=(f"{_COPIES}::test_status_tells_a_copy_from_the_own_lake[copied]",),
     ),
     Mutant(
@@ -971,8 +971,8 @@ ROWS = (
         "lakes",
         "an outage in the survey of an erasure is a refusal",
         "durable/pipeline/erasing.py",
-        before="    with connection(origin.url) as conn:\n        lakes = ",
-        after="    with opened(origin.url) as engine, engine.connect() as conn:\n        lakes = ",
+        before="    with connection(origin.url) as conn:\n        known = ",
+        after="    with opened(origin.url) as engine, engine.connect() as conn:\n        known = ",
         killed_by=(
             f"{_OUTAGES}::test_command_tells_an_outage_with_advice_at_each_statement[rehearsed erasure]",
             f"{_OUTAGES}::test_connections_of_the_pipeline_are_opened_where_errors_are_translated",
@@ -982,8 +982,8 @@ ROWS = (
         "lakes",
         "an outage in the search for earlier erasures is a refusal",
         "durable/pipeline/erasing.py",
-        before="    with connection(origin.url) as conn:\n        return ",
-        after="    with opened(origin.url) as engine, engine.connect() as conn:\n        return ",
+        before="    with connection(origin.url) as conn:\n        known, here = ",
+        after="    with opened(origin.url) as engine, engine.connect() as conn:\n        known, here = ",
         killed_by=(f"{_OUTAGES}::test_command_tells_an_outage_with_advice_at_each_statement[erasure of nothing]",),
     ),
     Mutant(
@@ -1284,6 +1284,66 @@ ROWS = (
         killed_by=(
             "tests/pipeline/test_matching.py::"
             "test_rows_are_judged[dead letter of an event's local copy hides no lost remote one]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a transaction of the status waits while erased rows of the lake are counted",
+        "durable/cli/pipeline/status.py",
+        before="    erased = listed(here, named)\n",
+        after="        erased = listed(here, named)\n",
+        killed_by=(
+            "tests/pipeline/test_looks_at_the_lake.py::test_no_transaction_waits_while_a_command_looks_at_the_lake[status]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a transaction of the status waits while the offsets of the lake are read",
+        "durable/pipeline/status.py",
+        before="    seen = {table: _seen(",
+        after="        seen = {table: _seen(",
+        killed_by=(
+            "tests/pipeline/test_looks_at_the_lake.py::test_no_transaction_waits_while_a_command_looks_at_the_lake[status]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a transaction of verify waits while erased rows of the lake are counted",
+        "durable/cli/pipeline/archive.py",
+        before="    erased = listed(here, lake)\n",
+        after="        erased = listed(here, lake)\n",
+        killed_by=(
+            "tests/pipeline/test_looks_at_the_lake.py::test_no_transaction_waits_while_a_command_looks_at_the_lake[verify]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a transaction of the archive waits while the lake's records of erasures are read",
+        "durable/cli/pipeline/archive.py",
+        before="    return [each for each in listed(here, lake,",
+        after="        return [each for each in listed(here, lake,",
+        killed_by=(
+            "tests/pipeline/test_looks_at_the_lake.py::test_no_transaction_waits_while_a_command_looks_at_the_lake[archive]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a transaction of an erasure waits while rows of the lake are counted",
+        "durable/pipeline/erasing.py",
+        before="    lakes = _lakes(known, lake)\n",
+        after="        lakes = _lakes(known, lake)\n",
+        killed_by=(
+            "tests/pipeline/test_looks_at_the_lake.py::test_no_transaction_waits_while_a_command_looks_at_the_lake[erase --id 00000000-0000-0000-0000-000000000003 --reason request 4711 --dry-run]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a transaction of verify waits while the lake is looked at",
+        "durable/pipeline/verify.py",
+        before="archives.identity(conn, origin.schema)\n    if",
+        after="archives.identity(conn, origin.schema)\n        lake.exists(table)\n    if",
+        killed_by=(
+            "tests/pipeline/test_looks_at_the_lake.py::test_no_transaction_waits_while_a_command_looks_at_the_lake[verify]",
         ),
     ),
 )
