@@ -236,9 +236,11 @@ def address_of(database: str) -> str:
 
 
 def _hurry(server: Embedded) -> None:
-    """Processes crash in these tests, the machine does not: databases are made and dropped much faster."""
+    """Processes crash in these tests, the machine does not: databases are made and dropped much faster. Nothing but the
+    tests locks a table, or changes a plan.
+    """
     with psycopg.connect(server.uri(), autocommit=True) as conn:
-        for setting in ("fsync = off", "full_page_writes = off", "max_wal_size = '256MB'"):
+        for setting in ("fsync = off", "full_page_writes = off", "max_wal_size = '256MB'", "autovacuum = off"):
             conn.execute(f"ALTER SYSTEM SET {setting}".encode())
         conn.execute("SELECT pg_reload_conf()")
 
