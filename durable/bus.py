@@ -57,6 +57,7 @@ from durable.outbox.unit_of_work import Enlisting, UnitOfWork
 from durable.plain import plain_text
 from durable.process import serving
 from durable.process.forking import in_each_child
+from durable.redaction import printable
 from durable.requests.receipts import Receipt
 from durable.runtime import Runtime
 from durable.schemes import normal_scheme
@@ -732,7 +733,7 @@ class Bus:
         committed by itself when this returns, also inside a unit of work or a handler, whose rollback does not end it;
         the other nodes obey it within a moment. `reason` is shown to operators. Call it while the bus runs, as a node
         or send-only; elsewhere there is `durable-agent pause`. Raises InvalidSetting for a time that is not above 0,
-        when not exactly one target is named, and for a time after which a parked key would go on.
+        or when not exactly one target is named.
         """
         time = None if for_ is None else length_of_time("pause", "for_", for_)
         if time is not None and time <= timedelta(0):
@@ -743,11 +744,19 @@ class Bus:
 
     @checked
     async def resume(self, cls: MessageClass | None = None, **named: Unpack[PauseTarget]) -> bool:
-        """End a pause before its time, or close a circuit that failures have opened.
+        """End a pause before its time, or close a circuit that failures have opened; without one of these, end the park
+        of a key, or of an ordered handler, by a dead letter.
 
         Names one target, and commits by itself, as pause() does. False when the target was neither paused nor stopped.
+        A park that is left is told in the log: another resume() ends it, and the messages behind the letter go on.
         """
-        return await self._here.database.transaction(circuits.resume_each, self._circuits(cls, named))
+        targets = self._circuits(cls, named)
+        resumed = await self._here.database.transaction(circuits.resume_each, targets)
+        if resumed.still_parked is not None:
+            kind, key = targets[0]
+            reason = printable(resumed.still_parked)
+            log.warning("dead letter still parks %s %s: %s; resume it again to go on", kind, key, reason)
+        return resumed.was_open
 
     def _circuits(self, cls: type | None, named: PauseTarget) -> list[tuple[CircuitKind, str]]:
         """Return the names of these targets; an address that is resolved by type names one destination for each."""

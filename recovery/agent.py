@@ -265,7 +265,7 @@ class RecoveryAgent:
         self, rows: Sequence[OpenCircuit], generations: Mapping[str, int], handlers: Mapping[HandlingAgent, int]
     ) -> None:
         senders = self._agents.senders
-        probing = {(row.kind, row.key): row.probing for row in rows}
+        probing = {(row.kind, row.key): row.probing for row in rows}  # a park comes last: nothing is tried behind it
         stopped = {key: is_probing for (kind, key), is_probing in probing.items() if kind == CircuitKind.HANDLER}
         parked = {key for kind, key in probing if kind == CircuitKind.KEY}
         for handler, generation in handlers.items():

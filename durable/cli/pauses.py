@@ -16,6 +16,7 @@ from durable.cli.runs import actor_name
 from durable.cli.target import Target, on_target, schema_connection
 from durable.errors import InvalidSetting, WiringError
 from durable.grammar import several, suggestion
+from durable.redaction import printable
 from durable.storage import actions, circuits, known_names, nodes
 from durable.storage.circuits import CircuitKind
 from durable.transports.addresses import as_stored, canonical_name
@@ -97,19 +98,24 @@ def pause(
 def resume(target: Target, circuit: CircuitName, actor: str) -> None:
     """Resume a paused handler, listener, destination or key, or close its circuit.
 
-    Ends with 1 when it was neither paused nor open.
+    A key, or an ordered handler, that is parked by a dead letter besides stays parked until it is resumed again. Ends
+    with 1 when it was neither paused, open nor parked.
     """
     (bus, settings), (kind, name) = target, circuit
     with schema_connection(settings) as conn:
-        open_now = [row.key for row in circuits.read(conn, settings.db_schema) if row.kind == kind]
+        open_now = {row.key: row for row in circuits.read(conn, settings.db_schema) if row.kind == kind}
         named = [(kind, each) for each in as_stored(_keys(bus, kind, name), name, open_now)]
         handler = _handler(bus, conn, settings.db_schema, circuit)
         resumed = actions.resume(conn, settings.db_schema, named, actor=actor)
-    text = "is resumed" if resumed else f"was not paused{suggestion(name, open_now)}"
+    text = "is resumed" if resumed.was_open else f"was not paused{suggestion(name, open_now)}"
+    if resumed.still_parked is not None:
+        reason = printable(resumed.still_parked)
+        text = f"is not paused any more, and still parked by a dead letter: {reason}; resume it again to go on"
     if handler != name and handler in open_now:
         text += f"; its handler is {handler}, which stays paused"
-    emit({"resumed": resumed, "kind": kind.value, "key": name}, f"the {kind.value} {name} {text}")
-    if not resumed:
+    document = {"resumed": resumed.was_open, "kind": kind.value, "key": name, "still_parked": resumed.still_parked}
+    emit(document, f"the {kind.value} {name} {text}")
+    if not resumed.was_open:
         raise typer.Exit(1)
 
 

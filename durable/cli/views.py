@@ -90,6 +90,8 @@ def _due(groups: Sequence[Backlog]) -> dict[str, int]:
 
 
 def _state(circuit: OpenCircuit, now: datetime) -> str:
+    if circuit.parked:
+        return "parked"
     if not circuit.probing:
         return "paused"
     if circuit.kind == CircuitKind.DESTINATION:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from durable.bus import Bus
 from durable.console.access import Person, Role
-from durable.console.packing import is_line, unpacked, unpacked_text
+from durable.console.packing import is_line, packed, unpacked, unpacked_text
 from durable.console.runs import Progress, Runs, new_name
 from durable.console.security import fields, redirect
 from durable.dead_letters.bulk import Resolution
@@ -63,11 +63,14 @@ class Actions:
         """Go on before the time, with what is as the person has seen it."""
         kind, key = await self._circuit(request)
         seen = await _moment(request, "since")
-        if not await self._bus.runtime.database.transaction(
+        resumed = await self._bus.runtime.database.transaction(
             actions.resume, [(kind, key)], actor=_actor(person), seen=seen
-        ):
-            raise HTTPException(409, f"{kind} {key} was not resumed: it goes on already, or was stopped anew meanwhile")
-        return redirect(request, "circuits")
+        )
+        if not resumed.was_open:
+            why = "it goes on already, was stopped anew meanwhile, or is paused besides: resume the pause first"
+            raise HTTPException(409, f"{kind} {key} was not resumed: {why}")
+        left = None if resumed.still_parked is None else {"kind": kind.value, "packed-key": packed(key)}
+        return redirect(request, "circuits", left)
 
     async def change_scheduled(self, request: Request, person: Person) -> Response:
         """Run a schedule or a delayed message now, cancel the message, or pause and resume the schedule."""

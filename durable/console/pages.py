@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from durable.console import shown, tracing
 from durable.console.access import SESSION_SECONDS, Authorize, Person, Role, Tokens, cookie_name
 from durable.console.filters import chosen_filters
-from durable.console.packing import packed
+from durable.console.packing import packed, unpacked_text
 from durable.console.reading import UNREAD, Feed, Letter, Overview, Reading, why_unread
 from durable.console.runs import Runs
 from durable.console.security import (
@@ -305,9 +305,12 @@ class Pages:
         return self.render(request, part, person, progress=progress)
 
     async def circuits(self, request: Request, person: Person) -> Response:
+        """List the circuits; after a resume that has left a park, say so."""
         found = await self._reading.circuits(person, _page(request))
         overview = await self._reading.overview(person)
-        return self.render(request, "circuits.html", person, circuits=found, overview=overview)
+        kind, key = request.query_params.get("kind"), request.query_params.get("packed-key")
+        left = await self._reading.park(person, kind, unpacked_text(key)) if kind and key else None
+        return self.render(request, "circuits.html", person, circuits=found, overview=overview, left=left)
 
     async def nodes(self, request: Request, person: Person) -> Response:
         found = Listed.of((await self._reading.overview(person)).nodes, page=_page(request))

@@ -50,7 +50,8 @@ class Lane(NamedTuple):
     name: str
     waiting: int
     oldest: timedelta | None
-    circuit: OpenCircuit | None
+    circuits: Sequence[OpenCircuit]
+    """The circuits that stop it, in the order in which resumes end them."""
 
     @property
     def is_many(self) -> bool:
@@ -108,7 +109,7 @@ class HandlerRow(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Paused keys, and the number of messages that wait behind each, up to MOST_COUNTED."""
+    """Paused and parked keys, and the number of messages that wait behind each, up to MOST_COUNTED."""
 
     circuits: Listed[OpenCircuit]
     waiting: Mapping[str, int]
@@ -171,8 +172,14 @@ class Reading:
         """Read a page of the open circuits and pauses."""
         return _for(person, await self._bus.runtime.database.transaction(circuits.listed, SHOWN, page))
 
+    async def park(self, person: Person, kind: str, key: str) -> OpenCircuit | None:
+        """Find the park of a key, or of an ordered handler."""
+        found = await self._bus.runtime.database.transaction(circuits.read)
+        shown = found if _sees_contents(person) else viewers.of_circuits(found)
+        return next((each for each in shown if each.parked and each[:2] == (kind, key)), None)
+
     async def keys(self, person: Person, page: int) -> Keys:
-        """Read a page of the paused keys."""
+        """Read a page of the paused and parked keys."""
         found = await self._bus.runtime.database.transaction(read_keys, page)
         return found._replace(circuits=_for(person, found.circuits))
 
@@ -325,10 +332,14 @@ def read_scheduled(conn: Connection, schema: str) -> Scheduled:
 def _lanes(read: Gauges, side: Side, kind: CircuitKind, declared: Sequence[str]) -> list[Lane]:
     """Return those with waiting messages, those that are stopped, and those that this bus declares."""
     waiting = {group.name: group for group in read.unowned[side]}
-    opened = {circuit.key: circuit for circuit in read.circuits if circuit.kind == kind}
-    stopping = Stops(read).of if kind == CircuitKind.HANDLER else opened.get
+    opened = {circuit.key: [circuit] for circuit in read.circuits if circuit.kind == kind}
+    stops = Stops(read)
+
+    def stopping(name: str) -> Sequence[OpenCircuit]:
+        return stops.of(name) if kind == CircuitKind.HANDLER else opened.get(name, [])
+
     lanes = [
         Lane(name, group.waiting if (group := waiting.get(name)) else 0, group and group.oldest_age, stopping(name))
         for name in sorted(waiting.keys() | opened.keys() | set(declared))
     ]
-    return sorted(lanes, key=lambda lane: (lane.circuit is None, -lane.waiting, lane.name))
+    return sorted(lanes, key=lambda lane: (not lane.circuits, -lane.waiting, lane.name))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hmac
 import secrets
+from collections.abc import Mapping
 from typing import Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -112,9 +113,10 @@ def set_cookie(request: Request, response: Response, name: str, value: str, seco
     )
 
 
-def redirect(request: Request, page: str, /, **params: str) -> Response:
+def redirect(request: Request, page: str, /, query: Mapping[str, str] | None = None, **params: str) -> Response:
     """Go to a page of the console. Of its address only the path is used: the host is what the client says it is."""
-    return RedirectResponse(request.url_for(page, **params).path, 303)
+    path = request.url_for(page, **params).path
+    return RedirectResponse(f"{path}?{urlencode(query)}" if query else path, 303)
 
 
 async def check_form(request: Request) -> None:

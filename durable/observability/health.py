@@ -201,7 +201,7 @@ def unclaimed(gauges: Gauges, settings: Settings) -> list[Unowned]:
         for group in gauges.unowned[Side.INCOMING]
         if alive
         and group.name not in handled
-        and stops.of(group.name) is None
+        and not stops.of(group.name)
         and group.oldest_age >= settings.health_unattended
     ]
 
@@ -229,7 +229,7 @@ def _behind(gauges: Gauges, settings: Settings) -> Iterator[str]:
     for circuit in gauges.circuits:
         is_of_key = circuit.kind == CircuitKind.KEY
         waiting = gauges.behind.get(circuit.key, 0) if is_of_key else stops.waiting(circuit, by_type)
-        if circuit.is_parked and waiting and gauges.now - circuit.since >= settings.health_unattended:
+        if circuit.parked and waiting and gauges.now - circuit.since >= settings.health_unattended:
             yield (
                 f"{circuit.kind} {circuit.key} is parked by a dead letter ({circuit.reason}), and "
                 f"{_several(waiting, 'messages', 'wait')} behind it: resolve the letter, then run durable-agent resume "
@@ -241,7 +241,7 @@ def _late(gauges: Gauges, waits: Waits, limit: timedelta | None) -> Iterator[str
     latched = {circuit.key for circuit in gauges.circuits if circuit.kind == CircuitKind.DESTINATION}
     stops = Stops(gauges)
     for (side, name), age in waits.items():
-        is_stopped = name in latched if side is Side.OUTGOING else stops.of(name) is not None
+        is_stopped = name in latched if side is Side.OUTGOING else bool(stops.of(name))
         if limit is not None and age >= limit and not is_stopped:
             yield (
                 f"{side} {name} lags: its oldest message has waited for {_seconds(age)} (health_lag is "

@@ -10,7 +10,7 @@ releases are alive a type may have a handler in each, and waits behind a circuit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from durable.storage.circuits import CircuitKind, OpenCircuit
 from durable.storage.gauges import Gauges
@@ -22,11 +22,17 @@ class Stops:
 
     def __init__(self, gauges: Gauges) -> None:
         self._handlers = handlers_of(gauges.nodes, gauges.locked)
-        self._open = {each.key: each for each in gauges.circuits if each.kind == CircuitKind.HANDLER}
+        self._open: dict[str, list[OpenCircuit]] = {}
+        for each in gauges.circuits:
+            if each.kind == CircuitKind.HANDLER:
+                self._open.setdefault(each.key, []).append(each)
 
-    def of(self, message_type: str) -> OpenCircuit | None:
-        """Return the circuit that stops this type: that of its version alone, or that of its newest handler."""
-        return next(iter(self._all_of(message_type)), None)
+    def of(self, message_type: str) -> Sequence[OpenCircuit]:
+        """Return the circuits that stop this type, a pause before a park: those of its version alone, or those of its
+        newest handler.
+        """
+        stopping = self._all_of(message_type)
+        return [each for each in stopping if each.key == stopping[0].key]
 
     def waiting(self, circuit: OpenCircuit, by_type: Mapping[str, int]) -> int:
         """Count the messages that this circuit of a handler stops, of these numbers by type."""
@@ -36,4 +42,4 @@ class Stops:
         """Return the circuits behind which this type waits: those of its handlers only when all of them are open."""
         handlers = self._handlers.get(message_type, [message_type])
         behind = handlers if all(each in self._open for each in handlers) else []
-        return [self._open[key] for key in dict.fromkeys([message_type, *behind]) if key in self._open]
+        return [each for key in dict.fromkeys([message_type, *behind]) for each in self._open.get(key, ())]

@@ -19,7 +19,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from durable.storage import circuits, delayed, maintenance, schedules
-from durable.storage.circuits import CircuitKind, OpenCircuit
+from durable.storage.circuits import CircuitKind, OpenCircuit, Resumed
 from durable.storage.dead_letters import Resolved
 from durable.storage.sql import actions as statements
 
@@ -127,11 +127,11 @@ def pause(
 ) -> bool:
     """Pause all of these, or none. False when one is paused by somebody already, unless this pause replaces theirs."""
     before = _open(conn, schema, named)
-    if not replaces and not all(each["by_failures"] for each in before.values()):
+    if not replaces and not all(each.probing or each.parked for each in before):
         return False
     circuits.pause_each(conn, schema, named, reason=reason, actor=actor, duration=duration)
-    after = _open(conn, schema, named)
-    action = Action(actor=actor, verb="pause", target=_names(named), reason=reason, before=before, after=after)
+    after = _kept(_open(conn, schema, named))
+    action = Action(actor=actor, verb="pause", target=_names(named), reason=reason, before=_kept(before), after=after)
     record(conn, schema, action, len(named))
     return True
 
@@ -143,19 +143,21 @@ def resume(
     *,
     actor: str,
     seen: datetime | None = None,
-) -> bool:
-    """Resume all of these, or none. False when none was open, and then there is no record.
+) -> Resumed:
+    """Resume all of these, or none. There is no record when none was open.
 
-    `seen`: only what has been stopped since then; False when it was stopped anew.
+    `seen`: only what has been stopped since then; nothing when it was stopped anew, or is paused besides.
     """
     before = _open(conn, schema, named)
-    if seen is not None and any(each["since"] != seen for each in before.values()):
-        return False
-    if not circuits.resume_each(conn, schema, named):
-        return False
-    action = Action(actor=actor, verb="resume", target=_names(named), before=before)
-    record(conn, schema, action, max(1, len(before)))
-    return True
+    ends = {(each.kind, each.key): each for each in reversed(before)}.values()  # a pause before the park beside it
+    if seen is not None and any(each.since != seen for each in ends):
+        return Resumed(False)
+    resumed = circuits.resume_each(conn, schema, named)
+    if resumed.was_open:
+        after = _kept(_open(conn, schema, named))
+        action = Action(actor=actor, verb="resume", target=_names(named), before=_kept(before), after=after or None)
+        record(conn, schema, action, max(1, len(ends)))
+    return resumed
 
 
 def cancel_message(
@@ -209,14 +211,23 @@ def _noted(conn: Connection, schema: str, action: Action, *, done: bool) -> bool
     return done
 
 
-def _open(conn: Connection, schema: str, named: Sequence[tuple[CircuitKind, str]]) -> Mapping[str, Any]:
-    """Return the open circuits among these, as the record keeps them; the reasons that code gave may quote messages."""
+def _open(conn: Connection, schema: str, named: Sequence[tuple[CircuitKind, str]]) -> list[OpenCircuit]:
+    """Return the open circuits among these, a pause before the park beside it."""
     wanted = {(kind.value, key) for kind, key in named}
-    return {f"{each.kind} {each.key}": _kept(each) for each in circuits.read(conn, schema) if each[:2] in wanted}
+    return [each for each in circuits.read(conn, schema) if each[:2] in wanted]
 
 
-def _kept(circuit: OpenCircuit) -> Mapping[str, Any]:
-    return {"since": circuit.since, "until": circuit.until, "actor": circuit.actor, "by_failures": circuit.probing}
+def _kept(stopped: Sequence[OpenCircuit]) -> Mapping[str, Any]:
+    """Return circuits as the record keeps them; the reasons that code gave may quote messages."""
+    return {
+        f"{'parked ' if each.parked else ''}{each.kind} {each.key}": {
+            "since": each.since,
+            "until": each.until,
+            "actor": each.actor,
+            "by_failures": each.probing,
+        }
+        for each in stopped
+    }
 
 
 def _names(named: Sequence[tuple[CircuitKind, str]]) -> str:

@@ -1,23 +1,19 @@
-"""Latched and paused things, one row each, read by every node."""
+"""Latched, paused and parked things, one row each, read by every node."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
 from durable.duration import within_calendar
 from durable.envelope import NodeId
-from durable.errors import InvalidSetting
 from durable.listed import SHOWN, Listed, start
 from durable.storage.database import channel
 from durable.storage.sql import circuits as circuit_statements
-
-NODE: Final = "node "
-"""Begins the actor of what a node has stopped, before its number."""
 
 
 class CircuitKind(StrEnum):
@@ -26,9 +22,6 @@ class CircuitKind(StrEnum):
     LISTENER = "listener"
     SCHEDULE = "schedule"
     KEY = "key"
-
-
-PARKABLE: Final = (CircuitKind.KEY, CircuitKind.HANDLER)
 
 
 class OpenCircuit(NamedTuple):
@@ -41,12 +34,15 @@ class OpenCircuit(NamedTuple):
     actor: str
     probing: bool
     """True if failures opened the circuit, so that a success closes it."""
+    parked: bool = False
+    """True for a key, or an ordered handler, that a dead letter has stopped until a resume."""
 
-    @property
-    def is_parked(self) -> bool:
-        """True for a key, or an ordered handler, that a dead letter has stopped: a node did it, and it has no end."""
-        is_endless = not self.probing and self.until is None
-        return is_endless and self.actor.startswith(NODE) and self.kind in PARKABLE
+
+class Resumed(NamedTuple):
+    """The outcome of a resume: whether it ended something, and the reason of the park that it left, if any."""
+
+    was_open: bool
+    still_parked: str | None = None
 
 
 def open_circuit(
@@ -79,24 +75,10 @@ def close_circuit(conn: Connection, schema: str, kind: CircuitKind, key: str) ->
 def pause(
     conn: Connection, schema: str, kind: CircuitKind, key: str, *, reason: str, actor: str, duration: timedelta | None
 ) -> None:
-    """Open it now, for this time or until resume(), and tell the nodes at once: the word of an operator.
-
-    What a dead letter, or a handler for no set time, has stopped stays so, until resume(). Raises InvalidSetting for a
-    time that would end it.
-    """
-    params = _named(schema, kind, key) | _said(reason, actor, duration) | {"node": NODE}
-    is_paused = conn.execute(circuit_statements.PAUSE.within(schema), params).first() is not None
-    if not is_paused and duration is not None:
-        raise parked_already(kind, key)
+    """Open it now, for this time or until resume(), and tell the nodes at once: the word of an operator."""
+    params = _named(schema, kind, key) | _said(reason, actor, duration)
+    conn.execute(circuit_statements.PAUSE.within(schema), params)
     _forget_counts(conn, schema, kind, key)
-
-
-def parked_already(kind: CircuitKind, key: str) -> InvalidSetting:
-    """Return the error about a pause at whose end messages would go on that wait for a resume."""
-    return InvalidSetting(
-        f"pause: {kind} {key} is parked until it is resumed, by a dead letter or its handler; leave it so, or pause it "
-        "without an end"
-    )
 
 
 def pause_each(
@@ -113,10 +95,15 @@ def pause_each(
         pause(conn, schema, kind, key, reason=reason, actor=actor, duration=duration)
 
 
-def resume_each(conn: Connection, schema: str, named: Sequence[tuple[CircuitKind, str]]) -> bool:
-    """Resume all of these, or none. False when none was open."""
-    was_open = [resume(conn, schema, kind, key) for kind, key in sorted(named)]
-    return any(was_open)
+def resume_each(conn: Connection, schema: str, named: Sequence[tuple[CircuitKind, str]]) -> Resumed:
+    """Resume all of these, or none."""
+    return together([resume(conn, schema, kind, key) for kind, key in sorted(named)])
+
+
+def together(resumed: Sequence[Resumed]) -> Resumed:
+    """Return one outcome for resumes of several."""
+    parked = [each.still_parked for each in resumed if each.still_parked is not None]
+    return Resumed(any(each.was_open for each in resumed), next(iter(parked), None))
 
 
 def pause_at_least(
@@ -127,9 +114,15 @@ def pause_at_least(
     conn.execute(circuit_statements.PAUSE_AT_LEAST.within(schema), params)
 
 
-def resume(conn: Connection, schema: str, kind: CircuitKind, key: str) -> bool:
-    """Close it and tell the nodes at once. False when it was not open."""
-    return int(conn.execute(circuit_statements.RESUME.within(schema), _named(schema, kind, key)).scalar_one()) == 1
+def park(conn: Connection, schema: str, kind: CircuitKind, key: str, *, reason: str, actor: str) -> None:
+    """Stop a key, or an ordered handler, behind a dead letter until resume(), whatever ends a pause of it."""
+    params = _named(schema, kind, key) | {"reason": reason, "actor": actor}
+    conn.execute(circuit_statements.PARK.within(schema), params)
+
+
+def resume(conn: Connection, schema: str, kind: CircuitKind, key: str) -> Resumed:
+    """End its pause, or what failures have opened; without one of these its park. The nodes are told at once."""
+    return Resumed(*conn.execute(circuit_statements.RESUME.within(schema), _named(schema, kind, key)).one())
 
 
 def close_ended(conn: Connection, schema: str) -> None:
@@ -180,8 +173,8 @@ def count_parked(conn: Connection, schema: str, keys: Sequence[str]) -> dict[str
 
 
 def keys_of(circuits: Iterable[OpenCircuit]) -> list[str]:
-    """Return the keys that are paused among these."""
-    return [each.key for each in circuits if each.kind == CircuitKind.KEY]
+    """Return the keys that are paused or parked among these, each once."""
+    return list(dict.fromkeys(each.key for each in circuits if each.kind == CircuitKind.KEY))
 
 
 def read(conn: Connection, schema: str) -> list[OpenCircuit]:
@@ -191,8 +184,8 @@ def read(conn: Connection, schema: str) -> list[OpenCircuit]:
 
 def read_oldest(conn: Connection, schema: str, most: int) -> list[OpenCircuit]:
     """Read the open circuits and pauses, of keys so many: the oldest, and the oldest that dead letters have parked."""
-    params = {"most": most, "node": NODE}
-    return [OpenCircuit(*row) for row in conn.execute(circuit_statements.READ_OLDEST.within(schema), params)]
+    rows = conn.execute(circuit_statements.READ_OLDEST.within(schema), {"most": most})
+    return [OpenCircuit(*row) for row in rows]
 
 
 def count(conn: Connection, schema: str) -> dict[str, int]:

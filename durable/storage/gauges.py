@@ -123,7 +123,7 @@ def waiting_behind(conn: Connection, schema: str, keys: Sequence[str]) -> dict[s
 
 def _parked_keys(stopped: Sequence[OpenCircuit]) -> list[str]:
     """Return the keys that dead letters have parked, the oldest of them."""
-    parked = sorted((each for each in stopped if each.is_parked), key=_since)
+    parked = sorted((each for each in stopped if each.parked), key=_since)
     return circuits.keys_of(parked)[:_MOST_GROUPS]
 
 

@@ -294,7 +294,7 @@ def dead_letter(
         kind, key = parked(lease, parks)
         why = f"{letter.exception_type}: {letter.reason[:500]}"
         reason = f"{why} (message {lease.envelope.id} became a dead letter)"
-        circuits.pause_at_least(conn, schema, kind, key, reason=reason, actor=f"node {node}", duration=None)
+        circuits.park(conn, schema, kind, key, reason=reason, actor=f"node {node}")
     return moved
 
 

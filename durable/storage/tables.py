@@ -294,7 +294,8 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             Column("until", _TIME),
             Column("actor", Text, nullable=False),
             _defaulted("probing", Boolean()),
-            PrimaryKeyConstraint("kind", "key"),
+            _defaulted("parked", Boolean()),
+            PrimaryKeyConstraint("kind", "key", "parked"),
             schema=schema,
         ),
         Table(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from durable.clock import Clock
-from durable.storage.circuits import NODE, PARKABLE, CircuitKind, parked_already
+from durable.storage.circuits import CircuitKind, Resumed
 
 
 @dataclass
@@ -18,10 +18,6 @@ class MemoryCircuit:
     until: datetime | None
     actor: str
     probing: bool
-
-    @property
-    def is_parked(self) -> bool:
-        return not self.probing and self.until is None and self.actor.startswith(NODE)
 
     def has_ended(self, now: datetime) -> bool:
         return not self.probing and self.until is not None and self.until <= now
@@ -36,65 +32,69 @@ class MemoryCircuits:
 
     clock: Clock
     _rows: dict[tuple[str, str], MemoryCircuit] = field(default_factory=dict)
+    _parks: dict[tuple[str, str], MemoryCircuit] = field(default_factory=dict)
 
     def of(self, kind: CircuitKind, key: str) -> MemoryCircuit | None:
-        """The circuit, if it is open."""
-        circuit = self._rows.get((kind, key))
-        if circuit is not None and circuit.has_ended(self.clock.now()):
-            del self._rows[kind, key]
-            return None
-        return circuit
+        """The circuit, if it is open; of a park and what is beside it the park, which no trial ends."""
+        return self._parks.get((kind, key)) or self._unparked(kind, key)
 
     def may_take(self, message_type: str) -> bool:
         circuit = self.of(CircuitKind.HANDLER, message_type)
         return circuit is None or circuit.is_tried(self.clock.now())
 
     def pause(self, kind: CircuitKind, key: str, *, reason: str, actor: str, duration: timedelta | None) -> None:
-        known = self.of(kind, key)
-        if known is not None and known.is_parked and kind in PARKABLE:
-            if duration is not None:
-                raise parked_already(kind, key)
-            return
         self._open(kind, key, reason, duration, actor, probing=False)
 
     def pause_at_least(
         self, kind: CircuitKind, key: str, *, reason: str, actor: str, duration: timedelta | None
     ) -> None:
-        known, now = self.of(kind, key), self.clock.now()
+        known, now = self._unparked(kind, key), self.clock.now()
         if known is None or known.probing:
             self._open(kind, key, reason, duration, actor, probing=False)
         elif known.until is not None and (duration is None or known.until < now + duration):
             until = None if duration is None else now + duration
             self._rows[kind, key] = MemoryCircuit(reason, known.since, until, actor, probing=False)
 
-    def resume(self, kind: CircuitKind, key: str) -> bool:
-        was_open = self.of(kind, key) is not None
-        self._rows.pop((kind, key), None)
-        return was_open
+    def park(self, kind: CircuitKind, key: str, *, reason: str, actor: str) -> None:
+        self._parks.setdefault((kind, key), MemoryCircuit(reason, self.clock.now(), None, actor, probing=False))
+
+    def resume(self, kind: CircuitKind, key: str) -> Resumed:
+        if self._unparked(kind, key) is None:
+            return Resumed(self._parks.pop((kind, key), None) is not None)
+        del self._rows[kind, key]
+        park = self._parks.get((kind, key))
+        return Resumed(True, None if park is None else park.reason)
 
     def open_circuit(
         self, kind: CircuitKind, key: str, *, reason: str, actor: str, duration: timedelta | None = None
     ) -> None:
-        if self.of(kind, key) is None:
+        if self._unparked(kind, key) is None:
             self._open(kind, key, reason, duration, actor, probing=True)
 
     def close_circuit(self, kind: CircuitKind, key: str) -> bool:
-        circuit = self.of(kind, key)
+        circuit = self._unparked(kind, key)
         if circuit is None or not circuit.probing:
             return False
         del self._rows[kind, key]
         return True
 
     def put_off_probe(self, message_type: str, *, reason: str, shortest: timedelta, longest: timedelta) -> None:
-        circuit, now = self.of(CircuitKind.HANDLER, message_type), self.clock.now()
+        circuit, now = self._unparked(CircuitKind.HANDLER, message_type), self.clock.now()
         if circuit is not None and circuit.probing:
             circuit.reason = reason
             circuit.until = now + max(shortest, min(now - circuit.since, longest))
 
     def try_again(self, message_type: str) -> None:
-        circuit = self.of(CircuitKind.HANDLER, message_type)
+        circuit = self._unparked(CircuitKind.HANDLER, message_type)
         if circuit is not None and circuit.probing:
             circuit.until = self.clock.now()
+
+    def _unparked(self, kind: CircuitKind, key: str) -> MemoryCircuit | None:
+        circuit = self._rows.get((kind, key))
+        if circuit is not None and circuit.has_ended(self.clock.now()):
+            del self._rows[kind, key]
+            return None
+        return circuit
 
     def _open(
         self, kind: CircuitKind, key: str, reason: str, duration: timedelta | None, actor: str, *, probing: bool

@@ -30,7 +30,7 @@ from durable.messages.ordering import OrderingRules
 from durable.messages.repeats import outlives
 from durable.messages.routing import LOCAL
 from durable.outcomes import DUPLICATE, OTHER_BODY, STORED, Outcome
-from durable.storage.circuits import NODE, CircuitKind
+from durable.storage.circuits import CircuitKind
 from durable.storage.inbox import LATE_NOW, Key, Lateness, parked
 from durable.storage.leases import Burials
 from durable.storage.receipts import WAITING, Sighting, Standing
@@ -42,7 +42,7 @@ from durable.testing.history import MemoryHistory
 from durable.testing.ids import KnownIds
 from durable.testing.rows import Handled, Row, Scheduled, decoded
 
-_NODE: Final = f"{NODE}memory"
+_NODE: Final = "node memory"
 
 
 @dataclass
@@ -267,7 +267,7 @@ class Mailbox:
             return False
         row = self.incoming.pop(_key(lease))
         if parks is not None and lease.ordering_key is not None:
-            self.circuits.pause_at_least(*parked(lease, parks), reason=letter.reason, actor=_NODE, duration=None)
+            self.circuits.park(*parked(lease, parks), reason=letter.reason, actor=_NODE)
         row.attempts += tried.counted
         self.history.bury(row, letter)
         return True

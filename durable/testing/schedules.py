@@ -15,7 +15,7 @@ from durable.application.schedules import Schedule
 from durable.clock import Clock
 from durable.envelope import Envelope
 from durable.outbox.envelope_factory import EnvelopeFactory
-from durable.storage.circuits import CircuitKind
+from durable.storage.circuits import CircuitKind, Resumed, together
 from durable.testing.circuits import MemoryCircuits
 
 _MOST_AT_ONCE: Final = 10_000
@@ -97,14 +97,13 @@ class MemorySchedules:
             else:
                 self._circuits.pause(kind, key, reason=reason, actor=actor, duration=duration)
 
-    def resume_each(self, named: Sequence[tuple[CircuitKind, str]]) -> bool:
-        was_paused = [self._resume(kind, key) for kind, key in named]
-        return any(was_paused)
+    def resume_each(self, named: Sequence[tuple[CircuitKind, str]]) -> Resumed:
+        return together([self._resume(kind, key) for kind, key in named])
 
-    def _resume(self, kind: CircuitKind, key: str) -> bool:
+    def _resume(self, kind: CircuitKind, key: str) -> Resumed:
         if kind is not CircuitKind.SCHEDULE:
             return self._circuits.resume(kind, key)
-        return self._end_pause(key, self._clock.now())
+        return Resumed(self._end_pause(key, self._clock.now()))
 
     def _end_pause(self, name: str, now: datetime) -> bool:
         """False when it is not paused now."""

@@ -371,7 +371,9 @@ CREATE TABLE "{schema}".circuits (
     until timestamptz,
     actor text NOT NULL,
     probing boolean NOT NULL DEFAULT false,
-    PRIMARY KEY (kind, key)
+    parked boolean NOT NULL DEFAULT false,
+    PRIMARY KEY (kind, key, parked),
+    CHECK (NOT parked OR (kind IN ('handler', 'key') AND until IS NULL AND NOT probing))
 );
 
 CREATE TABLE "{schema}".actions (

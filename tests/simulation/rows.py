@@ -118,6 +118,12 @@ class Circuit(msgspec.Struct, frozen=True, kw_only=True):
     until: datetime | None
     actor: str
     probing: bool = False
+    parked: bool = False
+
+    @property
+    def name(self) -> tuple[str, str, bool]:
+        """Its primary key."""
+        return self.kind, self.key, self.parked
 
     def is_open(self, now: datetime) -> bool:
         return self.probing or self.until is None or self.until > now

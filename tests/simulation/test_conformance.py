@@ -29,7 +29,6 @@ from hypothesis.stateful import (
 from sqlalchemy import Connection, Engine, text
 
 from durable.envelope import Envelope, LeasedEnvelope, NodeId
-from durable.errors import InvalidSetting
 from durable.messages.ordering import QueueKeys, Rule
 from durable.messages.repeats import Known
 from durable.storage import (
@@ -91,15 +90,6 @@ FAR = 1_000_000
 floors = st.sampled_from([0, 0, 0, FAR])
 sizes = st.sampled_from([1, 2, 100])
 places = st.sampled_from([DESTINATIONS[:1], DESTINATIONS])
-
-
-def paused(conn: Any, schema: str, kind: CircuitKind, key: str, **said: Any) -> str | None:
-    """Pause as an operator does, and return why not."""
-    try:
-        circuits.pause(conn, schema, kind, key, **said)
-    except InvalidSetting as error:
-        return str(error)
-    return None
 
 
 durations = st.sampled_from([None, HOUR, -HOUR, 2 * HOUR])
@@ -322,7 +312,9 @@ class BothStores(RuleBasedStateMachine):
 
     @rule(data=st.data(), work=st.sampled_from([outbox.expire, expiry.bury_outgoing, outbox.count_failed_attempt]))
     def ends_to_send(self, data: st.DataObject, work: Any) -> None:
-        self.both(work, *self.chosen(data, "outgoing"))
+        node, owned = self.chosen(data, "outgoing")
+        one_destination = [lease for lease in owned if lease.endpoint == owned[0].endpoint]  # as a sending agent has
+        self.both(work, node, one_destination)
 
     @rule(data=st.data())
     def dead_letters_to_send(self, data: st.DataObject) -> None:
@@ -398,9 +390,17 @@ class BothStores(RuleBasedStateMachine):
         actor=st.sampled_from(["test", "node 1"]),
     )
     def opens(self, name: tuple[str, str], duration: timedelta | None, work: str, actor: str = "test") -> None:
-        works: dict[str, Any] = {"open": circuits.open_circuit, "pause": paused, "at least": circuits.pause_at_least}
+        works: dict[str, Any] = {
+            "open": circuits.open_circuit,
+            "pause": circuits.pause,
+            "at least": circuits.pause_at_least,
+        }
         said: dict[str, Any] = {"reason": work, "actor": actor, "duration": duration}
         self.both(works[work], CircuitKind(name[0]), name[1], **said)
+
+    @rule(name=st.sampled_from([each for each in CIRCUITS if each[0] in ("handler", "key")]))
+    def parks(self, name: tuple[str, str]) -> None:
+        self.both(circuits.park, CircuitKind(name[0]), name[1], reason="refused", actor="node 1")
 
     @rule(name=circuit_names, work=st.sampled_from([circuits.close_circuit, circuits.resume]))
     def closes(self, name: tuple[str, str], work: Any) -> None:

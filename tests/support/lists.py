@@ -25,8 +25,8 @@ FROM generate_series(1, %s) AS n"""
 
 GROWTHS: Final[Mapping[str, str]] = {
     "keys": """
-INSERT INTO durable.circuits (kind, key, reason, actor, since)
-SELECT 'key', 'order-' || n, 'dead letter ' || n, 'node 7', now() - n * interval '1 min'
+INSERT INTO durable.circuits (kind, key, reason, actor, since, parked)
+SELECT 'key', 'order-' || n, 'dead letter ' || n, 'node 7', now() - n * interval '1 min', true
 FROM generate_series(1, %s) AS n""",
     "latches": """
 INSERT INTO durable.circuits (kind, key, reason, actor, probing)

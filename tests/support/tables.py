@@ -70,7 +70,8 @@ class Tables:
         )
 
     async def pass_time(self, by: timedelta) -> None:
-        """Let everything that waits become due, or expire, earlier by so much."""
+        """Let everything that waits become due, or expire, earlier by so much, and pauses end."""
+        await self.change("UPDATE durable.circuits SET since = since - %s, until = until - %s", by, by)
         for table in ("outgoing_envelopes", "incoming_envelopes"):
             await self.change(
                 f"UPDATE durable.{table} SET execution_time = execution_time - %s, deliver_by = deliver_by - %s",

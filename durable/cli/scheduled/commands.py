@@ -143,7 +143,8 @@ def resume(chosen: Chosen, actor: str) -> None:
     """Resume paused schedules. Ends with 1 when one was not paused."""
     names, schema = _only_names("resume", chosen), chosen.settings.db_schema
     with connection(chosen.settings) as conn:
-        resumed = [name for name in names if actions.resume(conn, schema, [(CircuitKind.SCHEDULE, name)], actor=actor)]
+        named = {name: [(CircuitKind.SCHEDULE, name)] for name in names}
+        resumed = [name for name in names if actions.resume(conn, schema, named[name], actor=actor).was_open]
     emit({"change": "resumed", "schedules": resumed}, views.counted("resumed", len(resumed)))
     if resumed != names:
         raise typer.Exit(1)

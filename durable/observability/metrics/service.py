@@ -58,9 +58,13 @@ def _tables(found: Gauges, declared: Declared, stale: timedelta) -> Iterator[Fam
 def _circuits(found: Gauges, declared: Declared) -> Family:
     """Return for how long each circuit is open; of undeclared keys, the longest."""
     known = declared.destinations | declared.message_types | declared.endpoints
-    ages: dict[tuple[str, str], float] = {}
+    ages: dict[tuple[str, str, bool], float] = {}
     for circuit in found.circuits:
-        key = circuit.kind, circuit.key if circuit.key in known else OTHER
+        key = circuit.kind, circuit.key if circuit.key in known else OTHER, circuit.parked
         ages[key] = max(ages.get(key, 0.0), (found.now - circuit.since).total_seconds())
-    samples = [Sample({"kind": kind, "key": key}, age) for (kind, key), age in ages.items()]
-    return Family(f"{PREFIX}circuit_open_seconds", MetricKind.GAUGE, "since it was latched, opened or paused", samples)
+    samples = [
+        Sample({"kind": kind, "key": key, "parked": "true" if parked else "false"}, age)
+        for (kind, key, parked), age in ages.items()
+    ]
+    text = "since it was latched, opened, paused or parked"
+    return Family(f"{PREFIX}circuit_open_seconds", MetricKind.GAUGE, text, samples)

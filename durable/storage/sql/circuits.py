@@ -1,8 +1,11 @@
 """The SQL of `circuits`: a row is something that is stopped for a while, on every node.
 
+parked   true:  a dead letter has stopped a key, or an ordered handler, until a resume
 probing  false: an operator, a handler or plain SQL has paused it; it ends at `until`, or by a resume
          true:  an agent has opened it because of failures; it stays open until something gets through, and from
                 `until` on it is tried: a destination by pings, a handler by one message at a time
+
+A park has its row beside that of a pause or of failures: neither ends the other, and both stop the same messages.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ OPEN_CIRCUIT: Final = Statement("""
 WITH opened AS (
     INSERT INTO {schema}.circuits (kind, key, reason, until, actor, probing)
     VALUES (:kind, :key, :reason, now() + CAST(:duration AS interval), :actor, true)
-    ON CONFLICT (kind, key) DO UPDATE
+    ON CONFLICT (kind, key, parked) DO UPDATE
     SET reason = excluded.reason, since = clock_timestamp(), until = excluded.until, actor = excluded.actor,
         probing = true
     WHERE circuits.until <= now() AND NOT circuits.probing
@@ -38,17 +41,13 @@ WITH closed AS (
 SELECT count(*) FROM told
 """)
 # By an operator, who has the last word: whatever it was before, it is open from now on for this reason and this time.
-# But what a node has stopped for no set time, as for a dead letter, stays so until a resume: at an end the messages
-# behind it would go on.
 PAUSE: Final = Statement("""
 WITH paused AS (
     INSERT INTO {schema}.circuits (kind, key, reason, until, actor)
     VALUES (:kind, :key, :reason, now() + CAST(:duration AS interval), :actor)
-    ON CONFLICT (kind, key) DO UPDATE
+    ON CONFLICT (kind, key, parked) DO UPDATE
     SET reason = excluded.reason, since = clock_timestamp(), until = excluded.until, actor = excluded.actor,
         probing = false
-    WHERE circuits.until IS NOT NULL OR circuits.probing
-        OR circuits.kind NOT IN ('key', 'handler') OR NOT starts_with(circuits.actor, :node)
     RETURNING key
 )
 SELECT pg_notify(CAST(:channel AS text), '') FROM paused
@@ -58,7 +57,7 @@ PAUSE_AT_LEAST: Final = Statement("""
 WITH paused AS (
     INSERT INTO {schema}.circuits (kind, key, reason, until, actor)
     VALUES (:kind, :key, :reason, now() + CAST(:duration AS interval), :actor)
-    ON CONFLICT (kind, key) DO UPDATE
+    ON CONFLICT (kind, key, parked) DO UPDATE
     SET reason = excluded.reason, until = excluded.until, actor = excluded.actor, probing = false,
         since = CASE WHEN circuits.probing OR circuits.until <= now() THEN clock_timestamp() ELSE circuits.since END
     WHERE circuits.probing OR circuits.until < COALESCE(excluded.until, 'infinity')
@@ -66,10 +65,25 @@ WITH paused AS (
 )
 SELECT pg_notify(CAST(:channel AS text), '') FROM paused
 """)
+# The first dead letter stays the reason. Where a resume deletes its row at this moment, this waits, and parks anew.
+PARK: Final = Statement("""
+WITH parked AS (
+    INSERT INTO {schema}.circuits (kind, key, reason, actor, parked)
+    VALUES (:kind, :key, :reason, :actor, true)
+    ON CONFLICT (kind, key, parked) DO NOTHING
+    RETURNING key
+)
+SELECT pg_notify(CAST(:channel AS text), '') FROM parked
+""")
+# Of a pause beside a park the pause alone, also where another resume ends that pause at the same time.
 # The row of a schedule stays, with its end: whoever looks at the schedule next passes over what came meanwhile.
 RESUME: Final = Statement("""
-WITH deleted AS (
-    DELETE FROM {schema}.circuits WHERE kind = :kind AND key = :key AND kind <> 'schedule'
+WITH paused AS MATERIALIZED (
+    SELECT FROM {schema}.circuits
+    WHERE kind = :kind AND key = :key AND NOT parked AND (probing OR until IS NULL OR until > now())
+), deleted AS (
+    DELETE FROM {schema}.circuits
+    WHERE kind = :kind AND key = :key AND kind <> 'schedule' AND (NOT parked OR NOT EXISTS (SELECT FROM paused))
     RETURNING probing OR until IS NULL OR until > now() AS was_open
 ), ended AS (
     UPDATE {schema}.circuits SET until = now()
@@ -78,29 +92,31 @@ WITH deleted AS (
 ), resumed AS (
     SELECT was_open FROM deleted UNION ALL SELECT was_open FROM ended
 ), told AS (SELECT was_open, pg_notify(CAST(:channel AS text), '') FROM resumed)
-SELECT count(*) FROM told WHERE was_open
+SELECT EXISTS (SELECT FROM told WHERE was_open) AS was_open, (
+    SELECT reason FROM {schema}.circuits
+    WHERE kind = :kind AND key = :key AND parked AND EXISTS (SELECT FROM paused)) AS still_parked
 """)
 CLOSE_ENDED_CIRCUITS: Final = Statement("""
 DELETE FROM {schema}.circuits WHERE until <= now() AND NOT probing
     AND (kind <> 'schedule' OR NOT EXISTS (SELECT FROM {schema}.schedules WHERE name = key))
 """)
-_OPEN_ROWS: Final = f"""SELECT kind, key, reason, {SINCE} AS since, {UNTIL} AS until, actor, probing
+_OPEN_ROWS: Final = f"""SELECT kind, key, reason, {SINCE} AS since, {UNTIL} AS until, actor, probing, parked
 FROM {{schema}}.circuits WHERE (probing OR until IS NULL OR until > now())"""
 
-READ_CIRCUITS: Final = Statement(f"{_OPEN_ROWS} ORDER BY kind, key")
+# A pause comes before the park beside it: so does a resume end them.
+READ_CIRCUITS: Final = Statement(f"{_OPEN_ROWS} ORDER BY kind, key, parked")
 
-# What code declares, all of it, and the oldest keys, which grow with use: of any kind, and of those that a node parked.
+# What code declares, all of it, and the oldest keys, which grow with use: of those that are parked, and of the others.
 READ_OLDEST: Final = Statement(f"""
 {_OPEN_ROWS} AND kind <> 'key'
-UNION ({_OPEN_ROWS} AND kind = 'key' ORDER BY since, key LIMIT :most)
-UNION ({_OPEN_ROWS} AND kind = 'key' AND NOT probing AND until IS NULL AND starts_with(actor, :node)
-    ORDER BY since, key LIMIT :most)
-ORDER BY kind, key
+UNION ALL ({_OPEN_ROWS} AND kind = 'key' AND NOT parked ORDER BY since, key LIMIT :most)
+UNION ALL ({_OPEN_ROWS} AND kind = 'key' AND parked ORDER BY since, key LIMIT :most)
+ORDER BY kind, key, parked
 """)
 # In the order of a list: keys, of which there may be many, are the last ones, and the oldest of a kind are its first.
 LIST_CIRCUITS: Final = Statement(f"""
 {_OPEN_ROWS} AND (CAST(:kind AS text) IS NULL OR kind = CAST(:kind AS text))
-ORDER BY kind = 'key', kind, since, key LIMIT :most OFFSET :start
+ORDER BY kind = 'key', kind, since, key, parked LIMIT :most OFFSET :start
 """)
 COUNT_CIRCUITS: Final = Statement(f"""
 SELECT kind, count(*) AS count FROM ({_OPEN_ROWS}) AS open GROUP BY kind

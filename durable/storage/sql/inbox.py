@@ -104,10 +104,11 @@ WHERE NOT EXISTS (
 CLAIM_INCOMING = INBOX.next(
     f"""message_type = :message_type AND seq >= CAST(:floor AS bigint) AND {FREE}
         AND (deliver_by IS NULL OR deliver_by > now())
-        AND (CAST(:is_trial AS boolean) OR NOT EXISTS (
+        AND NOT EXISTS (
             SELECT FROM {{schema}}.circuits
             WHERE kind = 'handler' AND key IN (:message_type, :handler) AND (probing OR until IS NULL OR until > now())
-        )){{only}}
+                AND NOT (probing AND CAST(:is_trial AS boolean))
+        ){{only}}
     ORDER BY seq LIMIT :batch_size""",
     f", {INBOX.claimed()}",
 )

@@ -16,15 +16,17 @@ from durable.storage.sql.work import INBOX, OUTBOX, WorkTable
 _HELD: Final = "ordering_key IS NOT NULL AND (owner_id <> 0 OR (execution_time IS NOT NULL AND attempts > 0))"
 _IN_TIME: Final = "(deliver_by IS NULL OR deliver_by > now())"
 _OPEN: Final = "(probing OR until IS NULL OR until > now())"
+# A trial is of what failures have stopped, and of nothing that is paused or parked besides.
+_UNTRIED: Final = "NOT (probing AND CAST(:is_trial AS boolean))"
 
 _NOT_LATCHED: Final = f"""NOT EXISTS (
             SELECT FROM {{schema}}.circuits WHERE kind = 'destination' AND key = %s AND {_OPEN})"""
 # By a handler that is not stopped, be it that of a newer version, and the type itself is not stopped either.
 _HANDLED_HERE: Final = f"""EXISTS (
             SELECT FROM unnest(CAST(:message_types AS text[]), CAST(:handlers AS text[])) AS here (name, handler)
-            WHERE here.name = first.message_type AND (CAST(:is_trial AS boolean) OR NOT EXISTS (
+            WHERE here.name = first.message_type AND NOT EXISTS (
                 SELECT FROM {{schema}}.circuits
-                WHERE kind = 'handler' AND key IN (here.name, here.handler) AND {_OPEN})))"""
+                WHERE kind = 'handler' AND key IN (here.name, here.handler) AND {_OPEN} AND {_UNTRIED}))"""
 _NOT_PARKED: Final = f"""NOT EXISTS (
                 SELECT FROM {{schema}}.circuits WHERE kind = 'key' AND key = row.partition_key AND {_OPEN})"""
 
@@ -175,6 +177,7 @@ SELECT key FROM shares WHERE key IS NOT NULL
 SHARED_OUTGOING: Final = Shared(OUTBOX, _NOT_LATCHED % ":lane")
 SHARED_INCOMING: Final = Shared(
     INBOX,
-    f"""CAST(:is_trial AS boolean) OR NOT EXISTS (
-        SELECT FROM {{schema}}.circuits WHERE kind = 'handler' AND key IN (:lane, :handler) AND {_OPEN})""",
+    f"""NOT EXISTS (
+        SELECT FROM {{schema}}.circuits
+        WHERE kind = 'handler' AND key IN (:lane, :handler) AND {_OPEN} AND {_UNTRIED})""",
 )

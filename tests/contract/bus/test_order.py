@@ -10,7 +10,6 @@ from durable import (
     Context,
     Retry,
 )
-from durable.errors import InvalidSetting
 from tests.contract.bus.orders import MINUTE, NEVER, OrderPlaced, OrderShipped, collect
 from tests.contract.bus.worlds import World
 
@@ -108,9 +107,11 @@ class TestOrder:
             assert sorted(seen) == [1, 3, 10]
             assert len(world.dead_letters()) == 1
 
+    @pytest.mark.parametrize("time", [None, 1])
+    @pytest.mark.parametrize("when", ["before the dead letter", "after the dead letter"])
     @pytest.mark.parametrize("is_ordered", [False, True])
-    async def test_parked_messages_wait_for_a_resume_when_an_operator_pauses_them(
-        self, world: World, is_ordered: bool
+    async def test_parked_messages_wait_for_a_resume_of_their_own_beside_a_pause(
+        self, world: World, is_ordered: bool, when: str, time: int | None, caplog: pytest.LogCaptureFixture
     ) -> None:
         seen: list[int] = []
         parked: dict[str, Any] = {"cls": OrderPlaced} if is_ordered else {"key": "a"}
@@ -118,20 +119,24 @@ class TestOrder:
         @world.bus.handles(OrderPlaced, retry=NEVER, on_dead_letter="park", ordered=is_ordered)
         async def handle(order: OrderPlaced) -> None:
             if order.number == 1:
+                if when == "before the dead letter":
+                    await world.bus.pause(**parked, for_=time)
                 raise RuntimeError("broken")
             seen.append(order.number)
 
         async with world:
             await self.send(world, *map(OrderPlaced, (1, 2)))
             await world.settle()
-            with pytest.raises(InvalidSetting, match="is parked until it is resumed"):
-                await world.bus.pause(**parked, for_=1)
-            await world.bus.pause(**parked)
-            with pytest.raises(InvalidSetting, match="is parked until it is resumed"):
-                await world.bus.pause(**parked, for_=1)
+            if when == "after the dead letter":
+                await world.bus.pause(**parked, for_=time)
             await world.advance(MINUTE)
+            if time is None:
+                assert await world.bus.resume(**parked)
+                assert "dead letter still parks" in caplog.text
+                await world.settle()
             assert seen == []
             assert await world.bus.resume(**parked)
+            assert not await world.bus.resume(**parked)
             await world.settle()
             assert seen == [2]
 

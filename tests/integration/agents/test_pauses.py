@@ -314,17 +314,22 @@ def test_destination_of_an_older_release_is_named_in_its_stored_spelling(agent: 
     assert agent("resume", "--destination", old)[:2] == (1, f"the destination {old} was not paused\n")
 
 
-def test_pause_command_leaves_a_parked_key_to_a_resume(agent: Agent, database_url: str) -> None:
+@pytest.mark.parametrize(("flag", "kind"), [("--key", "key"), ("--handler", "handler")])
+def test_resume_command_ends_a_pause_before_a_park(agent: Agent, database_url: str, flag: str, kind: str) -> None:
     with psycopg.connect(database_url) as conn:
-        conn.execute(
-            "INSERT INTO durable.circuits (kind, key, reason, actor) VALUES ('key', 'k', 'letter 7', 'node 3')"
-        )
-    code, _, said = agent("pause", "--key", "k", "--for", "2s")
-    assert (code, "key k is parked until it is resumed" in said) == (2, True)
-    assert agent("pause", "--key", "k") == (0, "the key k is paused until it is resumed\n", "")
-    (row,) = msgspec.json.decode(agent("circuits", "--json").out)
-    assert (row["reason"], row["until"]) == ("letter 7", None)
-    assert agent("resume", "--key", "k").code == 0
+        insert = "INSERT INTO durable.circuits (kind, key, reason, actor, parked) VALUES (%s, 'k', %s, 'node 3', true)"
+        conn.execute(insert, [kind, "letter 7"])
+    assert agent("pause", flag, "k", "--for", "1h", "--anyway").code == 0
+    rows = msgspec.json.decode(agent("circuits", "--json").out)
+    assert [(row["state"], row["parked"], row["until"] is None) for row in rows] == [
+        ("parked", True, True),
+        ("paused", False, False),
+    ]
+    left = "is not paused any more, and still parked by a dead letter: letter 7; resume it again to go on"
+    assert agent("resume", flag, "k") == (0, f"the {kind} k {left}\n", "")
+    assert msgspec.json.decode(agent("circuits", "--json").out)[0]["reason"] == "letter 7"
+    assert agent("resume", flag, "k") == (0, f"the {kind} k is resumed\n", "")
+    assert agent("resume", flag, "k").code == 1
 
 
 def test_pause_and_resume_commands_stop_and_restart_a_handler(agent: Agent) -> None:

@@ -345,12 +345,12 @@ class TestOperators:
         await works.miss(timedelta(hours=1))
         if ends == "by a resume":
             with leftovers.transaction(works.tables.url) as conn:
-                assert circuits.resume(conn, "durable", CircuitKind.SCHEDULE, "ticks")
+                assert circuits.resume(conn, "durable", CircuitKind.SCHEDULE, "ticks").was_open
         else:
             await works.tables.change("UPDATE durable.circuits SET until = now()")
         with leftovers.transaction(works.tables.url) as conn:
             circuits.close_ended(conn, "durable")
-            assert not circuits.resume(conn, "durable", CircuitKind.SCHEDULE, "ticks")
+            assert not circuits.resume(conn, "durable", CircuitKind.SCHEDULE, "ticks").was_open
         async with bus:
             await eventually(lambda: works.row("due_at > now()"))
             assert works.row("last_at IS NULL")

@@ -89,13 +89,20 @@ class TestFlow:
             assert "some in a transaction" in (await browser.get("/handlers")).text
         await bus.runtime.stop()
 
-    async def test_key_is_parked_and_unparked(self, bus: Bus, tables: Tables) -> None:
-        tables.execute("INSERT INTO durable.circuits (kind, key, reason, actor) VALUES ('key', 'tenant-7', 'x', 'ada')")
+    async def test_key_is_resumed_and_unparked(self, bus: Bus, tables: Tables) -> None:
+        paused, parked = '<button class="quiet" aria-label="Resume k"', '<button class="quiet" aria-label="Unpark k"'
+        for is_parked in (False, True):
+            tables.execute(
+                "INSERT INTO durable.circuits (kind, key, reason, actor, parked) VALUES ('key', 'k', 'x', 'ada', %s)",
+                is_parked,
+            )
         app = console_app(bus, tokens=TOKENS)
         async with served(app) as address, client(address) as browser:
-            assert "Unpark" in (await browser.get("/handlers")).text
-            form = {"kind": "key", "key": "tenant-7"}
-            assert (await submit(browser, "/handlers", "/circuits/resume", **form)).status_code == 303
+            for buttons in ((True, True), (False, True)):
+                text = (await browser.get("/handlers")).text
+                assert (paused in text, parked in text) == buttons
+                form = {"kind": "key", "key": "k"}
+                assert (await submit(browser, "/handlers", "/circuits/resume", **form)).status_code == 303
             assert "No key is parked" in (await browser.get("/handlers")).text
         async with served(app) as address, client(address, VIEWER) as browser:
             assert '<button class="quiet" aria-label' not in (await browser.get("/handlers")).text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 import re
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 import httpx
@@ -172,6 +173,42 @@ class TestNames:
 
 
 class TestPauses:
+    @pytest.mark.parametrize("kind", ["handler", "key"])
+    async def test_resume_ends_a_pause_before_a_park(self, app: Starlette, tables: Tables, kind: str) -> None:
+        columns = "INSERT INTO durable.circuits (kind, key, reason, actor, since, parked)"
+        moments = {True: datetime(2026, 1, 1, tzinfo=UTC), False: datetime(2026, 1, 2, tzinfo=UTC)}
+        for parked, since in moments.items():
+            reason = "letter 7" if parked else "moving"
+            tables.execute(f"{columns} VALUES (%s, 'a', %s, 'x', %s, %s)", kind, reason, since, parked)
+        async with logged_in(app) as client:
+            for page in ("/circuits", "/handlers"):
+                states = re.findall(r">(paused|parked)</span>", (await client.get(page)).text)
+                assert sorted(states) == ["parked", "paused"]
+
+            form = {"kind": kind, "key": "a", "since": moments[True].isoformat()}
+            early = await submit(client, "/circuits", "/circuits/resume", **form)
+            assert (early.status_code, "resume the pause first" in early.text) == (409, True)
+            form["since"] = moments[False].isoformat()
+            resumed = await submit(client, "/circuits", "/circuits/resume", **form)
+            assert resumed.status_code == 303
+            told = (await client.get(resumed.headers["location"].removeprefix("/console"))).text
+            assert f"{kind} a is still parked by a dead letter: letter 7; resume it again to go on" in told
+            form["since"] = moments[True].isoformat()
+            resumed = await submit(client, "/circuits", "/circuits/resume", **form)
+            assert (resumed.status_code, resumed.headers["location"]) == (303, "/console/circuits")
+            assert "Nothing is latched, open, paused or parked" in (await client.get("/circuits")).text
+        first, second = tables.rows("SELECT before, after FROM durable.actions ORDER BY number")
+        assert first[0].keys() == {f"{kind} a", f"parked {kind} a"}
+        assert second == (first[1], None)
+
+    async def test_parked_handler_is_paused_besides(self, app: Starlette, tables: Tables) -> None:
+        columns = "INSERT INTO durable.circuits (kind, key, reason, actor, parked)"
+        tables.execute(f"{columns} VALUES ('handler', 'a', 'letter 7', 'node 1', true)")
+        async with logged_in(app) as client:
+            pause = {"kind": "handler", "key": "a", "reason": "r", "for": "1m"}
+            assert (await submit(client, "/circuits", "/circuits/pause", **pause)).status_code == 303
+        assert tables.rows("SELECT parked FROM durable.circuits ORDER BY parked") == [False, True]
+
     async def test_newer_pause_of_a_colleague_stays(self, app: Starlette, tables: Tables) -> None:
         insert = "INSERT INTO durable.circuits (kind, key, reason, actor) VALUES ('handler', 'a', %s, %s)"
         tables.execute(insert, "five minutes", "olga")

@@ -83,7 +83,7 @@ def test_pause_keeps_the_circuit_from_before_and_after(engine: Engine) -> None:
 
 def test_resume_of_nothing_is_no_action(engine: Engine) -> None:
     with engine.begin() as conn:
-        assert not actions.resume(conn, SCHEMA, HANDLER, actor="ada")
+        assert not actions.resume(conn, SCHEMA, HANDLER, actor="ada").was_open
     assert page(engine) == []
 
 
@@ -91,7 +91,7 @@ def test_resume_of_several_is_one_action(engine: Engine) -> None:
     named = [(CircuitKind.DESTINATION, f"tcp://peer-{number}:2302") for number in range(30)]
     with engine.begin() as conn:
         circuits.pause_each(conn, SCHEMA, named, **PAUSE)
-        assert actions.resume(conn, SCHEMA, named, actor="bob")
+        assert actions.resume(conn, SCHEMA, named, actor="bob").was_open
     (told,) = page(engine)
     assert (told.verb, told.changed, told.target.endswith("and 10 more")) == ("resume", 30, True)
 

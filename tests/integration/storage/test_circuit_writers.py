@@ -21,7 +21,7 @@ from durable.application.retry import Pause
 from durable.clock import Clock
 from durable.envelope import Envelope, LeasedEnvelope, NodeId, new_id
 from durable.storage import circuits
-from durable.storage.circuits import CircuitKind, OpenCircuit
+from durable.storage.circuits import CircuitKind, OpenCircuit, Resumed
 from durable.testing import ManualClock
 from durable.testing.circuits import MemoryCircuit, MemoryCircuits
 from durable.testing.mailbox import Mailbox
@@ -241,7 +241,7 @@ def test_pause_shows_the_reason_of_its_longest_writer(
 def test_resume_returns_false_when_the_pause_is_over(engine: Engine) -> None:
     clock = ManualClock()
     in_memory = MemoryCircuits(clock)
-    resumed: list[Callable[[], bool]] = [lambda: in_memory.resume(CircuitKind.HANDLER, TYPE)]
+    resumed: list[Callable[[], Resumed]] = [lambda: in_memory.resume(CircuitKind.HANDLER, TYPE)]
     in_memory.pause(CircuitKind.HANDLER, TYPE, reason="moving", actor="test", duration=HOUR)
     clock.advance(2 * HOUR)
     with engine.begin() as conn:
@@ -249,4 +249,4 @@ def test_resume_returns_false_when_the_pause_is_over(engine: Engine) -> None:
         write(Step("time passes", 2), conn)
     with engine.begin() as conn:
         resumed.append(lambda: circuits.resume(conn, SCHEMA, CircuitKind.HANDLER, TYPE))
-        assert [each() for each in resumed] == [False, False]
+        assert [each() for each in resumed] == [Resumed(False), Resumed(False)]

@@ -30,8 +30,9 @@ FROM generate_series(1, :many) AS n
 """
 
 PAUSED_KEYS = """
-INSERT INTO durable.circuits (kind, key, reason, actor, since)
-SELECT 'key', :actor || ' ' || n, 'broken', :actor, now() - :age * interval '1 day' + n * interval '1 ms'
+INSERT INTO durable.circuits (kind, key, reason, actor, since, parked)
+SELECT 'key', :actor || ' ' || n, 'broken', :actor, now() - :age * interval '1 day' + n * interval '1 ms',
+    :actor = 'node 7'
 FROM generate_series(1, :many) AS n
 """
 
@@ -74,8 +75,10 @@ def test_a_backlog_is_counted_up_to_the_limit_and_its_oldest_found(conn: Connect
 def test_messages_behind_a_dead_letter_are_counted_by_their_key(conn: Connection) -> None:
     conn.execute(text(BACKLOG), {"many": MANY})
     conn.execute(text("UPDATE durable.incoming_envelopes SET ordering_key = 'k' || seq % 100 WHERE owner_id = 0"))
-    for key, actor in (("k1", "node 7"), ("k2", "ada"), ("gone", "node 7")):
-        circuits.pause(conn, "durable", CircuitKind.KEY, key, reason="broken", actor=actor, duration=None)
+    for key in ("k1", "gone"):
+        circuits.park(conn, "durable", CircuitKind.KEY, key, reason="broken", actor="node 7")
+    for key in ("k1", "k2"):
+        circuits.pause(conn, "durable", CircuitKind.KEY, key, reason="moving", actor="ada", duration=None)
 
     behind = gauges.read(conn, "durable").behind
 

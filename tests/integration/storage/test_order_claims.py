@@ -432,6 +432,20 @@ class TestTrials:
         assert isinstance(found, trials.Trial)
         return found
 
+    @pytest.mark.parametrize(
+        "place", [None, QueueKeys("k", None), QueueKeys(None, "k")], ids=["alone", "in order", "shared out"]
+    )
+    def test_paused_version_is_not_tried_with_its_handler(self, desk: Desk, place: QueueKeys | None) -> None:
+        old, handler = TYPES[1], TYPES[0]
+        waiting = Arrival("shop", make(1, None, old), ANY_NODE, place or QueueKeys())
+        desk.run(inbox.store, [waiting])
+        desk.run(circuits.open_circuit, CircuitKind.HANDLER, handler, reason="a", actor="a", duration=timedelta(0))
+        desk.run(circuits.pause, CircuitKind.HANDLER, old, reason="a", actor="a", duration=None)
+        tried = {"handler": handler, "message_type": old, "node": A, "lease": timedelta(0)}
+        assert desk.run(trials.claim_trial, **tried).lease is None
+        desk.run(circuits.resume, CircuitKind.HANDLER, old)
+        assert desk.run(trials.claim_trial, **tried).lease is not None
+
     @pytest.mark.parametrize("in_the_way", ["held", "parked", "another's turn", "another share"])
     def test_trial_finds_a_message_behind_more_than_one_look(
         self, desk: Desk, monkeypatch: pytest.MonkeyPatch, in_the_way: str

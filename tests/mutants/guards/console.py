@@ -193,8 +193,8 @@ ROWS = (
         "console",
         "a stale page ends a newer pause",
         "durable/storage/actions.py",
-        before="""    if seen is not None and any(each["since"] != seen""",
-        after="""    if False and any(each["since"] != seen""",
+        before="    if seen is not None and any(each.since != seen",
+        after="    if False and any(each.since != seen",
         killed_by=("tests/integration/console/test_seen.py::TestPauses::test_newer_pause_of_a_colleague_stays",),
     ),
     Mutant(
@@ -244,8 +244,8 @@ ROWS = (
         "console",
         "paused keys stand before latches",
         "durable/storage/sql/circuits.py",
-        before="ORDER BY kind = 'key', kind, since, key LIMIT :most OFFSET :start",
-        after="ORDER BY since, key LIMIT :most OFFSET :start",
+        before="ORDER BY kind = 'key', kind, since, key, parked LIMIT :most OFFSET :start",
+        after="ORDER BY since, key, parked LIMIT :most OFFSET :start",
         killed_by=("tests/integration/cli/test_lists.py::test_paused_keys_hide_no_other_circuit[destination]",),
     ),
     Mutant(

@@ -1081,8 +1081,8 @@ ROWS = (
         "storage",
         "gauges read every paused key",
         "durable/storage/sql/circuits.py",
-        before="UNION ({_OPEN_ROWS} AND kind = 'key' ORDER BY since, key LIMIT :most)",
-        after="UNION ({_OPEN_ROWS} AND kind = 'key')",
+        before="UNION ALL ({_OPEN_ROWS} AND kind = 'key' AND NOT parked ORDER BY since, key LIMIT :most)",
+        after="UNION ALL ({_OPEN_ROWS} AND kind = 'key' AND NOT parked)",
         killed_by=(
             "tests/integration/storage/test_gauges.py::test_oldest_paused_keys_are_read_and_all_are_counted[pg18]",
         ),
@@ -1091,22 +1091,138 @@ ROWS = (
         "storage",
         "pauses of operators hide the keys that dead letters have parked",
         "durable/storage/sql/circuits.py",
-        before="UNION ({_OPEN_ROWS} AND kind = 'key' AND NOT probing AND until IS NULL AND starts_with(actor, :node)\n",
-        after="UNION ({_OPEN_ROWS} AND kind = 'key' AND starts_with(:node, '!')\n",
+        before="UNION ALL ({_OPEN_ROWS} AND kind = 'key' AND parked ORDER BY since, key LIMIT :most)",
+        after="UNION ALL ({_OPEN_ROWS} AND kind = 'key' AND parked AND false ORDER BY since, key LIMIT :most)",
         killed_by=(
             "tests/integration/storage/test_gauges.py::test_oldest_paused_keys_are_read_and_all_are_counted[pg18]",
         ),
     ),
     Mutant(
         "storage",
-        "a pause with an end replaces the park of a key",
+        "a park is a pause without an end",
         "durable/storage/sql/circuits.py",
-        before="        OR circuits.kind NOT IN ('key', 'handler') OR NOT starts_with(circuits.actor, :node)\n",
-        after="        OR circuits.kind <> :node OR NOT starts_with(circuits.actor, :node)\n",
+        before="    VALUES (:kind, :key, :reason, :actor, true)\n",
+        after="    VALUES (:kind, :key, :reason, :actor, false)\n",
         killed_by=(
             "tests/contract/bus/test_order.py::"
-            "TestOrder::test_parked_messages_wait_for_a_resume_when_an_operator_pauses_them[postgres-False]",
+            "TestOrder::test_parked_messages_wait_for_a_resume_of_their_own_beside_a_pause"
+            "[postgres-False-before the dead letter-None]",
         ),
+    ),
+    Mutant(
+        "storage",
+        "a resume ends the park beside a pause",
+        "durable/storage/sql/circuits.py",
+        before=" AND (NOT parked OR NOT EXISTS (SELECT FROM paused))\n",
+        after="\n",
+        killed_by=(
+            "tests/integration/storage/test_parks.py::test_park_is_ended_by_a_resume_alone_in_each_pair_of_steps[key-operator pauses]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "plain SQL gives a park an end",
+        "migrations/versions/v0001_foundation.py",
+        before="    CHECK (NOT parked OR (kind IN ('handler', 'key') AND until IS NULL AND NOT probing))\n",
+        after="    CHECK (NOT parked OR kind <> '')\n",
+        killed_by=("tests/integration/storage/test_parks.py::test_park_with_an_end_is_refused_by_the_table",),
+    ),
+    Mutant(
+        "storage",
+        "a trial is given a message behind a dead letter",
+        "durable/storage/sql/ordering.py",
+        before='_UNTRIED: Final = "NOT (probing AND CAST(:is_trial AS boolean))"',
+        after='_UNTRIED: Final = "NOT CAST(:is_trial AS boolean)"',
+        killed_by=(
+            "tests/integration/storage/test_parks.py::test_park_is_ended_by_a_resume_alone_in_each_pair_of_steps[ordered handler-breaker opens]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a paused version is tried",
+        "durable/storage/sql/inbox.py",
+        before="                AND NOT (probing AND CAST(:is_trial AS boolean))\n",
+        after="                AND NOT CAST(:is_trial AS boolean)\n",
+        killed_by=(
+            "tests/integration/storage/test_order_claims.py::TestTrials::"
+            "test_paused_version_is_not_tried_with_its_handler[alone]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "messages behind a pause and a park count twice",
+        "durable/storage/circuits.py",
+        before="    return list(dict.fromkeys(each.key for each in circuits if each.kind == CircuitKind.KEY))\n",
+        after="    return [each.key for each in circuits if each.kind == CircuitKind.KEY]\n",
+        killed_by=(
+            "tests/integration/storage/test_parks.py::test_messages_behind_a_pause_and_a_park_are_counted_once",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a resume that has seen a park ends the pause beside it",
+        "durable/storage/actions.py",
+        before="for each in reversed(before)}.values()",
+        after="for each in before}.values()",
+        killed_by=(
+            "tests/integration/console/test_seen.py::TestPauses::test_resume_ends_a_pause_before_a_park[handler]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a park counts as the pause of a colleague",
+        "durable/storage/actions.py",
+        before="all(each.probing or each.parked for each in before)",
+        after="all(each.probing for each in before)",
+        killed_by=("tests/integration/console/test_seen.py::TestPauses::test_parked_handler_is_paused_besides",),
+    ),
+    Mutant(
+        "storage",
+        "a resume hides the park that it leaves",
+        "durable/bus.py",
+        before="        if resumed.still_parked is not None:\n",
+        after="        if resumed.still_parked == '':\n",
+        killed_by=(
+            "tests/contract/bus/test_order.py::"
+            "TestOrder::test_parked_messages_wait_for_a_resume_of_their_own_beside_a_pause"
+            "[memory-False-before the dead letter-None]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "the resume command hides the park that it leaves",
+        "durable/cli/pauses.py",
+        before="    if resumed.still_parked is not None:\n",
+        after="    if resumed.still_parked == '':\n",
+        killed_by=(
+            "tests/integration/agents/test_pauses.py::test_resume_command_ends_a_pause_before_a_park[--key-key]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a resume in memory ends a park before the pause beside it",
+        "durable/testing/circuits.py",
+        before="        if self._unparked(kind, key) is None:\n            return Resumed(",
+        after="        if (kind, key) in self._parks or self._unparked(kind, key) is None:\n            return Resumed(",
+        killed_by=(
+            "tests/integration/storage/test_parks.py::test_park_is_ended_by_a_resume_alone_in_each_pair_of_steps[key-operator pauses]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a pause hides the park beside it",
+        "durable/observability/stops.py",
+        before="                self._open.setdefault(each.key, []).append(each)\n",
+        after="                self._open[each.key] = [each]\n",
+        killed_by=("tests/unit/observability/test_stops.py::test_pause_beside_a_park_stops_the_same_messages",),
+    ),
+    Mutant(
+        "storage",
+        "the metrics show a park as a pause",
+        "durable/observability/metrics/service.py",
+        before="if circuit.key in known else OTHER, circuit.parked\n",
+        after="if circuit.key in known else OTHER, False\n",
+        killed_by=("tests/unit/observability/test_stops.py::test_park_has_an_age_of_its_own_beside_a_pause",),
     ),
     Mutant(
         "storage",

@@ -19,24 +19,28 @@ def _new(tx: Transaction, p: Params, *, probing: bool) -> Circuit:
 
 
 def _put(tx: Transaction, row: Circuit) -> Rows:
-    tx.put("circuits", (row.kind, row.key), row)
+    tx.put("circuits", row.name, row)
     tx.notifies = True
     return [("",)]
 
 
+def _get(tx: Transaction, kind: str, key: str, *, parked: bool = False) -> Circuit | None:
+    found: Circuit | None = tx.get("circuits", (kind, key, parked))
+    return found
+
+
 def _locked(tx: Transaction, kind: str, key: str) -> Circuit | None:
     """The row, locked; None where there is none."""
-    if tx.get("circuits", (kind, key)) is None:
-        return None
-    tx.lock("circuits", (kind, key))
-    found: Circuit = tx.get("circuits", (kind, key))  # type: ignore[assignment]
-    return found
+    row = _get(tx, kind, key)
+    if row is not None:
+        tx.lock("circuits", row.name)
+    return _get(tx, kind, key)
 
 
 @does(sql.OPEN_CIRCUIT, "pg_notify")
 def open_circuit(tx: Transaction, p: Params) -> Rows:
     row = _new(tx, p, probing=True)
-    if insert(tx, "circuits", (row.kind, row.key), row):
+    if insert(tx, "circuits", row.name, row):
         tx.notifies = True
         return [("",)]
     known = _locked(tx, row.kind, row.key)
@@ -47,26 +51,24 @@ def open_circuit(tx: Transaction, p: Params) -> Rows:
 
 @does(sql.CLOSE_CIRCUIT, "count")
 def close_circuit(tx: Transaction, p: Params) -> Rows:
-    row = tx.get("circuits", (p["kind"], p["key"]))
+    row = _get(tx, p["kind"], p["key"])
     if row is None or not row.probing:
         return [(0,)]
-    tx.delete("circuits", (row.kind, row.key))
+    tx.delete("circuits", row.name)
     tx.notifies = True
     return [(1,)]
 
 
 @does(sql.PAUSE, "pg_notify")
 def pause(tx: Transaction, p: Params) -> Rows:
-    row, known = _new(tx, p, probing=False), _locked(tx, p["kind"], p["key"])
-    is_endless = known is not None and known.until is None and not known.probing
-    is_of_node = known is not None and known.kind in ("key", "handler") and known.actor.startswith(p["node"])
-    return [] if is_endless and is_of_node else _put(tx, row)
+    _locked(tx, p["kind"], p["key"])
+    return _put(tx, _new(tx, p, probing=False))
 
 
 @does(sql.PAUSE_AT_LEAST, "pg_notify")
 def pause_at_least(tx: Transaction, p: Params) -> Rows:
     row = _new(tx, p, probing=False)
-    if insert(tx, "circuits", (row.kind, row.key), row):
+    if insert(tx, "circuits", row.name, row):
         tx.notifies = True
         return [("",)]
     known = _locked(tx, row.kind, row.key)
@@ -78,19 +80,30 @@ def pause_at_least(tx: Transaction, p: Params) -> Rows:
     return _put(tx, row if is_new else replace(row, since=known.since))
 
 
-@does(sql.RESUME, "count")
+@does(sql.PARK, "pg_notify")
+def park(tx: Transaction, p: Params) -> Rows:
+    row = replace(_new(tx, {**p, "duration": None}, probing=False), parked=True)
+    if insert(tx, "circuits", row.name, row):
+        tx.notifies = True
+        return [("",)]
+    return []
+
+
+@does(sql.RESUME, "was_open still_parked")
 def resume(tx: Transaction, p: Params) -> Rows:
-    row = _locked(tx, p["kind"], p["key"])
-    if row is None:
-        return [(0,)]
-    if row.kind != "schedule":
-        tx.delete("circuits", (row.kind, row.key))
-    elif row.until is None or row.until > tx.now:
-        tx.put("circuits", (row.kind, row.key), replace(row, until=tx.now))
+    paused, parked = _get(tx, p["kind"], p["key"]), _get(tx, p["kind"], p["key"], parked=True)
+    is_paused = paused is not None and paused.is_open(tx.now)
+    ended = [row for row in (paused, None if is_paused else parked) if row is not None]
+    if paused is not None and paused.kind == "schedule":
+        ended = [replace(paused, until=tx.now)] if paused.until is None or paused.until > tx.now else []
+        for row in ended:
+            tx.put("circuits", row.name, row)
     else:
-        return [(0,)]
-    tx.notifies = True
-    return [(int(row.is_open(tx.now)),)]
+        for row in ended:
+            tx.delete("circuits", row.name)
+    tx.notifies |= bool(ended)
+    was_open = any(row.kind == "schedule" or row.is_open(tx.now) for row in ended)
+    return [(was_open, parked.reason if parked is not None and is_paused else None)]
 
 
 @does(sql.CLOSE_ENDED_CIRCUITS)
@@ -99,41 +112,41 @@ def close_ended(tx: Transaction, p: Params) -> int:
     names = {row.name for row in tx.all("schedules")}
     gone = [row for row in ended if row.kind != "schedule" or row.key not in names]
     for row in gone:
-        tx.delete("circuits", (row.kind, row.key))
+        tx.delete("circuits", row.name)
     return len(gone)
 
 
-@does(sql.READ_CIRCUITS, "kind key reason since until actor probing")
+@does(sql.READ_CIRCUITS, "kind key reason since until actor probing parked")
 def read_circuits(tx: Transaction, p: Params) -> Rows:
-    rows = sorted((row for row in tx.all("circuits") if row.is_open(tx.now)), key=lambda row: (row.kind, row.key))
-    return [(row.kind, row.key, row.reason, row.since, row.until, row.actor, row.probing) for row in rows]
+    rows = sorted((row for row in tx.all("circuits") if row.is_open(tx.now)), key=lambda row: row.name)
+    return [(row.kind, row.key, row.reason, row.since, row.until, row.actor, row.probing, row.parked) for row in rows]
 
 
 @does(sql.BEGIN_TRIAL, "key")
 def begin_trial(tx: Transaction, p: Params) -> Rows:
-    row = tx.get("circuits", ("handler", p["key"]))
+    row = _get(tx, "handler", p["key"])
     if row is None or not row.probing or row.until is None or row.until > tx.now:
         return []
-    tx.put("circuits", ("handler", p["key"]), replace(row, until=tx.now + p["lease"]))
+    tx.put("circuits", row.name, replace(row, until=tx.now + p["lease"]))
     return [(p["key"],)]
 
 
 @does(sql.PUT_OFF_PROBE)
 def put_off_probe(tx: Transaction, p: Params) -> int:
-    row = tx.get("circuits", ("handler", p["key"]))
+    row = _get(tx, "handler", p["key"])
     if row is None or not row.probing:
         return 0
     wait = max(p["shortest"], min(tx.now - row.since, p["longest"]))
-    tx.put("circuits", ("handler", p["key"]), replace(row, reason=p["reason"], until=tx.now + wait))
+    tx.put("circuits", row.name, replace(row, reason=p["reason"], until=tx.now + wait))
     return 1
 
 
 @does(sql.TRY_AGAIN)
 def try_again(tx: Transaction, p: Params) -> int:
-    row = tx.get("circuits", ("handler", p["key"]))
+    row = _get(tx, "handler", p["key"])
     if row is None or not row.probing:
         return 0
-    tx.put("circuits", ("handler", p["key"]), replace(row, until=tx.now))
+    tx.put("circuits", row.name, replace(row, until=tx.now))
     return 1
 
 

@@ -126,7 +126,7 @@ def quarantine(tx: Transaction, p: Params) -> int:
 @does(sql.CLAIM_INCOMING.whole, CLAIMED)
 def claim_incoming(tx: Transaction, p: Params) -> Rows:
     name = p["message_type"]
-    if not p["is_trial"] and is_open(tx, "handler", name, p["handler"]):
+    if is_open(tx, "handler", name, p["handler"], is_trial=p["is_trial"]):
         return []
     floor = p["floor"]
     rows = unlocked(
@@ -235,8 +235,10 @@ def late_incoming(tx: Transaction, p: Params) -> Rows:
 
 @does(sql.EXPIRE_OWNED_INCOMING, "count")
 def expire_owned_incoming(tx: Transaction, p: Params) -> Rows:
-    row = this(tx, p)
-    if row is None or row.deliver_by is None or row.deliver_by >= tx.clock + p["within"]:
+    found: Work | None = tx.get("incoming", (p["id"], p["endpoint"]))
+    is_late = found is not None and found.deliver_by is not None and found.deliver_by < tx.clock + p["within"]
+    row = this(tx, p) if is_late else None  # one that is not late is not waited for
+    if row is None:
         return [(0,)]
     remember_expired(tx, row.key, row.deliver_by)
     finish(tx, IN, row, "expired", p, p["reason"])

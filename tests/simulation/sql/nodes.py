@@ -77,7 +77,7 @@ def _is_live(tx: Transaction, node: int) -> bool:
 
 
 def _pause(tx: Transaction, name: str) -> Circuit | None:
-    return tx.get("circuits", ("schedule", name))
+    return tx.get("circuits", ("schedule", name, False))
 
 
 def _is_paused(tx: Transaction, name: str) -> bool:
@@ -156,7 +156,7 @@ def move_schedule_on(tx: Transaction, p: Params) -> int:
         return 0
     pause = _pause(tx, row.name)
     if pause is not None and row.due_at <= tx.now and pause.until is not None and pause.until <= tx.now:
-        tx.delete("circuits", ("schedule", row.name))
+        tx.delete("circuits", pause.name)
     moved = replace(
         row,
         occurrence_at=p["occurrence_at"],

@@ -144,7 +144,7 @@ def lock_keys(tx: Transaction, p: Params) -> Rows:
 
 def _handled_here(tx: Transaction, p: Params, head: Work) -> bool:
     for name, handler in zip(p["message_types"], p["handlers"], strict=True):
-        if name == head.message_type and (p["is_trial"] or not is_open(tx, "handler", name, handler)):
+        if name == head.message_type and not is_open(tx, "handler", name, handler, is_trial=p["is_trial"]):
             return True
     return False
 
@@ -189,4 +189,8 @@ def _shares(table: Shared, side: Side, may_start: Callable[[Transaction, Params]
 
 
 _shares(sql.SHARED_OUTGOING, OUT, lambda tx, p: not is_open(tx, "destination", p["lane"]))
-_shares(sql.SHARED_INCOMING, IN, lambda tx, p: p["is_trial"] or not is_open(tx, "handler", p["lane"], p["handler"]))
+_shares(
+    sql.SHARED_INCOMING,
+    IN,
+    lambda tx, p: not is_open(tx, "handler", p["lane"], p["handler"], is_trial=p["is_trial"]),
+)

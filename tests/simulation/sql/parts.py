@@ -90,9 +90,10 @@ def next_names(tx: Transaction, p: Params, fits: Callable[[Work], bool]) -> list
     return [(name,) for name in sorted(names)[: p["count"]]]
 
 
-def is_open(tx: Transaction, kind: str, *keys: str) -> bool:
-    """Tell whether one of these circuits is open."""
-    return any((row := tx.get("circuits", (kind, key))) is not None and row.is_open(tx.now) for key in keys)
+def is_open(tx: Transaction, kind: str, *keys: str, is_trial: bool = False) -> bool:
+    """Tell whether one of these circuits is open, for a trial besides those that failures have opened."""
+    found = [tx.get("circuits", (kind, key, parked)) for key in keys for parked in (False, True)]
+    return any(row is not None and row.is_open(tx.now) and not (is_trial and row.probing) for row in found)
 
 
 def unlocked(tx: Transaction, side: Side, fits: Callable[[Work], bool]) -> list[Work]:

@@ -15,6 +15,8 @@ from durable.console import reading
 from durable.envelope import NodeId
 from durable.listed import Listed
 from durable.observability import health
+from durable.observability.metrics import service
+from durable.observability.metrics.families import Declared
 from durable.observability.stops import Stops
 from durable.settings import Settings
 from durable.storage.circuits import CircuitKind, OpenCircuit
@@ -31,7 +33,7 @@ HANDLERS = {OLD: NEW, NEW: NEW, OTHER: OTHER}
 CIRCUITS = {
     "paused": OpenCircuit("handler", NEW, "by an operator", NOW - HOUR, None, "ada", False),
     "latched": OpenCircuit("handler", NEW, "failures", NOW - HOUR, None, "node 1", True),
-    "parked": OpenCircuit("handler", NEW, "dead letter 7", NOW - HOUR, None, "node 1", False),
+    "parked": OpenCircuit("handler", NEW, "dead letter 7", NOW - HOUR, None, "node 1", False, True),
     "one version paused": OpenCircuit("handler", OLD, "by an operator", NOW - HOUR, None, "ada", False),
 }
 STOPPED = {name: {OLD, NEW} if circuit.key == NEW else {OLD} for name, circuit in CIRCUITS.items()}
@@ -63,7 +65,7 @@ class TestStoppedVersions:
     def test_parked_handler_is_a_problem_for_each_version(self, name: str, waiting: list[str]) -> None:
         circuit, behind = CIRCUITS[name], {*waiting} & STOPPED[name]
         told = [each for each in problems(found(circuit, *waiting)) if "is parked" in each]
-        expected = [f"and {3 * len(behind)} messages wait"] if circuit.is_parked and behind else []
+        expected = [f"and {3 * len(behind)} messages wait"] if circuit.parked and behind else []
         assert [text in each for text, each in zip(expected, told, strict=True)] == [True] * len(expected)
 
     def test_circuit_counts_the_messages_of_its_versions(self, name: str, waiting: list[str]) -> None:
@@ -80,7 +82,7 @@ class TestStoppedVersions:
 
     def test_lane_of_the_console_is_stopped(self, name: str, waiting: list[str]) -> None:
         lanes = reading._lanes(found(CIRCUITS[name], *waiting), Side.INCOMING, CircuitKind.HANDLER, list(HANDLERS))
-        assert {lane.name for lane in lanes if lane.circuit is not None} == STOPPED[name]
+        assert {lane.name for lane in lanes if lane.circuits} == STOPPED[name]
 
     def test_stopped_messages_are_nobodys_to_claim(self, name: str, waiting: list[str]) -> None:
         gauges = found(CIRCUITS[name], *waiting, nodes=[node(1, {"po.else": "po.else"}), node(2, HANDLERS)])
@@ -89,12 +91,26 @@ class TestStoppedVersions:
         assert unclaimed == {*waiting} - known
 
 
+def test_pause_beside_a_park_stops_the_same_messages() -> None:
+    both = [CIRCUITS["paused"], CIRCUITS["parked"]]
+    stops = Stops(found(both[0])._replace(circuits=both))
+    assert [stops.of(name) for name in (OLD, NEW, OTHER)] == [both, both, []]
+    assert [stops.waiting(circuit, {OLD: 3, NEW: 2, OTHER: 1}) for circuit in both] == [5, 5]
+
+
+def test_park_has_an_age_of_its_own_beside_a_pause() -> None:
+    paused, parked = CIRCUITS["paused"], CIRCUITS["parked"]._replace(since=NOW - 2 * HOUR)
+    gauges = found(paused)._replace(circuits=[paused, parked])
+    family = service._circuits(gauges, Declared(set(), {NEW}, set()))
+    assert {each.labels["parked"]: each.value for each in family.samples} == {"false": 3600, "true": 7200}
+
+
 def test_newest_node_knows_the_handler_best_when_none_is_alive() -> None:
     circuit = CIRCUITS["paused"]
     before, after = node(1, {OLD: OLD}), node(2, HANDLERS)
     for nodes in ([before, after], [after, before]):
-        assert Stops(found(circuit, nodes=nodes)._replace(locked=set())).of(OLD) is circuit
-    assert Stops(found(circuit, nodes=[before])._replace(locked=set())).of(OLD) is None
+        assert Stops(found(circuit, nodes=nodes)._replace(locked=set())).of(OLD) == [circuit]
+    assert Stops(found(circuit, nodes=[before])._replace(locked=set())).of(OLD) == []
 
 
 RELEASES = ({OLD: OLD}, {OLD: NEW, NEW: NEW}, {OLD: OTHER, NEW: OTHER, OTHER: OTHER}, {OTHER: OTHER})

@@ -90,8 +90,8 @@ async def test_several_targets_are_paused_together_or_not_at_all(store: Store) -
 
     await store.run(circuits.pause_each, named, **paused)
     assert [circuit.key for circuit in await store.run(circuits.read)] == [key for _, key in named]
-    assert await store.run(circuits.resume_each, named)
-    assert not await store.run(circuits.resume_each, named)
+    assert (await store.run(circuits.resume_each, named)).was_open
+    assert not (await store.run(circuits.resume_each, named)).was_open
 
 
 async def test_success_ends_no_pause(store: Store) -> None:
