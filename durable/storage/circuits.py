@@ -114,9 +114,14 @@ def pause_at_least(
     conn.execute(circuit_statements.PAUSE_AT_LEAST.within(schema), params)
 
 
-def park(conn: Connection, schema: str, kind: CircuitKind, key: str, *, reason: str, actor: str) -> None:
-    """Stop a key, or an ordered handler, behind a dead letter until resume(), whatever ends a pause of it."""
-    params = _named(schema, kind, key) | {"reason": reason, "actor": actor}
+def park(
+    conn: Connection, schema: str, kind: CircuitKind, key: str, *, reason: str, actor: str, ordering_key: str | None
+) -> None:
+    """Stop a key, or an ordered handler, behind a dead letter until resume(), whatever ends a pause of it.
+
+    `ordering_key`: that of the letter. The handlers of all versions of its message have it, under whatever names.
+    """
+    params = _named(schema, kind, key) | {"reason": reason, "actor": actor, "ordering_key": ordering_key}
     conn.execute(circuit_statements.PARK.within(schema), params)
 
 

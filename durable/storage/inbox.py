@@ -294,7 +294,8 @@ def dead_letter(
         kind, key = parked(lease, parks)
         why = f"{letter.exception_type}: {letter.reason[:500]}"
         reason = f"{why} (message {lease.envelope.id} became a dead letter)"
-        circuits.park(conn, schema, kind, key, reason=reason, actor=f"node {node}")
+        said = {"reason": reason, "actor": f"node {node}"}
+        circuits.park(conn, schema, kind, key, **said, ordering_key=lease.ordering_key)
     return moved
 
 

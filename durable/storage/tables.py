@@ -295,6 +295,7 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             Column("actor", Text, nullable=False),
             _defaulted("probing", Boolean()),
             _defaulted("parked", Boolean()),
+            Column("ordering_key", Text),
             PrimaryKeyConstraint("kind", "key", "parked"),
             schema=schema,
         ),

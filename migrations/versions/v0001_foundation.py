@@ -372,6 +372,7 @@ CREATE TABLE "{schema}".circuits (
     actor text NOT NULL,
     probing boolean NOT NULL DEFAULT false,
     parked boolean NOT NULL DEFAULT false,
+    ordering_key text,
     PRIMARY KEY (kind, key, parked),
     CHECK (NOT parked OR (kind IN ('handler', 'key') AND until IS NULL AND NOT probing))
 );

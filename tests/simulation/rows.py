@@ -119,6 +119,7 @@ class Circuit(msgspec.Struct, frozen=True, kw_only=True):
     actor: str
     probing: bool = False
     parked: bool = False
+    ordering_key: str | None = None
 
     @property
     def name(self) -> tuple[str, str, bool]:

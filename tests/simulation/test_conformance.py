@@ -398,9 +398,13 @@ class BothStores(RuleBasedStateMachine):
         said: dict[str, Any] = {"reason": work, "actor": actor, "duration": duration}
         self.both(works[work], CircuitKind(name[0]), name[1], **said)
 
-    @rule(name=st.sampled_from([each for each in CIRCUITS if each[0] in ("handler", "key")]))
-    def parks(self, name: tuple[str, str]) -> None:
-        self.both(circuits.park, CircuitKind(name[0]), name[1], reason="refused", actor="node 1")
+    @rule(
+        name=st.sampled_from([each for each in CIRCUITS if each[0] in ("handler", "key")]),
+        ordering_key=st.sampled_from([None, *KEYS]),
+    )
+    def parks(self, name: tuple[str, str], ordering_key: str | None) -> None:
+        said: dict[str, Any] = {"reason": "refused", "actor": "node 1", "ordering_key": ordering_key}
+        self.both(circuits.park, CircuitKind(name[0]), name[1], **said)
 
     @rule(name=circuit_names, work=st.sampled_from([circuits.close_circuit, circuits.resume]))
     def closes(self, name: tuple[str, str], work: Any) -> None:

@@ -68,8 +68,8 @@ SELECT pg_notify(CAST(:channel AS text), '') FROM paused
 # The first dead letter stays the reason. Where a resume deletes its row at this moment, this waits, and parks anew.
 PARK: Final = Statement("""
 WITH parked AS (
-    INSERT INTO {schema}.circuits (kind, key, reason, actor, parked)
-    VALUES (:kind, :key, :reason, :actor, true)
+    INSERT INTO {schema}.circuits (kind, key, reason, actor, parked, ordering_key)
+    VALUES (:kind, :key, :reason, :actor, true, CAST(:ordering_key AS text))
     ON CONFLICT (kind, key, parked) DO NOTHING
     RETURNING key
 )

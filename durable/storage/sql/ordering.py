@@ -27,8 +27,11 @@ _HANDLED_HERE: Final = f"""EXISTS (
             WHERE here.name = first.message_type AND NOT EXISTS (
                 SELECT FROM {{schema}}.circuits
                 WHERE kind = 'handler' AND key IN (here.name, here.handler) AND {_OPEN} AND {_UNTRIED}))"""
+# A key by its name; an ordered handler by the key of its stream, which nodes with other versions have, too.
 _NOT_PARKED: Final = f"""NOT EXISTS (
-                SELECT FROM {{schema}}.circuits WHERE kind = 'key' AND key = row.partition_key AND {_OPEN})"""
+                SELECT FROM {{schema}}.circuits WHERE kind = 'key' AND key = row.partition_key AND {_OPEN})
+            AND NOT EXISTS (
+                SELECT FROM {{schema}}.circuits WHERE kind = 'handler' AND parked AND ordering_key = found.key)"""
 
 
 class Ordered:

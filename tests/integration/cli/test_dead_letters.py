@@ -131,7 +131,9 @@ def test_replay_of_a_parked_key_advises_to_resume_the_key(agent: Agent, tables: 
     first, second = of_key("order 7", 1), of_key("order 7", 2)
     dead(tables, first)
     with leftovers.transaction(tables.url) as conn:
-        circuits.park(conn, "durable", CircuitKind.KEY, "order 7", reason="broken", actor="node 1")
+        circuits.park(
+            conn, "durable", CircuitKind.KEY, "order 7", reason="broken", actor="node 1", ordering_key="order 7"
+        )
     ended = dead_letters(agent, "replay", "--all")
 
     assert ended.out.splitlines() == [

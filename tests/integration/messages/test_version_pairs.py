@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from durable import Bus, CircuitBreaker, message, upcaster
+from durable import Bus, CircuitBreaker, Retry, message, upcaster
 from durable.envelope import ANY_NODE, Envelope
 from durable.storage import inbox
 from durable.storage.inbox import Arrival
@@ -34,6 +34,11 @@ class MovedV1(msgspec.Struct):
 class Moved(msgspec.Struct):
     number: int
     by: str
+
+
+@message("pairs.look")
+class Look(msgspec.Struct):
+    number: int
 
 
 @upcaster(MovedV1, to=Moved)
@@ -153,6 +158,48 @@ async def test_an_ordered_handler_is_parked_as_a_whole_by_a_dead_letter_of_an_ol
         await eventually(lambda: tables.rows("SELECT kind, key FROM durable.circuits") == [("handler", NEW)])
         assert await new.bus.resume(Moved)
         await eventually(lambda: new.numbers == [1])
+
+
+@pytest.mark.parametrize(("parking", "bad", "behind"), [("old", 0, 2), ("new", 0, 1), ("new", 2, 1)])
+async def test_ordered_handler_is_parked_for_nodes_of_both_releases(
+    tables: Tables, parking: str, bad: int, behind: int
+) -> None:
+    """The other node joins when the letter is there, and has a handler for the version that comes next."""
+    declared: dict[str, Any] = {"ordered": True, "on_dead_letter": "park", "retry": Retry(immediate=0, delays=())}
+    old, new = (Bus("shop", tables.url, **QUICK, check_pending=0) for _ in range(2))
+    handled, looked = list[int](), list[int]()
+
+    def handle(number: int) -> None:
+        if number == bad:
+            raise ValueError("refused")
+        handled.append(number)
+
+    @old.handles(MovedV1, **declared)
+    async def handle_old(moved: MovedV1) -> None:
+        handle(moved.number)
+
+    @new.handles(Moved, **declared)
+    async def handle_new(moved: Moved) -> None:
+        handle(moved.number)
+
+    first, second = (old, new) if parking == "old" else (new, old)
+
+    @second.handles(Look)
+    async def look(look: Look) -> None:
+        looked.append(look.number)
+
+    numbers = [bad, behind, *(number for number in range(COUNT) if number not in (bad, behind))]
+    left_behind(tables, new, [made(number, None) for number in numbers], **declared)
+    async with first:
+        await eventually(lambda: tables.count("dead_letters") == 1)
+        async with second:
+            for number in range(3):
+                async with second.unit_of_work():
+                    second.send(Look(number))
+                await eventually(lambda: len(looked) == number + 1)  # noqa: B023
+            assert handled == []
+            assert await new.resume({OLD: MovedV1, NEW: Moved}[tables.one("SELECT key FROM durable.circuits")])
+            await eventually(lambda: handled == numbers[1:])
 
 
 async def test_neither_version_takes_all_the_room_of_a_fair_handler(tables: Tables) -> None:

@@ -76,7 +76,7 @@ def test_messages_behind_a_dead_letter_are_counted_by_their_key(conn: Connection
     conn.execute(text(BACKLOG), {"many": MANY})
     conn.execute(text("UPDATE durable.incoming_envelopes SET ordering_key = 'k' || seq % 100 WHERE owner_id = 0"))
     for key in ("k1", "gone"):
-        circuits.park(conn, "durable", CircuitKind.KEY, key, reason="broken", actor="node 7")
+        circuits.park(conn, "durable", CircuitKind.KEY, key, reason="broken", actor="node 7", ordering_key=key)
     for key in ("k1", "k2"):
         circuits.pause(conn, "durable", CircuitKind.KEY, key, reason="moving", actor="ada", duration=None)
 

@@ -315,7 +315,7 @@ class TestAtOnce:
     """Two transactions at once: the second waits for the row of the first."""
 
     @staticmethod
-    def second(engine: Engine, first: Connection, work: Callable[..., Any], **said: str) -> Any:
+    def second(engine: Engine, first: Connection, work: Callable[..., Any], **said: str | None) -> Any:
         """Run work while `first` is open, commit that one once this waits for it, and return the result."""
         found: list[Any] = []
 
@@ -340,7 +340,7 @@ class TestAtOnce:
     def test_dead_letter_amid_a_resume_parks_its_key_anew(self, engine: Engine) -> None:
         with engine.connect() as conn:
             assert circuits.resume(conn, SCHEMA, *KEY[:2]).was_open
-            self.second(engine, conn, circuits.park, reason="refused too", actor="node 2")
+            self.second(engine, conn, circuits.park, reason="refused too", actor="node 2", ordering_key=None)
         with engine.connect() as conn:
             assert [(row.parked, row.reason) for row in circuits.read(conn, SCHEMA)] == [(True, "refused too")]
 

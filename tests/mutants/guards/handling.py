@@ -1394,4 +1394,16 @@ ROWS = (
             "test_unit_of_work_is_not_passed_by_a_worker_in_a_given_engine",
         ),
     ),
+    Mutant(
+        "handling",
+        "a park of an ordered handler stops the nodes of one release alone",
+        "durable/storage/sql/ordering.py",
+        before="kind = 'handler' AND parked AND ordering_key = found.key",
+        after="kind = 'handler' AND parked AND ordering_key = found.key AND false",
+        killed_by=tuple(
+            "tests/integration/messages/test_version_pairs.py::"
+            f"test_ordered_handler_is_parked_for_nodes_of_both_releases[{each}]"
+            for each in ("old-0-2", "new-0-1", "new-2-1")
+        ),
+    ),
 )

@@ -82,7 +82,7 @@ def pause_at_least(tx: Transaction, p: Params) -> Rows:
 
 @does(sql.PARK, "pg_notify")
 def park(tx: Transaction, p: Params) -> Rows:
-    row = replace(_new(tx, {**p, "duration": None}, probing=False), parked=True)
+    row = replace(_new(tx, {**p, "duration": None}, probing=False), parked=True, ordering_key=p["ordering_key"])
     if insert(tx, "circuits", row.name, row):
         tx.notifies = True
         return [("",)]

@@ -81,7 +81,10 @@ class _Keys:
 
 
 def _not_parked(tx: Transaction, row: Work) -> bool:
-    return row.partition_key is None or not is_open(tx, "key", row.partition_key)
+    if row.partition_key is not None and is_open(tx, "key", row.partition_key):
+        return False
+    parks = (circuit for circuit in tx.all("circuits") if circuit.kind == "handler" and circuit.parked)
+    return all(circuit.ordering_key != row.ordering_key for circuit in parks)
 
 
 def _ordered(
