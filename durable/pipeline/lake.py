@@ -151,9 +151,9 @@ class Lake:
 
     def exists(self, table: LakeTable) -> bool:
         with needs_spark():
-            from deltalake import DeltaTable
+            import deltalake  # noqa: F401
         with lake_log.readable(self.url):
-            return DeltaTable.is_deltatable(self.table_url(table))
+            return self._logs[table].exists()
 
     def require(self, table: LakeTable) -> None:
         """Raise InvalidSetting unless something was archived into this table."""

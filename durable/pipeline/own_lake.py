@@ -99,6 +99,8 @@ def _copy(archive: Archive, table: LakeTable) -> str:
 def _known(archive: Archive, table: LakeTable, named: Lake) -> Lake:
     try:
         known = Lake(_url(archive, table))
+        if known.url == named.url:
+            return named
         known.exists(table)
     except InvalidSetting as error:
         raise InvalidSetting(

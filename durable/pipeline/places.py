@@ -86,29 +86,26 @@ def names(table_url: str, folder: str) -> list[str]:
 
 
 class FileState(NamedTuple):
-    """A file in a folder, which has not changed as long as all of this is the same."""
+    """A file of the table, which has not changed as long as all of this is the same."""
 
-    name: str
+    path: str
     size: int
     changed_ns: int
 
 
-def states(table_url: str, folder: str) -> frozenset[FileState]:
-    """The files in a folder of the table; none where there is no such folder."""
+def states(table_url: str, paths: Sequence[str]) -> frozenset[FileState]:
+    """The states of these files of the table, without those that are not there."""
     if "://" not in table_url:
-        where = Path(table_url) / folder
-        return frozenset(_states_of(where.iterdir() if where.is_dir() else ()))
-    from pyarrow.fs import FileSelector
-
-    infos = _store(table_url).get_file_info(FileSelector(folder, allow_not_found=True))
-    return frozenset(FileState(each.base_name, each.size, each.mtime_ns) for each in infos if each.is_file)
+        return frozenset(_states_of(Path(table_url), paths))
+    infos = _store(table_url).get_file_info(list(paths))
+    return frozenset(FileState(info.path, info.size, info.mtime_ns) for info in infos if info.is_file)
 
 
-def _states_of(paths: Iterable[Path]) -> Iterator[FileState]:
+def _states_of(folder: Path, paths: Sequence[str]) -> Iterator[FileState]:
     for path in paths:
-        with suppress(FileNotFoundError):  # a file of a commit that another process writes has its name for a moment
-            stat = path.stat()
-            yield FileState(path.name, stat.st_size, stat.st_ctime_ns)
+        with suppress(FileNotFoundError):
+            stat = (folder / path).stat()
+            yield FileState(path, stat.st_size, stat.st_ctime_ns)
 
 
 class StoredFile(NamedTuple):

@@ -20,6 +20,7 @@ _RECOGNITION = "tests/pipeline/test_recognition.py::test_handled_message_is_not_
 _COPIES = "tests/pipeline/test_copied_lakes.py"
 
 _OUTAGES = "tests/pipeline/test_commands_in_outages.py"
+_LOGS = "tests/unit/pipeline/test_table_log.py"
 
 _STREAMS = "tests/unit/cli/test_streams.py"
 _RIGHTS = "tests/integration/cli/test_migrate_rights.py"
@@ -1178,22 +1179,66 @@ ROWS = (
         "lakes",
         "a known log that was put back is read on",
         "durable/pipeline/table_log.py",
-        before="not before <= self._files or not",
-        after="not",
+        before="        if not self._as_read <= found:\n",
+        after="        if not found:\n",
         killed_by=(
-            "tests/unit/pipeline/test_table_log.py::test_known_log_reads_as_a_new_one",
-            "tests/unit/pipeline/test_table_log.py::test_damage_of_a_known_log_is_told_each_time[middle removed]",
+            f"{_LOGS}::test_damaged_log_is_told_each_time[True-last of as many bytes]",
+            f"{_LOGS}::test_known_log_reads_as_a_new_one",
         ),
     ),
     Mutant(
         "lakes",
-        "a damaged log is told once, and then taken for sound",
+        "a commit that cannot be read is passed over",
         "durable/pipeline/table_log.py",
-        before="            self._table = self._numbered_to = None",
-        after="            self._numbered_to = None",
+        before="            except Exception:\n                return None\n",
+        after="            except Exception:\n                pass\n",
+        killed_by=(f"{_LOGS}::test_damaged_log_is_told_each_time[True-new one of other bytes]",),
+    ),
+    Mutant(
+        "lakes",
+        "an empty last commit is passed over",
+        "durable/pipeline/table_log.py",
+        before="file.size < _SHORTEST",
+        after="file.size < 0",
         killed_by=(
-            "tests/unit/pipeline/test_table_log.py::test_damage_of_a_known_log_is_told_each_time[middle removed]",
+            f"{_LOGS}::test_damaged_log_is_told_each_time[True-new one empty]",
+            f"{_LOGS}::test_damaged_log_is_told_each_time[False-last emptied]",
         ),
+    ),
+    Mutant(
+        "lakes",
+        "a known log is read on without its checkpoint",
+        "durable/pipeline/table_log.py",
+        before="[last, *self._checkpoint[1][:1]]",
+        after="[last]",
+        killed_by=(f"{_LOGS}::test_known_log_is_read_as_a_whole_when_its_checkpoint_is_gone",),
+    ),
+    Mutant(
+        "lakes",
+        "numbers of commits that were cleaned are missed",
+        "durable/pipeline/table_log.py",
+        before="except FileNotFoundError:",
+        after="except ZeroDivisionError:",
+        killed_by=(f"{_LOGS}::test_numbers_are_known_when_their_commits_were_cleaned_between_two_looks",),
+    ),
+    Mutant(
+        "lakes",
+        "each look reads the whole log",
+        "durable/pipeline/table_log.py",
+        before="        if self._table is None:\n            return None\n",
+        after="        return None\n",
+        killed_by=(
+            f"{_LOGS}::test_known_log_is_read_once",
+            f"{_LOGS}::test_look_at_a_known_log_asks_for_as_few_files_when_the_log_is_long[none]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a table that was removed is there",
+        "durable/pipeline/table_log.py",
+        before="bool(places.states(self._url, [known.path]))",
+        after="True",
+        killed_by=(f"{_LOGS}::test_removed_table_exists_no_more",),
     ),
     Mutant(
         "lakes",
@@ -1236,17 +1281,7 @@ ROWS = (
         "durable/pipeline/table_log.py",
         before=" if len(files) >= int(count or 1)\n",
         after="\n",
-        killed_by=("tests/unit/pipeline/test_table_log.py::test_parts_of_a_checkpoint_are_no_checkpoint",),
-    ),
-    Mutant(
-        "lakes",
-        "a log cannot be read while another process writes it",
-        "durable/pipeline/places.py",
-        before="        with suppress(FileNotFoundError):  # a file of a commit",
-        after="        with suppress():  # a file of a commit",
-        killed_by=(
-            "tests/unit/pipeline/test_table_log.py::test_log_is_read_beside_the_passing_files_of_another_writer",
-        ),
+        killed_by=(f"{_LOGS}::test_parts_of_a_checkpoint_are_no_checkpoint",),
     ),
     Mutant(
         "lakes",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
@@ -19,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from durable.errors import DurableError
+from durable.pipeline import places
 from durable.pipeline.table_log import FOLDER, TableLog, checkpoints
 
 NAMES: Final = ("a", "b", "durable:begin:shop:db")
@@ -69,8 +69,7 @@ def checkpoint_in_parts(place: Path, *, kept: int) -> None:
         return
     rows = pq.read_table(whole)
     whole.unlink()
-    with_numbers = rows["txn"].is_valid()
-    parts = (rows.filter(pc.invert(with_numbers)), rows.filter(with_numbers))
+    parts = (rows.filter(rows["txn"].is_null()), rows.filter(rows["txn"].is_valid()))
     for number, part in enumerate(parts[:kept], start=1):
         pq.write_table(part, folder / f"{version:020}.checkpoint.{number:010}.{len(parts):010}.parquet")
 
@@ -88,18 +87,24 @@ STEPS: Final[dict[str, Callable[[Path], Any]]] = {
 }
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.booleans()), max_size=10))
-def test_known_log_reads_as_a_new_one(tmp_path: Path, steps: list[tuple[str, bool]]) -> None:
+LOOKS: Final = ("none", "opened", "seen")
+"""After a step the known log is looked at by nobody, opened, or opened and asked for its numbers."""
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.sampled_from(LOOKS)), max_size=10))
+def test_known_log_reads_as_a_new_one(tmp_path: Path, steps: list[tuple[str, str]]) -> None:
     place = tmp_path / "table"
     for old in (place, tmp_path / "backup"):
         shutil.rmtree(old, ignore_errors=True)
     commit(place, 0)
     STEPS["back up"](place)
     log = TableLog(str(place))
-    for step, is_looked_at in steps:
+    for step, look in steps:
         STEPS[step](place)
-        if is_looked_at:
+        if look == "opened":
+            log.opened()
+        elif look == "seen":
             assert seen(log) == seen(TableLog(str(place)))
     found = seen(log)
     assert found == seen(TableLog(str(place)))
@@ -107,29 +112,109 @@ def test_known_log_reads_as_a_new_one(tmp_path: Path, steps: list[tuple[str, boo
     assert found[2] == {name: number for name, number in numbers.items() if number is not None}
 
 
+def nth(folder: Path, place: int) -> Path:
+    return sorted(folder.glob("*.json"))[place]
+
+
 DAMAGES: Final[dict[str, Callable[[Path], Any]]] = {
-    "first removed": lambda folder: next(iter(sorted(folder.glob("*.json")))).unlink(),
-    "middle removed": lambda folder: sorted(folder.glob("*.json"))[1].unlink(),
-    "middle of as many bytes": lambda folder: (path := sorted(folder.glob("*.json"))[1]).write_bytes(
-        b"?" * path.stat().st_size
-    ),
-    "last emptied": lambda folder: sorted(folder.glob("*.json"))[-1].write_bytes(b""),
+    "first removed": lambda folder: nth(folder, 0).unlink(),
+    "middle removed": lambda folder: nth(folder, 1).unlink(),
+    "middle of as many bytes": lambda folder: nth(folder, 1).write_bytes(b"?" * nth(folder, 1).stat().st_size),
+    "last of as many bytes": lambda folder: nth(folder, -1).write_bytes(b"?" * nth(folder, -1).stat().st_size),
+    "last emptied": lambda folder: nth(folder, -1).write_bytes(b""),
     "new one of other bytes": lambda folder: (folder / f"{3:020}.json").write_bytes(b"????"),
     "new one empty": lambda folder: (folder / f"{3:020}.json").write_bytes(b""),
 }
+OF_WHAT_WAS_READ: Final = ("first removed", "middle removed", "middle of as many bytes")
+"""Damages that only a reader of the whole log can see."""
 
 
-@pytest.mark.parametrize("how", DAMAGES)
-def test_damage_of_a_known_log_is_told_each_time(tmp_path: Path, how: str) -> None:
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A table of three commits."""
     place = tmp_path / "table"
     for number in range(3):
         commit(place, number)
+    return place
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("is_known", [True, False])
+def test_damaged_log_is_told_each_time(place: Path, how: str, is_known: bool) -> None:
     log = TableLog(str(place))
-    assert seen(log)[0] == 2
+    before = seen(log) if is_known else None
     DAMAGES[how](place / FOLDER)
     for _ in range(2):
+        if is_known and how in OF_WHAT_WAS_READ:
+            assert seen(log) == before, "nothing of it is read again"
+            continue
         with pytest.raises((DurableError, DeltaError, ValueError)):
             seen(log)
+
+
+def test_known_log_is_read_as_a_whole_when_its_checkpoint_is_gone(place: Path) -> None:
+    """The library reads the files that were replaced from there, whenever it is asked for them."""
+    DeltaTable(place).create_checkpoint()
+    commit(place, 3)
+    log = TableLog(str(place))
+    before = seen(log)
+    for path in (place / FOLDER).glob("*checkpoint*"):
+        path.unlink()
+    assert log.opened().vacuum(0, dry_run=True, enforce_retention_duration=False) == []
+    assert seen(log) == before
+
+
+def test_removed_table_exists_no_more(place: Path) -> None:
+    log = TableLog(str(place))
+    assert log.exists()
+    seen(log)
+    assert log.exists()
+    shutil.rmtree(place)
+    assert not log.exists()
+
+
+def test_numbers_are_known_when_their_commits_were_cleaned_between_two_looks(place: Path) -> None:
+    log = TableLog(str(place))
+    seen(log)
+    for number in range(3, 7):
+        commit(place, number)
+    log.opened()
+    DeltaTable(place).create_checkpoint()
+    clean(place)
+    assert seen(log) == seen(TableLog(str(place)))
+
+
+@pytest.mark.parametrize("step", ["none", "commit"])
+def test_look_at_a_known_log_asks_for_as_few_files_when_the_log_is_long(
+    place: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    asked: list[str] = []
+
+    def noted(called: Callable[..., Any]) -> Callable[..., Any]:
+        def asking(table_url: str, of: str | list[str]) -> Any:
+            asked.extend([of] if isinstance(of, str) else of)
+            return called(table_url, of)
+
+        return asking
+
+    for name in ("names", "read", "opened", "states"):
+        monkeypatch.setattr(places, name, noted(getattr(places, name)))
+    counts = []
+    for length in (10, 250):
+        for number in range(DeltaTable(place).version() + 1, length):
+            (place / FOLDER / f"{number:020}.json").write_text('{"commitInfo": {}}\n')
+        DeltaTable(place).create_checkpoint()
+        log = TableLog(str(place))
+        assert log.exists()
+        seen(log)
+        if step == "commit":
+            commit(place, length)
+        asked.clear()
+        assert (log.exists(), seen(log)[0]) == (True, DeltaTable(place).version())
+        counts.append(len(asked))
+        assert FOLDER not in asked, "no list of all files"
+    assert counts == [counts[0]] * 2
+    assert counts[0] <= 7
 
 
 def test_known_log_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,28 +235,10 @@ def test_known_log_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(opened) == 1 + 4, "once, and by each writer of the test"
 
 
-def test_log_is_read_beside_the_passing_files_of_another_writer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A writer gives a commit its number by renaming a file, which is listed, and gone when it is looked at."""
-    place, listed = tmp_path / "table", Path.iterdir
-
-    def beside_a_writer(self: Path) -> Iterator[Path]:
-        yield self / "_commit_7.json.tmp"
-        yield from listed(self)
-
-    commit(place, 0)
-    monkeypatch.setattr(Path, "iterdir", beside_a_writer)
-    assert seen(TableLog(str(place)))[0] == 0
-
-
 @pytest.mark.parametrize("later", [0, 2])
 @pytest.mark.parametrize("is_known", [True, False])
-def test_parts_of_a_checkpoint_are_no_checkpoint(tmp_path: Path, later: int, is_known: bool) -> None:
+def test_parts_of_a_checkpoint_are_no_checkpoint(place: Path, later: int, is_known: bool) -> None:
     """Its writer has died, before or after one that is whole."""
-    place = tmp_path / "table"
-    for number in range(3):
-        commit(place, number)
     log = TableLog(str(place))
     if is_known:
         seen(log)
