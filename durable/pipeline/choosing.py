@@ -167,6 +167,13 @@ def matching(rows: DataFrame, choice: Choice) -> DataFrame:
     return _narrowed(rows, choice.where) if choice.where else rows
 
 
+def before(rows: DataFrame, end: datetime | None) -> DataFrame:
+    """Return the rows up to this end, and those without a time."""
+    from pyspark.sql import functions as F
+
+    return rows if end is None else rows.where(F.col("moment").isNull() | (F.col("moment") < F.lit(end)))
+
+
 def survey(rows: DataFrame) -> list[Group]:
     """Count the chosen messages, by kind."""
     from pyspark.sql import functions as F

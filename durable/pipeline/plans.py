@@ -3,9 +3,9 @@
     first run        plan ──> the table replays, before the first chunk
     any run after    plan ──> compared with that of the table: the same goes on, another is refused
 
-A time such as `2h ago` stands for that of the first run, or each run would choose other messages; and where no end is
-given, that of the messages of the first run is the end, or its own copies would be chosen once they are archived. How
-large a chunk is, and how many messages there are in a second, is no part of the plan.
+A time such as `2h ago` stands for that of the first run, or each run would choose other messages. For the same reason a
+plan ends where the messages of its first run end: the copies that it makes are none of its own once they are archived.
+How large a chunk is, and how many messages there are in a second, is no part of the plan.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from durable.pipeline.spellings import absolute
 Plan = dict[str, Any]
 
 _TIMES: Final = ("since", "until")
-_NO_END: Final = ""
+_END: Final = "end"
+"""Part of a plan that no option gives."""
 
 
 def plan_of(
@@ -65,14 +66,18 @@ def continued(name: str, known: Mapping[str, Any], given: Plan) -> Plan:
             f"replay {name!r} was begun with other options: {differences}; give the same ones to continue it, or "
             "another --name, under which all messages are replayed, also those that this one has replayed"
         )
-    return dict(known)
+    return {_END: None} | dict(known)
 
 
 def ended(plan: Plan, last: datetime | None) -> Plan:
-    """Return the plan with an end behind the last of its messages, where none is given."""
-    if plan["until"] is not None or last is None:
-        return plan
-    return plan | {"until": {"given": _NO_END, "at": (last + timedelta(microseconds=1)).isoformat()}}
+    """Return the plan of a first run with its end, which is behind the last of its messages; any other as it is."""
+    return {_END: None if last is None else (last + timedelta(microseconds=1)).isoformat()} | plan
+
+
+def end_of(plan: Plan) -> datetime | None:
+    """The end of a plan that has run before: later messages are none of it."""
+    end = plan.get(_END)
+    return None if end is None else datetime.fromisoformat(end)
 
 
 def chosen_by(plan: Plan, choice: Choice) -> Choice:
@@ -83,14 +88,14 @@ def chosen_by(plan: Plan, choice: Choice) -> Choice:
 
 def _differences(known: Mapping[str, Any], given: Plan) -> Iterator[str]:
     for option, now in given.items():
+        if option == _END:
+            continue
         before = known.get(option)
         if before != now and not (option in _TIMES and _is_same_time(before, now)):
             yield f"--{option} was {_shown(before)}, and is now {_shown(now)}"
 
 
 def _is_same_time(before: Any, now: Any) -> bool:
-    if now is None:
-        return bool(before["given"] == _NO_END)
     return bool(before and now) and (before["given"] == now["given"] or before["at"] == now["at"])
 
 
@@ -100,8 +105,6 @@ def _shown(value: Any) -> str:
             return "not given"
         case True:
             return "given"
-        case {"given": ""}:
-            return "not given"
         case {"given": given, "at": at}:
             return f"{given} ({at})"
         case [*several]:

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.pipeline.test_replay import history
+from durable import Bus, message
+from durable.pipeline.archive import archive
+from durable.pipeline.lake import Lake
+from durable.pipeline.origin import Origin
+from durable.testing import eventually
+from tests.pipeline.test_replay import WAITING, history
 from tests.support.command import Agent, Ended
 from tests.support.publishing import Outbox
 
 pytestmark = pytest.mark.timeout(600)  # to be cut off amid a call leaves the session of all tests unusable
 
 ROWS = 12
+
+
+@message("continued.ordered")
+class Ordered(msgspec.Struct):
+    number: int
+
+
+@message("continued.paid")
+class Paid(msgspec.Struct): ...
+
+
 BODY = "CAST(concat('{\"order_id\":', n, '}', IF(n = 7, repeat(' ', 2000), '')) AS BINARY)"
 OTHERS: dict[str, tuple[str, ...]] = {
     "order-by": ("--order-by", "message_type"),
@@ -111,3 +129,52 @@ def test_malformed_destination_is_refused_before_a_replay_has_begun(
         assert (ended.code, ended.err.count("\n")) == (2, 1), ended.err
     assert Outbox(database_url).rows("SELECT name FROM durable.replays") == []
     assert agent("pipeline", "replay", *options, "--destination", "tcp://b:1").code == 0
+
+
+WAYS: dict[str, tuple[str, ...]] = {
+    "lake": ("--lake", "{lake}"),
+    "end ahead": ("--lake", "{lake}", "--until", "2100-01-01T00:00Z"),
+    "files": ("--parquet", "{lake}/history"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_replay_leaves_its_archived_copies_out(
+    spark: SparkSession, agent: Agent, database_url: str, tmp_path: Path, way: str
+) -> None:
+    """The first run finds nothing yet; the same command replays what is archived then, and nothing after it."""
+    lake = Lake(str(tmp_path / "lake"))
+    shop = Bus("shop", database=database_url, history_bodies=True)
+    handled: list[int] = []
+
+    @shop.handles(Ordered)
+    async def handle(ordered: Ordered) -> None:
+        handled.append(ordered.number)
+
+    @shop.handles(Paid)
+    async def pay(paid: Paid) -> None: ...
+
+    async def settle(*sent: Ordered | Paid) -> None:
+        async with shop.unit_of_work():
+            for each in sent:
+                shop.send(each)
+        async with shop:
+            await eventually(lambda: not Outbox(database_url).rows(WAITING))
+        archive(lambda: spark, lake, "history", Origin(url=database_url, schema="durable", service="shop"))
+
+    def replayed() -> tuple[int, int]:
+        place = [part.format(lake=lake.url) for part in WAYS[way]]
+        options = ("--json", "--name", "again", "--side", "incoming", "--type", "continued.ordered", *place)
+        ended = agent("pipeline", "replay", *options, "--database", database_url)
+        assert ended.code == 0, ended.err
+        told = json.loads(ended.out)
+        return told["messages"], told["added"]
+
+    await settle(Paid())
+    assert replayed() == (0, 0)
+    await settle(*map(Ordered, range(3)))
+    assert replayed() == (3, 3)
+    for _ in range(2):
+        await settle()
+        assert replayed() == (3, 0)
+    assert sorted(handled) == [0, 0, 1, 1, 2, 2]

@@ -78,7 +78,7 @@ def replay(
     chunk: Chunk = 50_000,
 ) -> Step:
     """Send archived messages again, or have them handled again. The same replay a second time adds nothing."""
-    from durable.pipeline.plans import chosen_by, ended, plan_of
+    from durable.pipeline.plans import chosen_by, end_of, ended, plan_of
 
     check_name("--name", name)
     bus, settings = target
@@ -101,6 +101,7 @@ def replay(
     if bus is not None and not dry_run:
         _declare(bus, settings)
     with needs_spark():
+        from durable.pipeline.choosing import before
         from durable.pipeline.recognition import refuse_unrecognised
         from durable.pipeline.replay import messages, refuse_foreign, refuse_forgotten
         from durable.pipeline.sealing import Sealing
@@ -108,7 +109,7 @@ def replay(
         with phases("replay") as phase:
             phase("starting Spark")
             session = spark.open_session([place] if place else None)
-            rows = _chosen(session, choice, place, plan["parquet"], phase)
+            rows = before(_chosen(session, choice, place, plan["parquet"], phase), end_of(plan))
             rows, repeats = _without_repeats(rows, choice, settings, phase)
             groups = _surveyed(rows, phase)
             if same_ids:
@@ -127,9 +128,8 @@ def replay(
         )
         if same_ids:
             refuse_forgotten(named, settings.dedupe_window, _dropped_until(settings))
-        if not dry_run:
-            last = max((group.last for group in groups if group.last), default=None)
-            _begin(settings, name, plan if place is None else ended(plan, last))
+        if groups and not dry_run:
+            _begin(settings, name, ended(plan, max((group.last for group in groups if group.last), default=None)))
         left = _unopened(named, groups) if leave_unopened else 0
         outcome = _replay(named, groups, left, settings, undisturbed, rate, chunk) | {"repeats": repeats}
     return Ended(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial
 from reprlib import Repr
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from pydantic import BaseModel, RootModel
@@ -16,6 +16,8 @@ from pydantic_core import from_json, to_json
 from durable.messages.codecs.classes import field_names
 from durable.messages.codecs.jsonable import jsonable
 from durable.messages.codecs.sets import aliases, in_own_order
+
+_NUMBERS: Final = frozenset({int, float, bool, type(None)})
 
 
 def in_one_order(value: object, made: Any, *, by_alias: bool = False) -> Any:
@@ -40,6 +42,8 @@ def in_one_order(value: object, made: Any, *, by_alias: bool = False) -> Any:
         return made
     if isinstance(value, Set) and len(value) == len(made):
         return sorted(map(ordered, value, made), key=_text)
+    if _NUMBERS.issuperset(map(type, made)):  # of which there may be many
+        return made
     return [*map(ordered, _items(value, made), made)]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any, Final
 
-from msgspec.inspect import FrozenSetType, RawType, SetType
+from msgspec.inspect import ExtType, FrozenSetType, RawType, SetType
 from pydantic import BaseModel, TypeAdapter
 
 from durable.messages.codecs.classes import kinds_within
@@ -17,6 +17,8 @@ from durable.messages.codecs.classes import kinds_within
 _Schema = Mapping[str, Any]
 _SETS: Final = {"set", "frozenset"}
 _WITH_FIELDS: Final = {"model", "dataclass", "typed-dict"}
+_KNOWN_TO_ITS_WRITER: Final = (RawType, ExtType)
+"""What nothing but the encoder of msgspec can write."""
 _MAY_HOLD_SETS: Final = _SETS | _WITH_FIELDS | {"definition-ref"}
 
 _with_sets: dict[type[Any], bool] = {}
@@ -52,7 +54,7 @@ def _is_with_sets(cls: type[Any]) -> bool:
     if issubclass(cls, BaseModel):
         return not _SETS.isdisjoint(_types(cls.__pydantic_core_schema__))
     kinds = kinds_within(cls)
-    return not kinds.isdisjoint((SetType, FrozenSetType)) and RawType not in kinds  # which is bytes to msgspec alone
+    return not kinds.isdisjoint((SetType, FrozenSetType)) and kinds.isdisjoint(_KNOWN_TO_ITS_WRITER)
 
 
 def _find_in_own_order(cls: type[BaseModel]) -> frozenset[str]:

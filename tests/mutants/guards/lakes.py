@@ -1255,9 +1255,12 @@ ROWS = (
         "lakes",
         "a replay that is repeated replays its own copies",
         "durable/cli/pipeline/replay.py",
-        before="plan if place is None else ended(plan, last)",
-        after="plan",
-        killed_by=("tests/pipeline/test_replay.py::test_handled_message_is_handled_once_more_for_each_replay_name",),
+        before='before(_chosen(session, choice, place, plan["parquet"], phase), end_of(plan))',
+        after='_chosen(session, choice, place, plan["parquet"], phase)',
+        killed_by=tuple(
+            f"tests/pipeline/test_replay_continued.py::test_replay_leaves_its_archived_copies_out[{way}]"
+            for way in ("lake", "end ahead", "files")
+        ),
     ),
     Mutant(
         "lakes",

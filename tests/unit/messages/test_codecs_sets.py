@@ -131,6 +131,16 @@ def test_message_with_sets_is_written_as_without_an_order() -> None:
     assert packed == MsgpackCodec().encode(small, ANY_ENVELOPE)
 
 
+class Extended(msgspec.Struct):
+    numbers: set[int]
+    more: msgspec.msgpack.Ext
+
+
+def test_extension_of_messagepack_is_carried_beside_a_set() -> None:
+    extended = Extended({1}, msgspec.msgpack.Ext(5, b"a"))
+    assert MsgpackCodec().decode(MsgpackCodec().encode(extended, ANY_ENVELOPE), Extended) == extended
+
+
 class Ranked(BaseModel):
     names: set[str]
 
