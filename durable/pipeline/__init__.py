@@ -17,7 +17,7 @@
     erasing    content of chosen messages goes for good: lake_erasure · blanking · leftovers · erasures (the record)
     iceberg    the same files as Iceberg tables
     publish    a DataFrame as messages, and their ids: publishable · screens · contents · writer
-    replay     archived messages once more; choosing says which
+    replay     archived messages once more; choosing says which, replayable with columns of which types
 
 Nothing here is imported by the rest of durable, and Spark only where a function needs it.
 """

@@ -15,6 +15,7 @@ from uuid import UUID
 from durable.arguments import refuse_empty_period
 from durable.errors import InvalidSetting
 from durable.pipeline.progress import Show
+from durable.pipeline.replayable import MOMENTS, check_types, with_time_zone
 from durable.pipeline.rows import records
 from durable.pipeline.session import spark_errors
 from durable.pipeline.texts import check_texts
@@ -130,10 +131,12 @@ def choose(spark: SparkSession, lake: Lake, choice: Choice, show: Show = lambda 
 
 def complete(rows: DataFrame) -> DataFrame:
     """Select the columns that a replay needs from rows of any origin. Raises InvalidSetting when one of them is
-    missing.
+    missing, or of another type.
     """
     from pyspark.sql import functions as F
 
+    check_types(rows.schema)
+    rows = with_time_zone(rows)
     if "side" not in rows.columns and "destination" in rows.columns:
         rows = rows.withColumns({"side": F.lit("outgoing"), "address": F.col("destination")})
     for name in ("id", "side", "address", "message_type", "source", "body"):
@@ -144,7 +147,7 @@ def complete(rows: DataFrame) -> DataFrame:
             )
     missing = {name: F.lit(None).cast(kind) for name, kind in _OPTIONAL.items() if name not in rows.columns}
     rows = rows.withColumns(missing) if missing else rows
-    moment = next(name for name in ("finished_at", "failed_at", "sent_at") if name in rows.columns)
+    moment = next(name for name in MOMENTS if name in rows.columns)
     return rows.withColumn("moment", F.col(moment))
 
 

@@ -190,12 +190,12 @@ def _begin(settings: Settings, name: str, plan: Plan) -> None:
 
 
 def _chosen(spark: SparkSession, choice: Choice, lake: Lake | None, parquet: str | None, phase: Phases) -> DataFrame:
-    from durable.pipeline import choosing
+    from durable.pipeline import choosing, replayable
 
     if lake is not None:
         return choosing.choose(spark, lake, choice, phase("comparing files"))
+    files = replayable.read(spark, parquet or "")
     with spark_errors():
-        files = spark.read.option("__globPaths__", "false").parquet(parquet or "")  # brackets are no patterns
         return choosing.matching(choosing.complete(files), choice)
 
 

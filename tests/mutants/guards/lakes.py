@@ -20,6 +20,7 @@ _RECOGNITION = "tests/pipeline/test_recognition.py::test_handled_message_is_not_
 _COPIES = "tests/pipeline/test_copied_lakes.py"
 
 _OUTAGES = "tests/pipeline/test_commands_in_outages.py"
+_COLUMNS = "tests/pipeline/test_replayable.py"
 _LOGS = "tests/unit/pipeline/test_table_log.py"
 
 _STREAMS = "tests/unit/cli/test_streams.py"
@@ -1382,6 +1383,35 @@ ROWS = (
         after="archives.identity(conn, origin.schema)\n        lake.exists(table)\n    if",
         killed_by=(
             "tests/pipeline/test_looks_at_the_lake.py::test_no_transaction_waits_while_a_command_looks_at_the_lake[verify]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a replay learns of the types of its columns amid Spark's work",
+        "durable/pipeline/choosing.py",
+        before="    check_types(rows.schema)\n",
+        after="",
+        killed_by=(
+            f"{_COLUMNS}::test_column_of_another_type_is_named_before_spark_runs[sent_at-string]",
+            f"{_COLUMNS}::test_column_of_another_type_is_named_before_spark_runs[seq-string]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a time without a zone cannot be published under its id",
+        "durable/pipeline/choosing.py",
+        before="    rows = with_time_zone(rows)\n",
+        after="",
+        killed_by=(f"{_COLUMNS}::test_column_of_a_fitting_type_is_replayed[sent_at-timestamp_ntz-True]",),
+    ),
+    Mutant(
+        "lakes",
+        "a type that Spark does not read is an inner failure",
+        "durable/pipeline/replayable.py",
+        before='if error.getCondition() != "PARQUET_TYPE_ILLEGAL":',
+        after="if error:",
+        killed_by=(
+            f"{_COLUMNS}::test_command_names_a_column_of_another_type_and_begins_nothing[new ids-sent_at in nanoseconds]",
         ),
     ),
 )

@@ -1,0 +1,124 @@
+"""The columns that a replay reads in files of any origin, and the types of Spark's that each may have.
+
+    id, correlation_id, causation_id                            BINARY
+    side and address, or destination; message_type, source      STRING
+    service, partition_key, content_type, headers               STRING
+    body                                                        BINARY or STRING
+    sent_at, finished_at, failed_at                             TIMESTAMP; without a time zone, of UTC
+    seq                                                         a number
+
+Files may have more columns, of any types that Spark reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from durable.errors import InvalidSetting
+from durable.pipeline.session import needs_spark, spark_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
+
+MOMENTS: Final = ("finished_at", "failed_at", "sent_at")
+"""The time of a message is the first of these columns that its file has."""
+_BINARY: Final = ("binary",)
+_TEXT: Final = ("string",)
+_TIME: Final = ("timestamp", "timestamp_ntz")
+_NUMBER: Final = ("bigint", "int", "smallint", "tinyint", "decimal", "double", "float")
+TYPES: Final[Mapping[str, Sequence[str]]] = {
+    "id": _BINARY,
+    "side": _TEXT,
+    "address": _TEXT,
+    "destination": _TEXT,
+    "message_type": _TEXT,
+    "source": _TEXT,
+    "body": ("binary", "string"),
+    "service": _TEXT,
+    "correlation_id": _BINARY,
+    "causation_id": _BINARY,
+    "partition_key": _TEXT,
+    "content_type": _TEXT,
+    "headers": _TEXT,
+    "finished_at": _TIME,
+    "failed_at": _TIME,
+    "sent_at": _TIME,
+    "seq": _NUMBER,
+}
+_CONVERSIONS: Final[Mapping[Sequence[str], str]] = {
+    _BINARY: "UNHEX(REPLACE({}, '-'))",
+    _TIME: "CAST({} AS TIMESTAMP)",
+    _NUMBER: "CAST({} AS BIGINT)",
+}
+_NESTED: Final = ("array", "map", "struct")
+
+
+def read(spark: SparkSession, place: str) -> DataFrame:
+    """The rows of the files of Parquet in this place. Raises InvalidSetting for files with a type that Spark does not
+    read.
+    """
+    with needs_spark():
+        from pyspark.errors import AnalysisException
+    with spark_errors():
+        try:
+            return spark.read.option("__globPaths__", "false").parquet(place)  # brackets are no patterns
+        except AnalysisException as error:
+            if error.getCondition() != "PARQUET_TYPE_ILLEGAL":
+                raise
+            kind = (error.getMessageParameters() or {}).get("parquetType", "a type")
+            raise InvalidSetting(
+                f"--parquet: Spark reads no column of the type {kind}; write times in microseconds and ids as bytes "
+                "without a type of their own, or leave the column out"
+            ) from error
+
+
+def check_types(schema: StructType) -> None:
+    """Raise InvalidSetting, which names the column and what is expected, unless a replay can read these columns."""
+    given = {field.name: field.dataType for field in schema.fields}
+    for name in _read_of(given):
+        kind = given[name].simpleString()
+        if _plain(kind) not in TYPES[name]:
+            raise InvalidSetting(
+                f"column {name}: is {kind.upper()}, must be {_expected(name)}; convert it where the files are "
+                f"written, such as by {_conversion(name, kind)}, or leave it out where it has no value"
+            )
+
+
+def with_time_zone(rows: DataFrame) -> DataFrame:
+    """Make moments of times that were written without a time zone."""
+    from pyspark.sql import functions as F
+
+    bare = [name for name, kind in rows.dtypes if name in MOMENTS and kind == "timestamp_ntz"]
+    return rows.withColumns({name: F.col(name).cast("timestamp") for name in bare}) if bare else rows
+
+
+def _read_of(given: Mapping[str, DataType]) -> list[str]:
+    """Return the columns among these that a replay reads."""
+    unread = ("destination",) if "side" in given else ("address",) if "destination" in given else ()
+    moment = next((name for name in MOMENTS if name in given), None)
+    return [
+        name
+        for name in TYPES
+        if name in given and name not in unread and (name not in MOMENTS or name in (moment, "sent_at"))
+    ]
+
+
+def _plain(kind: str) -> str:
+    return kind.partition("(")[0]
+
+
+def _expected(name: str) -> str:
+    match TYPES[name]:
+        case types if types is _TIME:
+            return "TIMESTAMP"
+        case types if types is _NUMBER:
+            return "a number, such as BIGINT"
+        case types:
+            return " or ".join(kind.upper() for kind in types) + (" of 16 bytes" if types is _BINARY else "")
+
+
+def _conversion(name: str, kind: str) -> str:
+    in_text = "TO_JSON({})" if kind.startswith(_NESTED) else "CAST({} AS STRING)"
+    return _CONVERSIONS.get(TYPES[name], in_text).format(name)

@@ -1,0 +1,145 @@
+"""Columns of files of any origin: those that a replay reads have a type that it can read, or are named at once."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID
+
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from durable.errors import InvalidSetting
+from durable.pipeline import choosing, publishable, replay
+from durable.pipeline.lake_tables import SOURCES, spark_schema
+from durable.pipeline.replayable import TYPES, check_types
+from tests.support.command import Agent
+
+WHOLE: Final = {
+    "id": "unhex('00000000000000000000000000000001')",
+    "side": "'outgoing'",
+    "address": "'tcp://billing:2301'",
+    "message_type": "'orders.placed'",
+    "source": "'shop'",
+    "body": "encode('{}', 'utf-8')",
+    "sent_at": "TIMESTAMP'2026-05-01 12:00:00Z'",
+}
+"""The columns without which there is no replay, and the time."""
+VALUES: Final = {
+    "binary": WHOLE["id"],
+    "string": "'text'",
+    "timestamp": WHOLE["sent_at"],
+    "timestamp_ntz": "TIMESTAMP_NTZ'2026-05-01 12:00:00'",
+    "date": "DATE'2026-05-01'",
+    "bigint": "7L",
+    "int": "7",
+    "smallint": "7S",
+    "tinyint": "7Y",
+    "decimal": "7.5BD",
+    "double": "7.5D",
+    "float": "7.5F",
+    "boolean": "true",
+    "void": "NULL",
+    "array": "array('a')",
+    "map": "map('a', 'b')",
+    "struct": "struct('a')",
+    "interval": "INTERVAL '7' DAY",
+}
+"""A value of each type of Spark's."""
+PAIRS: Final = [(name, kind) for name in TYPES for kind in VALUES]
+FITTING: Final = [(name, kind) for name, kind in PAIRS if kind in TYPES[name]]
+OTHERS: Final = [pair for pair in PAIRS if pair not in FITTING]
+
+
+def rows(spark: SparkSession, name: str, kind: str) -> DataFrame:
+    """A row that is whole, but for the type of this column."""
+    columns = {**WHOLE, name: {"address": WHOLE["address"], "side": WHOLE["side"]}.get(name, VALUES[kind])}
+    if kind not in TYPES[name]:
+        columns[name] = VALUES[kind]
+    if name == "destination":
+        del columns["side"], columns["address"]
+    return spark.sql(f"SELECT {', '.join(f'{value} AS {column}' for column, value in columns.items())}")
+
+
+@pytest.mark.parametrize(("name", "kind"), OTHERS)
+def test_column_of_another_type_is_named_before_spark_runs(spark: SparkSession, name: str, kind: str) -> None:
+    given = rows(spark, name, kind)
+    shown = dict(given.dtypes)[name].upper()
+    with pytest.raises(InvalidSetting) as refused:
+        choosing.complete(given)
+    said = str(refused.value)
+    assert said.startswith(f"column {name}: is {shown}, must be ")
+    assert f"({name}" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("same_ids", [False, True])
+@pytest.mark.parametrize(("name", "kind"), FITTING)
+def test_column_of_a_fitting_type_is_replayed(spark: SparkSession, name: str, kind: str, same_ids: bool) -> None:
+    completed = choosing.matching(choosing.complete(rows(spark, name, kind)), choosing.Choice())
+    assert [group.messages for group in choosing.survey(completed)] == [1]
+    messages = replay.messages(completed, name="x", same_ids=same_ids)
+    publishable.check_schema(messages.schema)
+    assert len(messages.collect()) == 1
+
+
+@pytest.mark.parametrize("table", SOURCES)
+def test_rows_of_a_lake_have_fitting_types(table: Any) -> None:
+    schema: Any = StructType.fromDDL(spark_schema(table))
+    check_types(schema)
+
+
+@pytest.mark.parametrize("name", [name for name, field in publishable.FIELDS.items() if name in TYPES])
+def test_publishable_columns_have_fitting_types(name: str) -> None:
+    assert {*publishable.FIELDS[name].types} <= {*TYPES[name]}
+
+
+def test_unread_columns_are_of_any_type(spark: SparkSession) -> None:
+    columns = {**WHOLE, "destination": "7", "finished_at": WHOLE["sent_at"], "failed_at": "7", "attempts": "'one'"}
+    given = spark.sql(f"SELECT {', '.join(f'{value} AS {column}' for column, value in columns.items())}")
+    assert choosing.complete(given).count() == 1
+
+
+def test_time_without_a_zone_is_of_utc(spark: SparkSession) -> None:
+    found = [
+        replay.messages(choosing.complete(rows(spark, "sent_at", kind)), name="x").collect()
+        for kind in ("timestamp", "timestamp_ntz")
+    ]
+    assert found[0] == found[1]
+
+
+NOON: Final = datetime(2026, 5, 1, 12)
+FILES: Final = {
+    "sent_at as text": (
+        {"sent_at": pa.array(["2026-05-01T12:00:00Z"])},
+        "column sent_at: is STRING, must be TIMESTAMP",
+    ),
+    "sent_at in nanoseconds": ({"sent_at": pa.array([NOON], pa.timestamp("ns"))}, "--parquet: Spark reads no column"),
+    "id of a type of its own": ({"id": pa.array([bytes(16)], pa.uuid())}, "--parquet: Spark reads no column"),
+    "only NULL": ({"causation_id": pa.nulls(1)}, "column causation_id: is INT, must be BINARY of 16 bytes"),
+}
+
+
+@pytest.mark.parametrize("what", FILES)
+@pytest.mark.parametrize("more", [(), ("--same-ids",)], ids=["new ids", "same ids"])
+def test_command_names_a_column_of_another_type_and_begins_nothing(
+    agent: Agent, conn: psycopg.Connection[Any], tmp_path: Path, what: str, more: tuple[str, ...]
+) -> None:
+    columns, said = FILES[what]
+    whole = {
+        "id": pa.array([UUID(int=1).bytes], pa.binary()),
+        "destination": ["tcp://billing:2301"],
+        "message_type": ["orders.placed"],
+        "source": ["shop"],
+        "body": pa.array([b"{}"], pa.binary()),
+    }
+    pq.write_table(pa.table({**whole, **columns}), tmp_path / "messages.parquet")
+    ended = agent("pipeline", "replay", "--parquet", str(tmp_path / "messages.parquet"), "--all", "--name", "x", *more)
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1), ended
+    assert ended.err.startswith(f"error: {said}")
+    assert conn.execute("SELECT count(*) FROM durable.replays").fetchone() == (0,)
