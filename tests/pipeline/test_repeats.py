@@ -107,7 +107,9 @@ async def test_message_sent_twice_under_its_key_is_replayed_once(
     ids: Sequence[str],
     handled_again: list[int],
 ) -> None:
-    """Its receiver has recognised the second one. Then it loses a message of each kind."""
+    """Its receiver has recognised the second one. Then it loses a message of each kind. The repeat comes last: the same
+    replay again ends before it.
+    """
     ours, theirs, peer = make_database("shop"), make_database("billing"), f"unix://{tmp_path}/billing.sock"
     handled: list[int] = []
     billing = Bus("billing", database=theirs)
@@ -149,7 +151,7 @@ async def test_message_sent_twice_under_its_key_is_replayed_once(
         assert ended.code == 0, ended.err
         told.append({name: json.loads(ended.out)[name] for name in ("messages", "added", "repeats")})
         await settle()
-    assert told == [{"messages": 4, "added": added, "repeats": 1} for added in (4, 0)]
+    assert told == [{"messages": 4, "added": added, "repeats": left} for added, left in ((4, 1), (0, 0))]
     assert sorted(handled) == handled_again
 
 
