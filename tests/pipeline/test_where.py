@@ -46,7 +46,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "a window": ("row_number() OVER (ORDER BY id) = 1", "WINDOW_FUNCTION_NOT_ALLOWED"),
     "several rows of one": ("explode(array(1, 2)) = 1", "UNSUPPORTED_GENERATOR"),
     "a parameter": (":x = 1", "UNBOUND_SQL_PARAMETER"),
-    "a variable of the session": ("${spark.master} = 1", "PARSE_SYNTAX_ERROR"),
+    "a variable of the session": ("${spark.master} = 1", "is no condition over these columns"),
     "Python": ("__import__('os').system('true')", "PARSE_SYNTAX_ERROR"),
     "a field of a format": ("{settings.database_url}", "PARSE_SYNTAX_ERROR"),
     "markup of a terminal": ("[red]address[/red] = '[/]'", "PARSE_SYNTAX_ERROR"),
