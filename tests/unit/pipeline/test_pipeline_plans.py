@@ -11,7 +11,7 @@ import pytest
 
 from durable.errors import InvalidSetting
 from durable.pipeline.choosing import Choice
-from durable.pipeline.plans import Plan, chosen_by, continued, plan_of
+from durable.pipeline.plans import Plan, chosen_by, continued, end_of, ended, plan_of
 
 NOW = datetime(2030, 5, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -26,7 +26,8 @@ def plan(**changed: Any) -> Plan:
 
 
 def stored(found: Plan) -> Plan:
-    return dict(json.loads(json.dumps(found)))
+    """As the first run has written it."""
+    return dict(json.loads(json.dumps(ended(found, NOW))))
 
 
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
@@ -58,7 +59,7 @@ def test_another_plan_is_refused_with_the_difference(option: str) -> None:
         continued("May", stored(plan()), plan(**changed))
     assert difference in str(refused.value)
     assert "another --name" in str(refused.value)
-    assert continued("May", stored(plan(**changed)), plan(**changed)) == plan(**changed)
+    assert continued("May", stored(plan(**changed)), plan(**changed)) == stored(plan(**changed))
 
 
 @pytest.mark.parametrize("name", ["since", "until"])
@@ -77,7 +78,19 @@ def test_plan_keeps_the_relative_time_of_the_first_run(name: str) -> None:
 def test_time_is_the_same_in_another_notation() -> None:
     first = plan(since=NOW, times={"since": "2h", "until": None})
     same = plan(since=NOW, times={"since": "2030-05-01T12:00Z", "until": None})
-    assert continued("May", stored(first), same) == first
+    assert continued("May", stored(first), same) == stored(first)
+
+
+def test_plan_ends_behind_the_messages_of_its_first_run() -> None:
+    first = stored(plan())
+    assert end_of(plan()) is None
+    assert end_of(first) == end_of(ended(first, NOW + HOUR)) == NOW + timedelta(microseconds=1)
+
+
+def test_plan_without_an_end_stays_without_one() -> None:
+    found = continued("May", plan(), plan())
+    assert ended(found, NOW) == found
+    assert end_of(found) is None
 
 
 def test_order_of_repeated_options_counts_for_the_order_alone() -> None:
