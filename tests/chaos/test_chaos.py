@@ -16,7 +16,6 @@ from tests.chaos.summary import summarize
 SEEDS = {"plain": 2, "secured": 1}
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", SEEDS)
 async def test_every_promise_is_kept_under_several_faults_at_once(tmp_path: Path, way: str) -> None:
     told: list[str] = [f"seed {SEEDS[way]}"]

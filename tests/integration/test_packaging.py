@@ -250,7 +250,6 @@ def install_editable_strictly(python: Path, _built: Built, checkout: Path) -> No
     run(python, *PIP_INSTALL, *options, checkout, cwd=python.parent)
 
 
-@pytest.mark.timeout(300)  # an installation, a JVM, and its workers
 @pytest.mark.parametrize("install", [install_wheel, install_editable_strictly])
 def test_a_plain_spark_session_finds_the_data_source_of_an_installed_durable(
     install: Callable[[Path, Built, Path], None],
@@ -267,7 +266,6 @@ def test_a_plain_spark_session_finds_the_data_source_of_an_installed_durable(
     assert "replaced a" not in done.stderr
 
 
-@pytest.mark.timeout(300)
 def test_a_plain_spark_session_finds_the_data_source_of_a_checkout_on_its_path(
     python: Path, checkout: Path, database_url: str
 ) -> None:

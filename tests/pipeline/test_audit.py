@@ -29,8 +29,6 @@ from durable.pipeline.spans import Gap, Span
 from tests.support.audits import numbered, own, own_service, part
 from tests.support.lakes import SHOP, at, fill, frame, handled, letter, many, message_id, sent, table
 
-pytestmark = pytest.mark.timeout(300)
-
 NOTHING = dict.fromkeys(FINDINGS, 0)
 Rows = Sequence[Mapping[str, Any]]
 Findings = set[tuple[str, int]]

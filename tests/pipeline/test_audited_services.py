@@ -19,8 +19,6 @@ from durable.pipeline.lake_tables import SOURCES, Whose
 from durable.pipeline.spans import Span
 from tests.support.lakes import BILLING, SHOP, TO_BILLING, at, fill, handled, sent, table
 
-pytestmark = pytest.mark.timeout(300)
-
 HOUR, DAY = 3_600, 86_400
 NOW = 8 * DAY
 Rows = Sequence[Mapping[str, Any]]

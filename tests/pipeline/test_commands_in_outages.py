@@ -17,8 +17,6 @@ from tests.support.command import Agent
 from tests.support.history import add_history, add_old_day
 from tests.support.root import ROOT
 
-pytestmark = pytest.mark.timeout(300)
-
 CHOSEN: Final = ("--id", str(UUID(int=3)), "--reason", "request 4711")
 COMMANDS: Mapping[str, Sequence[str]] = {
     "status": ("status",),

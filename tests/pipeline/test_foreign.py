@@ -19,8 +19,6 @@ from tests.support.archiving import Archiver
 from tests.support.history import add_history, add_old_day
 from tests.support.partitions import drop_partitions
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def parted(archiver: Archiver) -> Parted:
     """All rows of history."""

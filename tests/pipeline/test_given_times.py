@@ -20,8 +20,6 @@ from durable.storage.sql.times import FIRST, LAST
 from tests.support.command import Agent
 from tests.support.lakes import fill, handled, letter, sent, table
 
-pytestmark = pytest.mark.timeout(300)
-
 TIMES: Final = ("0001-01-01T00:00Z", "9999-12-31T23:59:59.999999Z")
 DAYS: Final = ("0001-01-01", "9999-12-31")
 LONG: Final = "36500d"

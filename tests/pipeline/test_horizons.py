@@ -34,7 +34,6 @@ from tests.support.roles import runtime_role
 from tests.support.streams import Stream
 
 MONTH = Retention(timedelta(days=30), timedelta(days=30))
-pytestmark = pytest.mark.timeout(300)
 
 _numbers = count(1)
 

@@ -14,8 +14,6 @@ import pytest
 
 from tests.support.root import ROOT
 
-pytestmark = pytest.mark.timeout(300)
-
 _PLAIN = "spark_session(master='local[1]')"
 _HEARD = """import signal
 signal.signal(signal.SIGINT, lambda *_: print('heard'))

@@ -23,8 +23,6 @@ from durable.pipeline.table_log import TableLog
 from tests.support.command import Agent
 from tests.support.history import add_history, add_letters, add_old_day
 
-pytestmark = pytest.mark.timeout(300)
-
 ERASED: Final = ("--id", str(UUID(int=3)), "--reason", "request 4711")
 COMMANDS: Final[Mapping[str, Sequence[Sequence[str]]]] = {
     "archive": [(), ("--new-lake",), ("--end",)],

@@ -39,8 +39,6 @@ from tests.support.command import Agent
 from tests.support.history import add_history, add_letters, add_old_day, numbers
 from tests.support.lakes import BILLING, SHOP, at, fill, handled, sent, table
 
-pytestmark = pytest.mark.timeout(300)
-
 NOTHING = dict.fromkeys(FINDINGS, 0)
 SUCCESSOR = Wish(is_successor=True)
 

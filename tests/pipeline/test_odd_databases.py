@@ -24,8 +24,6 @@ from tests.support.clusters import clusters
 from tests.support.command import Agent
 from tests.support.history import add_history
 
-pytestmark = pytest.mark.timeout(300)
-
 SETTINGS = {
     "DateStyle": "SQL, DMY",
     "IntervalStyle": "sql_standard",

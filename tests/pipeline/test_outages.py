@@ -19,8 +19,6 @@ from tests.support.archiving import Archiver, DeprivedTask
 from tests.support.clusters import Cluster, clusters
 from tests.support.history import add_history
 
-pytestmark = pytest.mark.timeout(300)
-
 ROWS = 3_000
 
 

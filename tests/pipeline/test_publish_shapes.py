@@ -25,8 +25,6 @@ from durable.storage.staging import Batch, Staged
 from tests.failure.leftovers import SCHEMA
 from tests.support.publishing import MESSAGE_TYPE, PEER, SOURCE, Outbox, messages, orders
 
-pytestmark = pytest.mark.timeout(300)
-
 ROWS, DESTINATIONS = 20_000, 1_000
 
 

@@ -14,8 +14,6 @@ from tests.support.history import add_history, add_old_day
 from tests.support.killing import dies_at
 from tests.support.purging import STEPS
 
-pytestmark = pytest.mark.timeout(300)
-
 DAYS, ROWS = 3, 20
 KEEP = timedelta(days=30)
 DETACHED = "SELECT relname FROM pg_class WHERE relname ~ '^envelope_history_' AND relkind = 'r' AND NOT relispartition"

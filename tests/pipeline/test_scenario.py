@@ -17,8 +17,6 @@ from durable.storage import migrator
 from tests.support.clusters import Cluster, Clusters, clusters
 from tests.support.command import Agent
 
-pytestmark = pytest.mark.timeout(300)
-
 ADDRESS = "tcp://billing:2302"
 ROWS = """
 INSERT INTO durable.envelope_history (id, side, outcome, address, message_type, source, correlation_id, sent_at,

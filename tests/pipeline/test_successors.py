@@ -37,8 +37,6 @@ from tests.support.clusters import Cluster, Clusters, clusters
 from tests.support.history import add_history, add_letters, add_old_day
 from tests.support.partitions import drop_partitions, purge_undated
 
-pytestmark = pytest.mark.timeout(300)
-
 MONTH = Retention(timedelta(days=30), timedelta(days=30))
 
 

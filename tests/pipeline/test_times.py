@@ -22,8 +22,6 @@ from tests.support.command import Agent
 from tests.support.history import add_history, add_letters
 from tests.support.publishing import Outbox
 
-pytestmark = pytest.mark.timeout(300)
-
 TIMES: Final = {
     "infinity": LAST,
     "-infinity": FIRST,

@@ -30,8 +30,6 @@ from tests.support.archiving import Archiver
 from tests.support.command import Agent
 from tests.support.history import add_history, add_old_day
 
-pytestmark = pytest.mark.timeout(300)
-
 COMMANDS: dict[str, Sequence[str]] = {
     "archive": ("archive", "--service", "shop"),
     "erase": ("erase", "--service", "shop", "--id", f"{1:032x}", "--reason", "r", "--yes"),

@@ -69,7 +69,6 @@ def test_planted_bug_is_found(bug: str) -> None:
     assert "violations: 1 seeds" in done.stdout
 
 
-@pytest.mark.timeout(300)
 def test_failing_seed_is_shrunk_and_replays() -> None:
     bug = "a dead node leaves its rows with their epoch"
     first = _FRUITLESS[bug]

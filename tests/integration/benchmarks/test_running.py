@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from durable.embedded import Embedded
 from tests.benchmarks import contests
 from tests.benchmarks.databases import Databases
@@ -15,7 +13,6 @@ from tests.benchmarks.racing import Processes
 COUNT = 20
 
 
-@pytest.mark.timeout(180)
 def test_rows_of_messages_have_figures_of_both_sides(server: Embedded) -> None:
     databases = Databases(server)
     local, contest = Local(databases, COUNT), contests.of("tcp", None)

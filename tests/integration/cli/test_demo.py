@@ -27,7 +27,6 @@ from tests.support.command import heed_interrupts
 
 ROOT = Path(__file__).parents[3]
 
-pytestmark = pytest.mark.timeout(300)  # two services, two servers, and everything that befalls them
 
 RUN = """
 import sys

@@ -8,14 +8,11 @@ import shutil
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support.pages import EXAMPLES
 
 OPTIONS = ["-q", "-o", "asyncio_mode=auto", "-p", "no:cacheprovider", "-p", "no:schemathesis", "-W", "ignore"]
 
 
-@pytest.mark.timeout(300)
 async def test_examples_of_tests_pass(tmp_path: Path) -> None:
     for path in (EXAMPLES / "testing").glob("*.py"):
         shutil.copy(path, tmp_path)

@@ -22,8 +22,6 @@ from durable.transports.rabbitmq.transport import RabbitListener, RabbitTranspor
 from tests.support.receivers import MemoryReceiver, envelopes
 from tests.support.servers import Names
 
-pytestmark = pytest.mark.timeout(120)
-
 HASTY = {"send_timeout": timedelta(seconds=1), "connect_timeout": timedelta(seconds=1)}
 
 
