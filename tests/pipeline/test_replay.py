@@ -529,6 +529,15 @@ def test_a_place_of_files_is_taken_by_its_letters(
     assert again(database_url, "--name", "x", "--parquet", str(place), "--all", "--dry-run")["messages"] == 10
 
 
+def test_name_of_a_message_beside_the_chosen_ones_is_not_refused(
+    again: Callable[..., dict[str, Any]], database_url: str, parquet: str
+) -> None:
+    both = ("--type", "odd", "--type", "even", "--where", "message_type = 'odd'")
+    none = ("--type", "odd", "--until", "2001-01-01T00:00Z")
+    counts = [again(database_url, "--name", "x", "--parquet", parquet, "--dry-run", *each) for each in (both, none)]
+    assert [counted["messages"] for counted in counts] == [5, 0]
+
+
 def test_a_dry_run_counts_and_changes_nothing(
     again: Callable[..., dict[str, Any]], database_url: str, parquet: str
 ) -> None:
@@ -561,6 +570,17 @@ REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
     "a bad time": (("--since", "May"), "--since: 'May' is not a time"),
     "a bad condition": (("--where", "colour = 'red'"), "where: \"colour = 'red'\" is no condition over these columns"),
     "malformed SQL": (("--where", "id ="), "where: 'id =' is no condition over these columns"),
+    "a misspelt type": (("--type", "od"), "--type: no message has 'od'; did you mean 'odd'?"),
+    "a misspelt type beside another": (
+        ("--type", "odd", "--type", "eve"),
+        "no message has 'eve'; did you mean 'even'?",
+    ),
+    "a misspelt service": (("--all", "--service", "x"), "--service: no message has 'x'; known: "),
+    "an unknown address": (("--address", "tcp://127.0.0.1:9"), "--address: no message has 'tcp://127.0.0.1:9'"),
+    "an unknown id": (
+        ("--id", str(UUID(int=1 << 100))),
+        f"--id: no message has {UUID(int=1 << 100)}; leave it out, or archive",
+    ),
     "no name": (("--all", "--name", " "), "--name: ' ' is no name; give printable text"),
     "a long name": (("--all", "--name", "é" * 501), "--name: has 1,002 bytes in UTF-8; give a name of at most 1,000"),
 }

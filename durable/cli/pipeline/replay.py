@@ -105,6 +105,7 @@ def replay(
         from durable.pipeline.recognition import refuse_unrecognised
         from durable.pipeline.replay import messages, refuse_foreign, refuse_forgotten
         from durable.pipeline.sealing import Sealing
+        from durable.pipeline.unmatched import refuse_unmatched
     with nullcontext() if dry_run else publishing(settings, place) as undisturbed:
         with phases("replay") as phase:
             phase("starting Spark")
@@ -112,6 +113,7 @@ def replay(
             rows = before(_chosen(session, choice, place, plan["parquet"], phase), end_of(plan))
             rows, repeats = _without_repeats(rows, choice, settings, phase)
             groups = _surveyed(rows, phase)
+            refuse_unmatched(lambda: _every(session, choice, place, plan["parquet"]), choice, groups)
             if same_ids:
                 refuse_unrecognised(groups, destination, _here(target))
             if same_ids and place is not None:
@@ -190,13 +192,19 @@ def _begin(settings: Settings, name: str, plan: Plan) -> None:
 
 
 def _chosen(spark: SparkSession, choice: Choice, lake: Lake | None, parquet: str | None, phase: Phases) -> DataFrame:
-    from durable.pipeline import choosing, replayable
+    from durable.pipeline import choosing
 
     if lake is not None:
         return choosing.choose(spark, lake, choice, phase("comparing files"))
-    files = replayable.read(spark, parquet or "")
     with spark_errors():
-        return choosing.matching(choosing.complete(files), choice)
+        return choosing.matching(_every(spark, choice, None, parquet), choice)
+
+
+def _every(spark: SparkSession, choice: Choice, lake: Lake | None, parquet: str | None) -> DataFrame:
+    """Read what is chosen from."""
+    from durable.pipeline import choosing, replayable
+
+    return choosing.complete(replayable.read(spark, parquet or "")) if lake is None else lake.read(spark, choice.table)
 
 
 def _without_repeats(rows: DataFrame, choice: Choice, settings: Settings, phase: Phases) -> tuple[DataFrame, int]:

@@ -1265,6 +1265,16 @@ ROWS = (
     ),
     Mutant(
         "lakes",
+        "a replay passes over a name that no message has",
+        "durable/pipeline/unmatched.py",
+        before="if known.isdisjoint(given[name]):",
+        after="if False:",
+        killed_by=(
+            "tests/pipeline/test_replay.py::test_replay_with_wrong_arguments_fails_with_one_line[a misspelt type]",
+        ),
+    ),
+    Mutant(
+        "lakes",
         "a replay takes one message of a key for ever",
         "durable/pipeline/repeats.py",
         before='(place["sent_at"] >= known["since"] + window)',
