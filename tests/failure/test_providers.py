@@ -15,7 +15,7 @@ from durable import Bus
 from durable.errors import CallFailed, NoProvider, ProviderGone, ProviderSuperseded
 from durable.testing import eventually
 from tests.failure.workbench import QUICK
-from tests.support.providing import Providing, Who, providing
+from tests.support.providing import Providing, Who, providing_beside
 from tests.support.proxy import ChaosProxy
 from tests.support.servers import address_of
 
@@ -25,6 +25,13 @@ LEASE = 3 * QUICK["heartbeat_interval"].total_seconds()
 @pytest.fixture
 async def caller(database_url: str) -> AsyncIterator[Bus]:
     async with Bus("shop", database_url, **QUICK, call_timeout=20) as bus:
+        yield bus
+
+
+@pytest.fixture
+async def patient(database_url: str) -> AsyncIterator[Bus]:
+    """A caller that strikes off no node which is silent for a while."""
+    async with Bus("shop", database_url, **dict[str, Any](QUICK, heartbeat_stale=60), call_timeout=20) as bus:
         yield bus
 
 
@@ -54,7 +61,7 @@ async def name_of(who: Who) -> str:
 
 async def test_calls_go_on_when_one_of_two_providers_is_killed(database_url: str, caller: Bus) -> None:
     who = caller.caller(Who)
-    with providing(database_url, "one") as one, providing(database_url, "other") as other:
+    async with providing_beside(database_url, "one") as one, providing_beside(database_url, "other") as other:
         await sees(caller, one, other)
         assert {await who.name() for _ in range(4)} == {"one", "other"}
         waiting = [asyncio.create_task(who.wait()) for _ in range(10)]
@@ -72,9 +79,9 @@ async def test_calls_go_on_when_one_of_two_providers_is_killed(database_url: str
 
 async def test_singleton_moves_when_its_node_is_killed(database_url: str, caller: Bus) -> None:
     who = caller.caller(Who)
-    with providing(database_url, "first", "singleton") as first:
+    async with providing_beside(database_url, "first", "singleton") as first:
         assert await who.name() == "first"
-        with providing(database_url, "second", "singleton"):
+        async with providing_beside(database_url, "second", "singleton"):
             assert await who.name() == "first"
             first.kill()
             began = time.monotonic()
@@ -83,26 +90,28 @@ async def test_singleton_moves_when_its_node_is_killed(database_url: str, caller
             assert rows(database_url, "SELECT epoch FROM durable.services") == [(2,)]
 
 
-async def test_singleton_moves_at_once_when_its_node_stops_in_good_order(database_url: str) -> None:
+async def test_singleton_moves_at_once_when_its_node_stops_in_good_order(database_url: str, patient: Bus) -> None:
     slow = ("singleton", "heartbeat_interval=4", "heartbeat_stale=60")
-    async with Bus("shop", database_url, **dict[str, Any](QUICK, heartbeat_stale=60), call_timeout=20) as caller:
-        who = caller.caller(Who)
-        with providing(database_url, "first", *slow) as first, providing(database_url, "second", *slow):
-            assert await who.name() == "first"
-            assert first.process.stdin is not None
-            first.process.stdin.close()
-            await asyncio.to_thread(first.process.wait, 20)
-            began = time.monotonic()
-            assert await name_of(who) == "second"
-            assert time.monotonic() - began < 2.5  # and the lease is 3 s
+    who = patient.caller(Who)
+    async with (
+        providing_beside(database_url, "first", *slow) as first,
+        providing_beside(database_url, "second", *slow),
+    ):
+        assert await who.name() == "first"
+        assert first.process.stdin is not None
+        first.process.stdin.close()
+        await asyncio.to_thread(first.process.wait, 20)
+        began = time.monotonic()
+        assert await name_of(who) == "second"
+        assert time.monotonic() - began < 2.5  # and the lease is 3 s
 
 
 async def test_paused_holder_runs_no_call_when_another_one_has_taken_over(database_url: str, caller: Bus) -> None:
     who = caller.caller(Who)
-    with providing(database_url, "first", "singleton") as first:
+    async with providing_beside(database_url, "first", "singleton") as first:
         pinned = caller.caller(Who, at=first.address)
         assert await who.name() == await pinned.name() == "first"
-        with providing(database_url, "second", "singleton") as second:
+        async with providing_beside(database_url, "second", "singleton") as second:
             first.pause()
             late = [asyncio.create_task(pinned.name()) for _ in range(20)]  # in its socket when it wakes
             await sees(caller, second)
@@ -115,12 +124,12 @@ async def test_paused_holder_runs_no_call_when_another_one_has_taken_over(databa
             assert rows(database_url, "SELECT epoch FROM durable.services") == [(2,)]
 
 
-async def test_paused_holder_refuses_until_its_lock_is_seen_again(database_url: str, caller: Bus) -> None:
+async def test_paused_holder_refuses_until_its_lock_is_seen_again(database_url: str, patient: Bus) -> None:
     """Its thread may see the lock before its loop reads the calls: then they are answered, as they may be."""
     answers = list[object]()
-    with providing(database_url, "first", "singleton", "heartbeat_stale=60") as first:
-        pinned = caller.caller(Who, at=first.address)
-        who = caller.caller(Who)
+    async with providing_beside(database_url, "first", "singleton", "heartbeat_stale=60") as first:
+        pinned = patient.caller(Who, at=first.address)
+        who = patient.caller(Who)
         assert await who.name() == await pinned.name() == "first"
         while not any(isinstance(each, ProviderSuperseded) for each in answers):
             assert len(answers) < 200, answers
@@ -135,7 +144,10 @@ async def test_paused_holder_refuses_until_its_lock_is_seen_again(database_url: 
 
 async def test_no_two_hold_a_singleton_while_connections_are_cut(database_url: str, caller: Bus) -> None:
     who = caller.caller(Who)
-    with providing(database_url, "a", "singleton") as a, providing(database_url, "b", "singleton") as b:
+    async with (
+        providing_beside(database_url, "a", "singleton") as a,
+        providing_beside(database_url, "b", "singleton") as b,
+    ):
         pinned = [caller.caller(Who, at=each.address, name={"timeout": 1}) for each in (a, b)]
         assert await who.name() in "ab"
         stop = asyncio.Event()
@@ -169,22 +181,24 @@ async def test_providers_stay_known_for_a_lease_when_the_database_is_back(databa
         port = int(proxy.uri.rpartition(":")[2])
         behind = make_url(database_url).set(drivername="postgresql+psycopg", host="127.0.0.1", port=port, query={})
         url = behind.render_as_string(hide_password=False)
-        async with Bus("shop", url, **QUICK, call_timeout=20, mode="send-only") as caller:
-            with providing(database_url, "one", "heartbeat_stale=2") as one:
-                await sees(caller, one)
-                registering = caller.runtime.calls.registering
-                proxy.cut()
-                proxy.refuse()
-                await eventually(lambda: registering._was_away)
-                one.pause()  # as its row is when the database was away for all
-                elapsed = "SELECT 1 FROM durable.offers WHERE leased_until > now()"
-                await eventually(lambda: not rows(database_url, elapsed))
-                proxy.restore()
-                await eventually(lambda: not registering._was_away)
-                assert listed(caller) == [one.address]
-                one.go_on()
-                assert await caller.caller(Who).name() == "one"
-                await eventually(lambda: rows(database_url, elapsed))
-                assert listed(caller) == [one.address]
-                one.kill()
-                await eventually(lambda: listed(caller) == [])
+        async with (
+            Bus("shop", url, **QUICK, call_timeout=20, mode="send-only") as caller,
+            providing_beside(database_url, "one", "heartbeat_stale=2") as one,
+        ):
+            await sees(caller, one)
+            registering = caller.runtime.calls.registering
+            proxy.cut()
+            proxy.refuse()
+            await eventually(lambda: registering._was_away)
+            one.pause()  # as its row is when the database was away for all
+            elapsed = "SELECT 1 FROM durable.offers WHERE leased_until > now()"
+            await eventually(lambda: not rows(database_url, elapsed))
+            proxy.restore()
+            await eventually(lambda: not registering._was_away)
+            assert listed(caller) == [one.address]
+            one.go_on()
+            assert await caller.caller(Who).name() == "one"
+            await eventually(lambda: rows(database_url, elapsed))
+            assert listed(caller) == [one.address]
+            one.kill()
+            await eventually(lambda: listed(caller) == [])

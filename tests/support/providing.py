@@ -10,8 +10,8 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -75,6 +75,13 @@ def providing(database_url: str, name: str, *options: str) -> Iterator[Providing
             yield Providing(process, address)
         finally:
             process.kill()
+
+
+@asynccontextmanager
+async def providing_beside(database_url: str, name: str, *options: str) -> AsyncIterator[Providing]:
+    """providing(), while this event loop goes on, with the heartbeats of the buses in it."""
+    with ExitStack() as stack:
+        yield await asyncio.to_thread(stack.enter_context, providing(database_url, name, *options))
 
 
 async def _provide(url: str, name: str, address: str, options: list[str]) -> None:
