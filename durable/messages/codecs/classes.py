@@ -8,7 +8,7 @@ the like, are refused when the decoder is built.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, get_args
 
 import msgspec.inspect
@@ -50,6 +50,16 @@ def refuse_uncodable_parts(cls: Any, *known: type) -> None:
 def kinds_within(cls: type[Any]) -> set[type[Type]]:
     """Return the kinds of types that occur in a class."""
     return {type(kind) for _, kind in _within(msgspec.inspect.type_info(cls), "", set())}
+
+
+def kinds_of_fields(cls: type[Any]) -> Mapping[str, set[type[Type]]]:
+    """Return the kinds of types that occur in each field of a class, by its name in Python; none where nobody knows."""
+    try:
+        kind: Any = msgspec.inspect.type_info(cls)
+    except Exception:  # as a class that pydantic alone writes
+        return {}
+    fields = kind.fields if isinstance(kind, _WITH_FIELDS) else ()
+    return {field.name: {type(part) for _, part in _within(field.type, "", set())} for field in fields}
 
 
 def type_variables(annotation: Any) -> Iterator[TypeVar]:

@@ -15,9 +15,11 @@ from pydantic_core import from_json, to_json
 
 from durable.messages.codecs.classes import field_names
 from durable.messages.codecs.jsonable import jsonable
-from durable.messages.codecs.sets import aliases, in_own_order
+from durable.messages.codecs.sets import aliases, in_own_order, is_plain, plain_fields
 
 _NUMBERS: Final = frozenset({int, float, bool, type(None)})
+_AS_MADE: Final = object()
+"""Stands for a value that holds no sets."""
 
 
 def in_one_order(value: object, made: Any, *, by_alias: bool = False) -> Any:
@@ -26,8 +28,12 @@ def in_one_order(value: object, made: Any, *, by_alias: bool = False) -> Any:
     What has other items than the value, or a serializer of the application, stays as it was made. `by_alias`: pydantic
     has made it, and not msgspec, which writes the fields of a dataclass by their own names.
     """
+    if value is _AS_MADE:
+        return made
     if isinstance(value, RootModel):
         return made if in_own_order(type(value)) else in_one_order(value.root, made, by_alias=True)
+    if _has_no_sets(type(value), by_alias):
+        return made
     by_alias = by_alias or isinstance(value, BaseModel)
     ordered = partial(in_one_order, by_alias=by_alias)
     if isinstance(made, dict):
@@ -44,7 +50,10 @@ def in_one_order(value: object, made: Any, *, by_alias: bool = False) -> Any:
         return sorted(map(ordered, value, made), key=_text)
     if _NUMBERS.issuperset(map(type, made)):  # of which there may be many
         return made
-    return [*map(ordered, _items(value, made), made)]
+    items = _items(value, made)
+    if all(_has_no_sets(cls, by_alias) for cls in set(map(type, items))):  # of which there may be as many
+        return made
+    return [*map(ordered, items, made)]
 
 
 def text_in_one_order(value: object) -> str:
@@ -84,7 +93,18 @@ def _named(value: object, made: Mapping[str, Any], by_alias: bool) -> Mapping[st
     if by_alias:
         written |= aliases(cls)
     parts = {written[name]: getattr(value, name, None) for name in names if name not in in_own_order(cls)}
+    if _is_known(cls, by_alias):
+        parts |= dict.fromkeys((written[name] for name in plain_fields(cls)), _AS_MADE)
     return {**(getattr(value, "__pydantic_extra__", None) or {}), **parts}
+
+
+def _has_no_sets(cls: type[Any], by_alias: bool) -> bool:
+    return _is_known(cls, by_alias) and is_plain(cls)
+
+
+def _is_known(cls: type[Any], by_alias: bool) -> bool:
+    """Tell whether the declared types say what is written: pydantic may write a dataclass by what else is declared."""
+    return not by_alias or issubclass(cls, BaseModel)
 
 
 def _items(value: object, made: Sequence[Any]) -> Sequence[Any]:

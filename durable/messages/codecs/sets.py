@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any, Final
 
+import msgspec.inspect as kinds
 from msgspec.inspect import ExtType, FrozenSetType, RawType, SetType
 from pydantic import BaseModel, TypeAdapter
 
-from durable.messages.codecs.classes import kinds_within
+from durable.messages.codecs.classes import field_names, kinds_of_fields, kinds_within
 
 _Schema = Mapping[str, Any]
 _SETS: Final = {"set", "frozenset"}
@@ -20,7 +21,19 @@ _WITH_FIELDS: Final = {"model", "dataclass", "typed-dict"}
 _KNOWN_TO_ITS_WRITER: Final = (RawType, ExtType)
 """What nothing but the encoder of msgspec can write."""
 _MAY_HOLD_SETS: Final = _SETS | _WITH_FIELDS | {"definition-ref"}
+_PLAIN: Final = frozenset({
+    "model-field", "default", "nullable", "union", "list", "tuple", "dict", "literal", "none", "bool", "int",
+    "float", "decimal", "str", "bytes", "date", "time", "datetime", "timedelta", "uuid",
+})  # fmt: skip
+"""Types of pydantic's schemas whose values hold no sets, and no values of any other class."""
+_PLAIN_KINDS: Final = frozenset({
+    kinds.UnionType, kinds.ListType, kinds.TupleType, kinds.VarTupleType, kinds.DictType, kinds.LiteralType,
+    kinds.EnumType, kinds.NoneType, kinds.BoolType, kinds.IntType, kinds.FloatType, kinds.DecimalType, kinds.StrType,
+    kinds.BytesType, kinds.DateType, kinds.TimeType, kinds.DateTimeType, kinds.TimeDeltaType, kinds.UUIDType,
+})  # fmt: skip
+"""The same of msgspec."""
 
+_plain_fields: dict[type[Any], frozenset[str]] = {}
 _with_sets: dict[type[Any], bool] = {}
 _in_own_order: dict[type[Any], frozenset[str]] = {}
 _aliases: dict[type[Any], Mapping[str, str]] = {}
@@ -42,6 +55,20 @@ def in_own_order(cls: type[Any]) -> frozenset[str]:
     return found
 
 
+def plain_fields(cls: type[Any]) -> frozenset[str]:
+    """Return the fields of a model, Struct, dataclass or attrs class that hold no sets, by their declared types."""
+    found = _plain_fields.get(cls)
+    if found is None:
+        found = _plain_fields[cls] = frozenset(_find_plain_fields(cls))
+    return found
+
+
+def is_plain(cls: type[Any]) -> bool:
+    """Tell whether all fields of a class are plain_fields(), and it has no others."""
+    plain = plain_fields(cls)
+    return bool(plain) and len(plain) == len(field_names(cls)) and not in_own_order(cls) and not _takes_extra(cls)
+
+
 def aliases(cls: type[Any]) -> Mapping[str, str]:
     """Return the names under which pydantic writes the fields of a model or dataclass, where they are not their own."""
     found = _aliases.get(cls)
@@ -57,9 +84,25 @@ def _is_with_sets(cls: type[Any]) -> bool:
     return not kinds.isdisjoint((SetType, FrozenSetType)) and kinds.isdisjoint(_KNOWN_TO_ITS_WRITER)
 
 
+def _find_plain_fields(cls: type[Any]) -> Iterator[str]:
+    if issubclass(cls, BaseModel):
+        model = _model_of(cls)
+        fields = {} if model is None else _fields(model)
+        yield from (name for name, field in fields.items() if all(map(_is_plain, _nodes(field))))
+    elif field_names(cls):
+        yield from (name for name, within in kinds_of_fields(cls).items() if _PLAIN_KINDS.issuperset(within))
+
+
+def _is_plain(part: _Schema) -> bool:
+    return part["type"] in _PLAIN and "serialization" not in part
+
+
+def _takes_extra(cls: type[Any]) -> bool:
+    return issubclass(cls, BaseModel) and cls.model_config.get("extra") == "allow"
+
+
 def _find_in_own_order(cls: type[BaseModel]) -> frozenset[str]:
-    parts = _nodes(cls.__pydantic_core_schema__)
-    model = next((part for part in parts if _is_model(part) and part.get("cls") is cls), None)
+    model = _model_of(cls)
     if model is None or _is_written_by_the_application(model):
         return frozenset(cls.model_fields)
     fields = _fields(model).items()
@@ -90,6 +133,11 @@ def refuse_sets_of_models(cls: type[BaseModel]) -> None:
                     f"{model['cls'].__qualname__}.{name} is a set of models, which MessagePack cannot carry; "
                     "make it a list or a tuple"
                 )
+
+
+def _model_of(cls: type[BaseModel]) -> _Schema | None:
+    parts = _nodes(cls.__pydantic_core_schema__)
+    return next((part for part in parts if _is_model(part) and part.get("cls") is cls), None)
 
 
 def _fields(model: _Schema) -> _Schema:

@@ -1062,6 +1062,24 @@ ROWS = (
     ),
     Mutant(
         "outbox",
+        "a model's field of any type counts as one without sets",
+        "durable/messages/codecs/sets.py",
+        before='part["type"] in _PLAIN and ',
+        after="",
+        killed_by=("tests/unit/messages/test_codecs_sets.py::test_type_with_room_for_a_set_is_not_plain[typing.Any]",),
+    ),
+    Mutant(
+        "outbox",
+        "sets in fields beyond the declared have no order",
+        "durable/messages/codecs/sets.py",
+        before=" and not _takes_extra(cls)",
+        after="",
+        killed_by=(
+            "tests/unit/messages/test_codecs_sets.py::test_class_with_more_than_plain_fields_is_not_plain[LooseRow]",
+        ),
+    ),
+    Mutant(
+        "outbox",
         "the order of a serializer's list is lost",
         "durable/messages/codecs/set_order.py",
         before=" if name not in in_own_order(cls)}",

@@ -45,6 +45,7 @@ from durable.messages.codecs import msgpack as in_msgpack
 from durable.messages.codecs.json import JsonCodec
 from durable.messages.codecs.msgpack import MsgpackCodec
 from durable.messages.codecs.set_order import in_one_order
+from durable.messages.codecs.sets import is_plain, plain_fields
 
 SAME_PLACE: Final = 2**16
 """Numbers that differ by it have one place in a small set: they come out in the order in which they went in."""
@@ -357,3 +358,79 @@ def test_set_of_models_has_one_body_in_json() -> None:
 )
 def test_parts_unlike_those_of_the_value_stay_unchanged(value: object, made: object) -> None:
     assert in_one_order(value, made) == made
+
+
+# ---------------------------------------------------------------- parts without sets
+
+
+class Row(msgspec.Struct):
+    numbers: list[int]
+
+
+class RowWithTags(Row):
+    tags: set[int]
+
+
+class ModelRow(BaseModel):
+    numbers: list[int]
+
+
+class LooseRow(BaseModel, extra="allow"):
+    numbers: list[int]
+
+
+class WrittenRow(BaseModel):
+    numbers: list[int]
+
+    @model_serializer
+    def written(self) -> dict[str, set[int]]:
+        return {"numbers": set(self.numbers)}
+
+
+PLAIN: Final[Sequence[Any]] = (
+    bool, int, float, str, bytes, Decimal, UUID, datetime, timedelta, None, int | None, list[int], tuple[int, str],
+    tuple[int, ...], dict[str, dict[int, list[float]]], list[int | str],
+)  # fmt: skip
+NOT_PLAIN: Final[Sequence[Any]] = (
+    set[int], frozenset[int], list[set[int]], dict[str, set[int]], int | set[int], set[int] | None, Any, object,
+    list[Any], dict[str, Any], AbstractSet[int],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PLAIN, ids=str)
+def test_type_without_sets_is_plain(kind: Any) -> None:
+    of_struct = msgspec.defstruct("Made", [("value", kind), ("numbers", set[int])])
+    of_model = create_model("Made", value=(kind, ...), numbers=(set[int], ...))
+    assert [plain_fields(cls) for cls in (of_struct, of_model)] == [{"value"}, {"value"}]
+
+
+@pytest.mark.parametrize("kind", NOT_PLAIN, ids=str)
+def test_type_with_room_for_a_set_is_not_plain(kind: Any) -> None:
+    of_struct = msgspec.defstruct("Made", [("value", kind)])
+    of_model = create_model("Made", value=(kind, ...))
+    assert not any(is_plain(cls) or "value" in plain_fields(cls) for cls in (of_struct, of_model))
+
+
+@pytest.mark.parametrize("cls", [RowWithTags, LooseRow, WrittenRow, int, dict, Fraction])
+def test_class_with_more_than_plain_fields_is_not_plain(cls: type[Any]) -> None:
+    assert not is_plain(cls)
+
+
+@pytest.mark.parametrize("of", [Row, ModelRow])
+def test_rows_without_sets_stay_as_they_were_made(of: Any) -> None:
+    """As many as there may be: they are not walked one by one."""
+    rows, made = [of(numbers=[1, 2])], [{"numbers": [1, 2]}]
+    beside = {"rows": rows, "tags": {1}}
+    assert in_one_order(beside, {"rows": made, "tags": [1]})["rows"] is made
+    assert in_one_order(rows[0], made[0]) is made[0]
+
+
+@given(ITEMS)
+def test_sets_of_a_subclass_have_one_order_in_a_field_of_its_base(items: list[int]) -> None:
+    class Rows(msgspec.Struct):
+        rows: list[Row]
+        tags: set[int]
+
+    one, other = (Rows([RowWithTags([1], set(each))], {1}) for each in (items, items[::-1]))
+    assert JsonCodec().encode(one, ANY_ENVELOPE) == JsonCodec().encode(other, ANY_ENVELOPE)
+    assert MsgpackCodec().encode(one, ANY_ENVELOPE) == MsgpackCodec().encode(other, ANY_ENVELOPE)
