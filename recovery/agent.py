@@ -265,11 +265,13 @@ class RecoveryAgent:
         self, rows: Sequence[OpenCircuit], generations: Mapping[str, int], handlers: Mapping[HandlingAgent, int]
     ) -> None:
         senders = self._agents.senders
-        probing = {(row.kind, row.key): row.probing for row in rows}  # a park comes last: nothing is tried behind it
-        stopped = {key: is_probing for (kind, key), is_probing in probing.items() if kind == CircuitKind.HANDLER}
+        probing = {(row.kind, row.key): row.probing for row in rows}
+        of_handlers = [row for row in rows if row.kind == CircuitKind.HANDLER]
+        stopped = {row.key: row.probing for row in of_handlers if not row.parked}
+        streams = {row.key for row in of_handlers if row.parked}
         parked = {key for kind, key in probing if kind == CircuitKind.KEY}
         for handler, generation in handlers.items():
-            handler.observe_circuits(stopped, generation)
+            handler.observe_circuits(stopped, generation, streams)
             handler.observe_parked(parked)
         receiver = self._agents.receiver
         assert receiver is not None

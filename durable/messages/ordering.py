@@ -5,8 +5,9 @@ their types and whichever node has them, one at a time over all nodes, through r
 that waits keeps nobody else waiting. Of two transactions neither of which saw the other committed, either may be first.
 
 Names. What orders is the row's `ordering_key`: the message's key, or the whole destination or handler when that was
-declared `ordered`. An ordered handler goes by the oldest version of its message, because nodes with older code, which
-know no newer one, place their rows behind the same name. Rows without one are nobody's concern here, and cost what
+declared `ordered`. An ordered handler goes by the oldest version of its message that the code knows, without the number
+of the version: nodes with older code know no newer one, newer code may have dropped the oldest, and all of them place
+their rows behind the same name. Rows without one are nobody's concern here, and cost what
 they cost before.
 
     send ----> outbox -------- claim, one run ----> batch -----> inbox -------- claim, one run ----> handler
@@ -53,6 +54,7 @@ from durable.errors import InvalidSetting
 from durable.messages.digest import fingerprint
 from durable.messages.upcasting import newer_types, oldest_type
 from durable.messages.validation import MAX_TEXT_BYTES, utf8_bytes
+from durable.messages.versions import unversioned
 
 _WHOLE: Final = "\x1f"
 """The prefix of the name of an ordered destination or handler: a control character, which no key can have."""
@@ -144,7 +146,7 @@ class OrderingRules:
         handled_as = [message_type, *newer_types(message_type)]
         whole = next((each for each in handled_as if each in self.ordered_types), None)
         header = next((self.shared[each] for each in handled_as if each in self.shared), None)
-        return Rule(None if whole is None else _WHOLE + oldest_type(whole), header)
+        return Rule(None if whole is None else _WHOLE + stream_of(oldest_type(whole)), header)
 
     def of_destination(self, destination: str) -> Rule:
         """The rule for everything that goes there."""
@@ -152,6 +154,16 @@ class OrderingRules:
             return Rule(_WHOLE)
         fairness = self.fair_destinations.get(destination)
         return BY_ITS_KEY if fairness is None else Rule(None, fairness.header)
+
+
+def stream_of(message_type: str) -> str:
+    """Return the name of all messages of an ordered handler, in whichever version the code has their type."""
+    return unversioned(message_type)
+
+
+def parked_stream(ordering_key: str) -> str | None:
+    """Return the stream_of() an ordered handler whose rows have this ordering key; None for the key of a message."""
+    return ordering_key.removeprefix(_WHOLE) if ordering_key.startswith(_WHOLE) else None
 
 
 def share_of(envelope: Envelope, header: str) -> str:

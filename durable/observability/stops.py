@@ -2,6 +2,7 @@
 
     po.order      --handler po.order.v2-->   circuits of po.order (that version alone) and of po.order.v2
     po.order.v2   --handler po.order.v2-->   circuits of po.order.v2
+    both          --ordered handler----->    park of po.order
 
 A handler takes older versions of its message, too. Which ones, its nodes have said when they joined: a process without
 their code knows it from them, and of a type that no node has named that its handler has the same name. While two
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from durable.messages.ordering import stream_of
 from durable.storage.circuits import CircuitKind, OpenCircuit
 from durable.storage.gauges import Gauges
 from durable.storage.nodes import handlers_of
@@ -32,14 +34,18 @@ class Stops:
         newest handler.
         """
         stopping = self._all_of(message_type)
-        return [each for each in stopping if each.key == stopping[0].key]
+        return [each for each in stopping if each.key == stopping[0].key or each.parked]
 
     def waiting(self, circuit: OpenCircuit, by_type: Mapping[str, int]) -> int:
         """Count the messages that this circuit of a handler stops, of these numbers by type."""
         return sum(number for name, number in by_type.items() if circuit in self._all_of(name))
 
     def _all_of(self, message_type: str) -> list[OpenCircuit]:
-        """Return the circuits behind which this type waits: those of its handlers only when all of them are open."""
+        """Return the circuits behind which this type waits: the park of its stream, and those of its handlers only when
+        all of them are open.
+        """
         handlers = self._handlers.get(message_type, [message_type])
         behind = handlers if all(each in self._open for each in handlers) else []
-        return [each for key in dict.fromkeys([message_type, *behind]) for each in self._open.get(key, ())]
+        named = [each for key in dict.fromkeys([message_type, *behind]) for each in self._open.get(key, ())]
+        parks = [each for each in self._open.get(stream_of(message_type), ()) if each.parked]
+        return [each for each in named if not each.parked] + parks

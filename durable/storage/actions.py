@@ -213,8 +213,9 @@ def _noted(conn: Connection, schema: str, action: Action, *, done: bool) -> bool
 
 def _open(conn: Connection, schema: str, named: Sequence[tuple[CircuitKind, str]]) -> list[OpenCircuit]:
     """Return the open circuits among these, a pause before the park beside it."""
-    wanted = {(kind.value, key) for kind, key in named}
-    return [each for each in circuits.read(conn, schema) if each[:2] in wanted]
+    wanted = {(kind.value, key, False) for kind, key in named}
+    wanted |= {(kind.value, circuits.parked_key(kind, key), True) for kind, key in named}
+    return [each for each in circuits.read(conn, schema) if (each.kind, each.key, each.parked) in wanted]
 
 
 def _kept(stopped: Sequence[OpenCircuit]) -> Mapping[str, Any]:

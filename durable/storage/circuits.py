@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 from durable.duration import within_calendar
 from durable.envelope import NodeId
 from durable.listed import SHOWN, Listed, start
+from durable.messages.ordering import stream_of
 from durable.storage.database import channel
 from durable.storage.sql import circuits as circuit_statements
 
@@ -126,8 +127,17 @@ def park(
 
 
 def resume(conn: Connection, schema: str, kind: CircuitKind, key: str) -> Resumed:
-    """End its pause, or what failures have opened; without one of these its park. The nodes are told at once."""
-    return Resumed(*conn.execute(circuit_statements.RESUME.within(schema), _named(schema, kind, key)).one())
+    """End its pause, or what failures have opened; without one of these its park. The nodes are told at once.
+
+    The park of an ordered handler is that of all versions of its message.
+    """
+    params = _named(schema, kind, key) | {"parked_key": parked_key(kind, key)}
+    return Resumed(*conn.execute(circuit_statements.RESUME.within(schema), params).one())
+
+
+def parked_key(kind: CircuitKind, key: str) -> str:
+    """Return the key of a park of this: an ordered handler is parked by its stream."""
+    return stream_of(key) if kind is CircuitKind.HANDLER else key
 
 
 def close_ended(conn: Connection, schema: str) -> None:

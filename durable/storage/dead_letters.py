@@ -23,6 +23,7 @@ from durable.envelope import JSON, Envelope, LeasedEnvelope, NodeId
 from durable.storage import maintenance
 from durable.storage.database import channel
 from durable.storage.isolation import isolated, left_alone, tried
+from durable.storage.locks import Job, lock
 from durable.storage.rows import shown_headers
 from durable.storage.sql import dead_letters as statements
 from durable.storage.sql.statement import Statement
@@ -255,8 +256,10 @@ def replay(
     """Put the messages of a stretch back to where they failed, as new, with another body if one is given.
 
     Letters are left when their message waits there already, and when their id was used meanwhile: by another message,
-    or by the same one that came in once more. Letters without a whole envelope are passed over.
+    or by the same one that came in once more. Letters without a whole envelope are passed over. One transaction at a
+    time replays: what it puts back is in the order of the letters, and so is what the next one does.
     """
+    lock(conn, schema, Job.LETTERS)
     params = {"actor": actor, "reason": reason, "body": body, "channel": channel(schema)}
     change = Change(statements.REPLAY_LETTERS, statements.NEXT_LETTERS, _RESOLVE)
     return change_range(conn, schema, change, selection.parameters() | {"replayable": True}, stretch, params)

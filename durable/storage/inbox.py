@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Row
 from durable.duration import within_calendar
 from durable.envelope import Envelope, LeasedEnvelope, LeaseKey, NodeId
 from durable.messages.digest import message_digest, terms_digest
-from durable.messages.ordering import FREE, QueueKeys
+from durable.messages.ordering import FREE, QueueKeys, parked_stream
 from durable.messages.repeats import Known
 from durable.storage import circuits
 from durable.storage.circuits import CircuitKind
@@ -300,11 +300,11 @@ def dead_letter(
 
 
 def parked(lease: LeasedEnvelope, handler: str) -> tuple[CircuitKind, str]:
-    """Return what a dead letter parks: its key, or the handler that is ordered as a whole."""
+    """Return what a dead letter parks: its key, or the stream of the handler that is ordered as a whole."""
     key = lease.envelope.partition_key
     if key is not None and key == lease.ordering_key:
         return CircuitKind.KEY, key
-    return CircuitKind.HANDLER, handler
+    return CircuitKind.HANDLER, parked_stream(lease.ordering_key or "") or handler
 
 
 class Lateness(NamedTuple):

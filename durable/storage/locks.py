@@ -18,7 +18,7 @@ import zlib
 
 from sqlalchemy import Connection
 
-from durable.storage.sql.housekeeping import TRY_JOB_LOCK
+from durable.storage.sql.housekeeping import LOCK_JOB, TRY_JOB_LOCK
 
 
 class Job(enum.IntEnum):
@@ -27,6 +27,7 @@ class Job(enum.IntEnum):
     MIGRATE = 3
     ARCHIVE = 4
     REPLAY = 5
+    LETTERS = 6
 
 
 def nodes_class(schema: str) -> int:
@@ -49,6 +50,11 @@ def try_lock(conn: Connection, schema: str, job: Job) -> bool:
     """Take the lock of this job until the transaction ends, or return False at once."""
     params = {"class_id": jobs_class(schema), "key": int(job)}
     return bool(conn.execute(TRY_JOB_LOCK.within(schema), params).scalar_one())
+
+
+def lock(conn: Connection, schema: str, job: Job) -> None:
+    """Wait for the lock of this job, and keep it until the transaction ends."""
+    conn.execute(LOCK_JOB.within(schema), {"class_id": jobs_class(schema), "key": int(job)})
 
 
 def _signed_crc(name: str) -> int:

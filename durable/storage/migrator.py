@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, create_engine, pool, text
 
 from durable.errors import InvalidSetting, SchemaMismatch
-from durable.storage.locks import Job, jobs_class
+from durable.storage.locks import Job, jobs_class, lock
 from durable.storage.session_limits import LIMITS
-from durable.storage.sql.housekeeping import LIFT_LIMITS, LOCK_JOB, READ_VERSION, VERSION_TABLE_EXISTS
+from durable.storage.sql.housekeeping import LIFT_LIMITS, READ_VERSION, VERSION_TABLE_EXISTS
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -95,7 +95,7 @@ def migrate_online(context: Any, url: str, schema: str) -> None:
         refuse_encoding(conn.exec_driver_sql("SHOW server_encoding").scalar_one())
         conn.exec_driver_sql(f"SET LOCAL search_path = {OWN_PATH}")
         conn.execute(LIFT_LIMITS.within(schema), {"names": list(LIMITS)})
-        conn.execute(LOCK_JOB.within(schema), {"class_id": jobs_class(schema), "key": int(Job.MIGRATE)})
+        lock(conn, schema, Job.MIGRATE)
         conn.exec_driver_sql("SET LOCAL lock_timeout TO DEFAULT")  # who waits for a table stops all who come after
         if owner_of(conn, schema) is None:  # Postgres asks for the right to make one also where it is there
             conn.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from durable.clock import Clock
-from durable.storage.circuits import CircuitKind, Resumed
+from durable.storage.circuits import CircuitKind, Resumed, parked_key
 
 
 @dataclass
@@ -36,7 +36,7 @@ class MemoryCircuits:
 
     def of(self, kind: CircuitKind, key: str) -> MemoryCircuit | None:
         """The circuit, if it is open; of a park and what is beside it the park, which no trial ends."""
-        return self._parks.get((kind, key)) or self._unparked(kind, key)
+        return self._parks.get((kind, parked_key(kind, key))) or self._unparked(kind, key)
 
     def may_take(self, message_type: str) -> bool:
         circuit = self.of(CircuitKind.HANDLER, message_type)
@@ -60,9 +60,9 @@ class MemoryCircuits:
 
     def resume(self, kind: CircuitKind, key: str) -> Resumed:
         if self._unparked(kind, key) is None:
-            return Resumed(self._parks.pop((kind, key), None) is not None)
+            return Resumed(self._parks.pop((kind, parked_key(kind, key)), None) is not None)
         del self._rows[kind, key]
-        park = self._parks.get((kind, key))
+        park = self._parks.get((kind, parked_key(kind, key)))
         return Resumed(True, None if park is None else park.reason)
 
     def open_circuit(

@@ -83,7 +83,8 @@ WITH paused AS MATERIALIZED (
     WHERE kind = :kind AND key = :key AND NOT parked AND (probing OR until IS NULL OR until > now())
 ), deleted AS (
     DELETE FROM {schema}.circuits
-    WHERE kind = :kind AND key = :key AND kind <> 'schedule' AND (NOT parked OR NOT EXISTS (SELECT FROM paused))
+    WHERE kind = :kind AND kind <> 'schedule' AND key = CASE WHEN parked THEN :parked_key ELSE :key END
+        AND (NOT parked OR NOT EXISTS (SELECT FROM paused))
     RETURNING probing OR until IS NULL OR until > now() AS was_open
 ), ended AS (
     UPDATE {schema}.circuits SET until = now()
@@ -94,7 +95,7 @@ WITH paused AS MATERIALIZED (
 ), told AS (SELECT was_open, pg_notify(CAST(:channel AS text), '') FROM resumed)
 SELECT EXISTS (SELECT FROM told WHERE was_open) AS was_open, (
     SELECT reason FROM {schema}.circuits
-    WHERE kind = :kind AND key = :key AND parked AND EXISTS (SELECT FROM paused)) AS still_parked
+    WHERE kind = :kind AND key = :parked_key AND parked AND EXISTS (SELECT FROM paused)) AS still_parked
 """)
 CLOSE_ENDED_CIRCUITS: Final = Statement("""
 DELETE FROM {schema}.circuits WHERE until <= now() AND NOT probing

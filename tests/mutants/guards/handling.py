@@ -1266,13 +1266,13 @@ ROWS = (
     ),
     Mutant(
         "handling",
-        "messages of an older version wait behind a parked handler, and nobody says so",
+        "messages of an older version wait behind a paused handler, and are told to lag",
         "durable/observability/stops.py",
         before="self._handlers.get(message_type, [message_type])",
         after="[message_type]",
         killed_by=(
             "tests/unit/observability/test_stops.py::TestStoppedVersions::"
-            "test_parked_handler_is_a_problem_for_each_version[parked-po.order]",
+            "test_stopped_messages_do_not_lag[paused-po.order]",
         ),
     ),
     Mutant(
@@ -1404,6 +1404,50 @@ ROWS = (
             "tests/integration/messages/test_version_pairs.py::"
             f"test_ordered_handler_is_parked_for_nodes_of_both_releases[{each}]"
             for each in ("old-0-2", "new-0-1", "new-2-1")
+        ),
+    ),
+    Mutant(
+        "handling",
+        "the stream of an ordered handler is another one once the code of its oldest version is gone",
+        "durable/messages/ordering.py",
+        before="    return unversioned(message_type)\n",
+        after="    return message_type\n",
+        killed_by=(
+            "tests/unit/messages/test_ordering.py::"
+            "test_ordered_handler_has_one_ordering_key_with_and_without_the_code_of_older_versions",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "figures know no park of another release",
+        "durable/observability/stops.py",
+        before="self._open.get(stream_of(message_type), ())",
+        after="self._open.get(message_type, ())",
+        killed_by=(
+            "tests/unit/observability/test_stops.py::TestStoppedVersions::"
+            "test_parked_handler_is_a_problem_for_each_version[parked-po.order.v2]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a resume ends no park of another release",
+        "durable/storage/sql/circuits.py",
+        before="key = CASE WHEN parked THEN :parked_key ELSE :key END",
+        after="key = :key",
+        killed_by=(
+            "tests/integration/messages/test_version_pairs.py::"
+            "test_ordered_handler_is_parked_for_nodes_of_both_releases[old-0-2]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a node begins what is behind a park of its stream",
+        "durable/agents/handling.py",
+        before="is_parked = stream_of(own) in parked",
+        after="is_parked = False",
+        killed_by=(
+            "tests/integration/agents/test_handling.py::TestConcurrency::"
+            "test_handler_of_a_parked_stream_claims_nothing[handling.placed-False]",
         ),
     ),
 )

@@ -91,7 +91,7 @@ def park(tx: Transaction, p: Params) -> Rows:
 
 @does(sql.RESUME, "was_open still_parked")
 def resume(tx: Transaction, p: Params) -> Rows:
-    paused, parked = _get(tx, p["kind"], p["key"]), _get(tx, p["kind"], p["key"], parked=True)
+    paused, parked = _get(tx, p["kind"], p["key"]), _get(tx, p["kind"], p["parked_key"], parked=True)
     is_paused = paused is not None and paused.is_open(tx.now)
     ended = [row for row in (paused, None if is_paused else parked) if row is not None]
     if paused is not None and paused.kind == "schedule":

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import msgspec
 import pytest
 
-from durable import Bus, InvalidSetting
+from durable import Bus, InvalidSetting, message, upcaster
 from durable.envelope import Envelope
 from durable.messages.ordering import FREE, OrderingRules, QueueKeys
 from durable.storage.ordering import share_out
@@ -32,6 +35,25 @@ def test_ordered_destination_or_handler_orders_everything_under_an_unprintable_k
     for place in (places.incoming, places.outgoing):
         assert place(keyed("k")) == place(keyed("other")) == place(keyed(None))
         assert not str(place(keyed("k")).ordering_key).isprintable()
+
+
+def convert(old: type[Any], new: type[Any]) -> None:
+    @upcaster(old, to=new)
+    def converted(_: Any) -> Any:
+        return new()
+
+
+def test_ordered_handler_has_one_ordering_key_with_and_without_the_code_of_older_versions(no_messages: None) -> None:
+    names = ["ordering.moved", "ordering.moved.v2", "ordering.moved.v3"]
+    classes = [message(name)(msgspec.defstruct(f"V{number}", [])) for number, name in enumerate(names)]
+
+    def key_of(newest: str) -> str | None:
+        return OrderingRules(ordered_types={newest}).of_type(newest).ordering_key
+
+    without = [key_of(name) for name in names]
+    for old, new in pairwise(classes):
+        convert(old, new)
+    assert [*without, *map(key_of, names)] == [key_of(names[0])] * 6
 
 
 def test_fair_handler_counts_by_header_or_key_and_messages_without_one_share_a_share() -> None:

@@ -33,10 +33,10 @@ HANDLERS = {OLD: NEW, NEW: NEW, OTHER: OTHER}
 CIRCUITS = {
     "paused": OpenCircuit("handler", NEW, "by an operator", NOW - HOUR, None, "ada", False),
     "latched": OpenCircuit("handler", NEW, "failures", NOW - HOUR, None, "node 1", True),
-    "parked": OpenCircuit("handler", NEW, "dead letter 7", NOW - HOUR, None, "node 1", False, True),
+    "parked": OpenCircuit("handler", OLD, "dead letter 7", NOW - HOUR, None, "node 1", False, True),
     "one version paused": OpenCircuit("handler", OLD, "by an operator", NOW - HOUR, None, "ada", False),
 }
-STOPPED = {name: {OLD, NEW} if circuit.key == NEW else {OLD} for name, circuit in CIRCUITS.items()}
+STOPPED = {name: {OLD, NEW} if circuit.key == NEW or circuit.parked else {OLD} for name, circuit in CIRCUITS.items()}
 
 
 def node(number: int, handlers: dict[str, str]) -> Node:
@@ -87,7 +87,8 @@ class TestStoppedVersions:
     def test_stopped_messages_are_nobodys_to_claim(self, name: str, waiting: list[str]) -> None:
         gauges = found(CIRCUITS[name], *waiting, nodes=[node(1, {"po.else": "po.else"}), node(2, HANDLERS)])
         unclaimed = {group.name for group in health.unclaimed(gauges._replace(nodes=gauges.nodes[:1]), Settings())}
-        known = {CIRCUITS[name].key}  # without a node that tells of it, a handler has the name of its type
+        stopped = STOPPED[name] if CIRCUITS[name].parked else {CIRCUITS[name].key}
+        known = stopped  # without a node that tells of it, a handler has the name of its type
         assert unclaimed == {*waiting} - known
 
 
