@@ -41,6 +41,7 @@ from durable.statistics import Statistics
 from durable.storage import loops
 from durable.storage.connection_names import of_service
 from durable.storage.database import Database
+from durable.storage.parks import Parks
 from durable.storage.readiness import check_ready
 from durable.tasks.crew import end, in_time, in_turn
 from durable.telemetry import Counters, Subject
@@ -113,7 +114,8 @@ class Runtime:
     @property
     def database(self) -> Database:
         if self._database is None:
-            self._database = Database(self.settings, of_service(self.application.service, "agents"))
+            parks = Parks(lambda: self.application.parked_types(self.settings.on_dead_letter))
+            self._database = Database(self.settings, of_service(self.application.service, "agents"), buried=parks)
         return self._database
 
     @cached_property

@@ -40,7 +40,7 @@ class Settling:
 
     def __init__(self, handler: Handler, context: AgentContext) -> None:
         settings = context.settings
-        self.parks = (handler.on_dead_letter or settings.on_dead_letter) == "park"
+        self.parks = handler.parks(settings.on_dead_letter)
         """True if a dead letter stops its key, or its ordered handler."""
         self._handler = handler.message_type
         self._share_of = handler.share_of

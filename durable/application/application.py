@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
-from durable.application.handlers import Handler
+from durable.application.handlers import Handler, OnDeadLetter
 from durable.application.middleware import MiddlewareStack
 from durable.application.retry import Policy, Retry, RetryAfter
 from durable.application.schedules import Schedule
@@ -80,6 +80,10 @@ class Application:
         """Return the messages that become dead letters when too late; `by_default` is the setting on_expiry."""
         others = [name for name, handler in self.by_type().items() if handler.on_expiry not in (None, by_default)]
         return Burials(by_default == "dead-letter", others)
+
+    def parked_types(self, by_default: OnDeadLetter) -> dict[str, str]:
+        """The type of the handler of each message type whose dead letters park; `by_default` as for burials()."""
+        return {name: each.message_type for name, each in self.by_type().items() if each.parks(by_default)}
 
     def declare(self, handler: Handler) -> None:
         """Add a handler. Raises InvalidSetting when one of its messages, or of their older versions, has a handler

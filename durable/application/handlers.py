@@ -113,6 +113,10 @@ class Handler:
         """The dotted name of its function; that of an answer which is kept is the declaration."""
         return "bus.expects()" if self.keeps_answers else signatures.dotted_name(self.function)
 
+    def parks(self, by_default: OnDeadLetter) -> bool:
+        """Return True if a dead letter stops its key, or its ordered handler; `by_default` is the setting."""
+        return (self.on_dead_letter or by_default) == "park"
+
     @property
     def run_of_key(self) -> int:
         """Return the number of messages of one key that may be taken together."""

@@ -31,7 +31,7 @@ from durable.statistics import PoolStatistics
 from durable.storage import loops
 from durable.storage.connection_names import UNNAMED, ConnectionName
 from durable.storage.engines import Limits, is_behind_pooler, make_async_engine
-from durable.storage.isolation import SavepointsNeeded, commit, try_by_try, without_savepoints
+from durable.storage.isolation import Buried, SavepointsNeeded, commit, hear_of_burials, try_by_try, without_savepoints
 from durable.storage.outages import described, keeping_cancellation, translated
 from durable.tasks.cancelling import end_if_cancelled
 from durable.telemetry import log
@@ -46,8 +46,9 @@ AGENTS_LONGEST_IDLE = timedelta(seconds=5)
 class Database:
     """Connections for the agents: a small pool of their own, so that no application can starve them."""
 
-    def __init__(self, settings: Settings, name: ConnectionName = UNNAMED) -> None:
+    def __init__(self, settings: Settings, name: ConnectionName = UNNAMED, *, buried: Buried | None = None) -> None:
         self.schema = settings.db_schema
+        self._buried = buried
         self._is_waited_for = False
         self._longest = 4 * settings.statement_timeout.total_seconds()
         self.engine: AsyncEngine = make_async_engine(
@@ -105,6 +106,7 @@ class Database:
 
     async def _run(self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         def run(conn: Connection) -> T:
+            self._prepare(conn)
             conn.begin()
             result = work(conn, self.schema, *args, **kwargs)
             commit(conn)
@@ -117,6 +119,7 @@ class Database:
         self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         def run(conn: Connection) -> T:
+            self._prepare(conn)
             if not is_behind_pooler(conn):
                 conn.execution_options(isolation_level="AUTOCOMMIT")
             result = work(conn, self.schema, *args, **kwargs)
@@ -125,6 +128,10 @@ class Database:
 
         async with self.engine.connect() as conn:
             return await conn.run_sync(run)
+
+    def _prepare(self, conn: Connection) -> None:
+        if self._buried is not None:
+            hear_of_burials(conn, self._buried)
 
     async def transaction_with_retry(
         self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs

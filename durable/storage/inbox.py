@@ -15,10 +15,8 @@ from sqlalchemy import Connection, Row
 from durable.duration import within_calendar
 from durable.envelope import Envelope, LeasedEnvelope, LeaseKey, NodeId
 from durable.messages.digest import message_digest, terms_digest
-from durable.messages.ordering import FREE, QueueKeys, parked_stream
+from durable.messages.ordering import FREE, QueueKeys
 from durable.messages.repeats import Known
-from durable.storage import circuits
-from durable.storage.circuits import CircuitKind
 from durable.storage.isolation import (
     Claimed,
     batch,
@@ -30,6 +28,7 @@ from durable.storage.isolation import (
     refusals_named,
 )
 from durable.storage.leases import fence
+from durable.storage.parks import Place, park_behind
 from durable.storage.rows import (
     ONCE,
     QUARANTINED,
@@ -290,21 +289,9 @@ def dead_letter(
     params = letter.parameters() | tried.columns() | {"message_digest": digest, "keep_body": keep_body}
     row = _settle(conn, schema, node, lease, statements.DEAD_LETTER_INCOMING, params, "dead-letter")
     moved = row is not None and int(row[0]) == 1
-    if moved and parks is not None and lease.ordering_key is not None:
-        kind, key = parked(lease, parks)
-        why = f"{letter.exception_type}: {letter.reason[:500]}"
-        reason = f"{why} (message {lease.envelope.id} became a dead letter)"
-        said = {"reason": reason, "actor": f"node {node}"}
-        circuits.park(conn, schema, kind, key, **said, ordering_key=lease.ordering_key)
+    if moved and parks is not None:
+        park_behind(conn, schema, node, Place.of(lease), letter, parks)
     return moved
-
-
-def parked(lease: LeasedEnvelope, handler: str) -> tuple[CircuitKind, str]:
-    """Return what a dead letter parks: its key, or the stream of the handler that is ordered as a whole."""
-    key = lease.envelope.partition_key
-    if key is not None and key == lease.ordering_key:
-        return CircuitKind.KEY, key
-    return CircuitKind.HANDLER, parked_stream(lease.ordering_key or "") or handler
 
 
 class Lateness(NamedTuple):

@@ -32,7 +32,7 @@ from durable.envelope import LeasedEnvelope, LeaseKey, NodeId
 from durable.errors import InvalidMessage
 from durable.storage.outages import is_passing, sqlstate
 from durable.storage.rows import REFUSED, UNREADABLE, Letter, key_of, leased, storable
-from durable.storage.sql.recovery import REFUSED_OWNER, Recovery
+from durable.storage.sql.recovery import INCOMING, REFUSED_OWNER, Recovery
 from durable.storage.sql.statement import Batched
 from durable.telemetry import log
 
@@ -41,6 +41,8 @@ R = TypeVar("R")
 T = TypeVar("T")
 Refused = Callable[[R, str], None]
 """Takes a row that the database refuses, with its reason."""
+Buried = Callable[[Connection, str, NodeId, Row[Any], Letter], None]
+"""Takes a message of the inbox that has become a dead letter because of its row, in the transaction of its letter."""
 
 _MISSING: Final = ("42P01", "42703", "42883")
 """No such table, column or function: of every row alike, also where a trigger meets it."""
@@ -50,6 +52,7 @@ _SINGLING_OUT: Final = 10.0
 """Seconds of a transaction; each refused row takes some twenty round trips, and the transaction has a limit."""
 _TRUSTING: Final = "durable_tries_without_savepoints"  # among the attributes of a connection, as the next
 _CHECKING: Final = "durable_checks_what_is_put_off"
+_BURYING: Final = "durable_hears_of_burials"
 _DRIVERS_PREFIX: Final = re.compile(r"^<class '[^']*'>: ")
 
 
@@ -102,6 +105,15 @@ def try_by_try(work: Callable[Concatenate[Connection, P], T]) -> Callable[Concat
         return result
 
     return checking
+
+
+def hear_of_burials(conn: Connection, buried: Buried) -> None:
+    """Let this hear of the messages that a transaction of this connection buries."""
+    vars(conn)[_BURYING] = buried
+
+
+def _ignored(conn: Connection, schema: str, node: NodeId, buried: Row[Any], letter: Letter) -> None:
+    pass
 
 
 def _check_what_was_put_off(conn: Connection) -> None:
@@ -306,7 +318,15 @@ def _put_aside(
     envelope_id, address, epoch = row
     key = {"id": envelope_id, "address": address, "epoch": epoch}
     params = key | {"node": node} | letter.parameters()
-    buried, why_not = tried(conn, lambda: conn.execute(table.quarantine.within(schema), params).all())
+
+    def bury() -> bool:
+        moved = conn.execute(table.quarantine.within(schema), params).all()
+        hears: Buried = vars(conn).get(_BURYING, _ignored)
+        for message in moved if table is INCOMING else ():
+            hears(conn, schema, node, message, letter)
+        return bool(moved)
+
+    buried, why_not = tried(conn, bury)
     if why_not is None:
         if buried[0]:
             log.error("row %s at %s dead-lettered: %s", envelope_id, address, why)

@@ -14,11 +14,12 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
 from durable.envelope import LeasedEnvelope, LeaseKey, NodeId
 from durable.storage.database import channel
 from durable.storage.isolation import Refused, batch, isolated, quarantining, readable
+from durable.storage.leases import release
 from durable.storage.locks import keys_class
 from durable.storage.sql import ordering as statements
 from durable.storage.sql import recovery as recovery_statements
@@ -167,7 +168,7 @@ class _Run:
         self._longest = longest
         self._room = room
         self.beheaded: list[Turn] = []
-        """The keys whose head was put aside: messages behind may be claimed."""
+        """The keys of rows that were put aside: messages behind may be claimed."""
 
     def claim(self, turns: Sequence[Turn]) -> list[LeasedEnvelope]:
         parts: list[list[LeasedEnvelope]] = []
@@ -177,10 +178,24 @@ class _Run:
     def _claim_runs(self, turns: Sequence[Turn], longest: int | None = None) -> list[LeasedEnvelope]:
         """Claim runs of these keys, together no more than there is room for."""
         limits = {"longest_run": longest or self._longest, "batch_size": self._room}
-        found = self._conn.execute(self._table.claim.within(self._schema), self._params | _named(turns) | limits)
+        found = self._conn.execute(self._table.claim.within(self._schema), self._params | _named(turns) | limits).all()
         leases = readable(self._conn, self._schema, self._recovery, self._params["node"], found)
+        if self._table is INCOMING and len(leases) < len(found):
+            leases = self._before_letters(leases, found)
         self._room -= len(leases)
         return leases
+
+    def _before_letters(self, taken: Sequence[LeasedEnvelope], found: Sequence[Row[Any]]) -> list[LeasedEnvelope]:
+        """Release those of a key behind a row that became a dead letter, which may have parked the key."""
+        read = {lease.seq for lease in taken}
+        ends: dict[str | None, int] = {}
+        for row in found:
+            if row.seq not in read:
+                ends.setdefault(row.ordering_key, row.seq)
+        behind = [lease for lease in taken if lease.seq > ends.get(lease.ordering_key, lease.seq)]
+        release(self._conn, self._schema, self._recovery, self._params["node"], [lease.key for lease in behind])
+        self.beheaded += [Turn(key) for key in {lease.ordering_key for lease in behind} if key is not None]
+        return [lease for lease in taken if lease not in behind]
 
     def _claim_head(self, turn: Turn) -> list[list[LeasedEnvelope]]:
         """The first row alone, of a key whose run was refused; if that is what is refused, it is put aside."""

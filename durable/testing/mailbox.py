@@ -31,8 +31,9 @@ from durable.messages.repeats import outlives
 from durable.messages.routing import LOCAL
 from durable.outcomes import DUPLICATE, OTHER_BODY, STORED, Outcome
 from durable.storage.circuits import CircuitKind
-from durable.storage.inbox import LATE_NOW, Key, Lateness, parked
+from durable.storage.inbox import LATE_NOW, Key, Lateness
 from durable.storage.leases import Burials
+from durable.storage.parks import Place
 from durable.storage.receipts import WAITING, Sighting, Standing
 from durable.storage.rows import ONCE, UNCOUNTED, Letter, Tried
 from durable.storage.sql.recovery import INCOMING, Recovery
@@ -267,7 +268,7 @@ class Mailbox:
             return False
         row = self.incoming.pop(_key(lease))
         if parks is not None and lease.ordering_key is not None:
-            self.circuits.park(*parked(lease, parks), reason=letter.reason, actor=_NODE)
+            self.circuits.park(*Place.of(lease).circuit(parks), reason=letter.reason, actor=_NODE)
         row.attempts += tried.counted
         self.history.bury(row, letter)
         return True

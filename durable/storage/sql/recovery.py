@@ -56,7 +56,7 @@ WITH moved AS (
     DELETE FROM {rows} WHERE {one} RETURNING *
 )
 {table.letters()}
-RETURNING letter_id
+RETURNING id, message_type, partition_key, ordering_key
 """)
         self.mark_refused = Statement(f"""
 UPDATE {rows} SET owner_id = {REFUSED_OWNER}, epoch = epoch + 1, ordering_key = NULL, fair_key = NULL,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _MANY = "tests/integration/agents/test_many_addresses.py"
+_PARKED = "tests/integration/agents/test_parked_rows.py::test_row_buried_by_the_database_parks_its_order"
 _LOST = (
     "tests/integration/transports/rabbitmq/test_order.py::"
     "test_ordered_listener_stores_nothing_of_a_lost_consumer_after_newer_messages"
@@ -115,5 +116,21 @@ FROM sent WHERE endpoint IS NULL
         killed_by=(
             "tests/integration/transports/rabbitmq/test_order.py::test_deleted_ordered_queue_is_left_alone_for_longer",
         ),
+    ),
+    Mutant(
+        "order",
+        "a message buried because of its row parks nothing",
+        "durable/storage/isolation.py",
+        before="            hears(conn, schema, node, message, letter)\n",
+        after="            pass\n",
+        killed_by=(f"{_PARKED}[claim refused-key]", f"{_PARKED}[retry refused-handler]", f"{_PARKED}[unreadable-key]"),
+    ),
+    Mutant(
+        "order",
+        "a run goes on behind an unreadable row that parked its key",
+        "durable/storage/ordering.py",
+        before="        if self._table is INCOMING and len(leases) < len(found):\n",
+        after="        if False:\n",
+        killed_by=(f"{_PARKED}[unreadable in the middle of a run-key]",),
     ),
 )
