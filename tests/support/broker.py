@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
-from aio_pika.exceptions import ChannelNotFoundEntity
+from aio_pika.exceptions import ChannelNotFoundEntity, DeliveryError
 
 PATIENCE = 10.0
 
@@ -46,6 +46,14 @@ class Foreign:
         async with self._channel() as channel:
             target = await channel.get_exchange(exchange, ensure=False) if exchange else channel.default_exchange
             await target.publish(message, routing_key, timeout=PATIENCE)
+
+    async def routes(self, exchange: str, routing_key: str) -> bool:
+        """Publish a message there that is always the same; False when no queue takes it, or there is no exchange."""
+        try:
+            await self.publish(routing_key, b"{}", exchange=exchange, message_id="17")
+        except (ChannelNotFoundEntity, DeliveryError):
+            return False
+        return True
 
     async def get(self, queue: str) -> AbstractIncomingMessage | None:
         """Take the first message off the queue; None when there is none."""

@@ -5,6 +5,8 @@
                   +-----------+  Busy, Failed: kept, not acknowledged, offered again after a pause
 
     DOWN --declare, consume every queue--> UP --connection or channel lost, queue deleted--> DOWN, and soon again
+                                          |  ^
+                                          +--+  declare again every reconnect_pause_longest
 
 Deliveries of all queues gather while a batch is being stored. A delivery is acknowledged, by its own tag, when its
 envelope is stored and never before; a delivery that is no envelope is kept as a dead letter first. Deliveries without
@@ -152,8 +154,9 @@ class RabbitListener:
     async def _keep_consuming(self, topology: Topology) -> NoReturn:
         """Consume again after each loss.
 
-        An ordered queue that was deleted is left alone for longer: its active consumer may hear of that last, a second
-        later or more, and stores what it holds until then.
+        A deleted queue is declared and bound at once: while its exchange has other queues, the broker confirms the
+        messages that this one misses. An ordered one is consumed later: its active consumer may hear of the deletion
+        last, a second later or more, and stores what it holds until then.
         """
         first, longest = self._settings.reconnect_pause, self._settings.reconnect_pause_longest
         pause = first
@@ -161,8 +164,11 @@ class RabbitListener:
             try:
                 if self._consumers is not None:
                     lost = self._consumers
+                    await self._declare_until_lost(lost, topology)
                     await self._lose(lost)
                     pause = longest if lost.is_cancelled and self._held.is_ordered else first
+                    if lost.is_cancelled:
+                        await self._try_to_declare(topology)
                 await asyncio.sleep(pause.total_seconds() * random.uniform(0.5, 1.5))
                 pause = min(longest, pause * 2)
                 await self._try_to_consume(topology)
@@ -181,8 +187,7 @@ class RabbitListener:
             seconds=self._settings.connect_timeout.total_seconds(),
         )
         try:
-            connection = await self._broker.consuming.get()
-            await declare(connection, topology, seconds=self._settings.connect_timeout.total_seconds())
+            await self._declare(topology)
             for queue in topology.queues:
                 await consumers.add(self._broker.consuming, self._origin(queue.name), self._prefetch)
         except TransportError as error:
@@ -194,20 +199,48 @@ class RabbitListener:
         else:
             self._consumers = consumers
             self._counts["connections"] += 1
-            self._counts["down"] = 0
-            if self._down_because:
-                log.warning("listener %s is up again", self.address)
-                self._down_because = ""
+            self._go_up()
             self._bound_bytes()
 
+    async def _declare(self, topology: Topology) -> None:
+        connection = await self._broker.consuming.get()
+        await declare(connection, topology, seconds=self._settings.connect_timeout.total_seconds())
+
+    async def _declare_until_lost(self, consumers: Consumers, topology: Topology) -> None:
+        """Declare again and again, until the consumers are lost: an exchange or a binding may be deleted, too, which
+        cancels no consumer. A refusal leaves the consumers at work on what the queues have.
+        """
+        pause = self._settings.reconnect_pause_longest.total_seconds()
+        while not (await asyncio.wait({consumers.lost}, timeout=pause))[0]:
+            if await self._try_to_declare(topology):
+                self._go_up()
+
+    async def _try_to_declare(self, topology: Topology) -> bool:
+        """Declare, and return whether the broker has answered. A refusal takes the listener down."""
+        try:
+            await self._declare(topology)
+        except InvalidSetting as error:
+            self._go_down(error)
+            return False
+        except TransportError as error:  # the connection is lost, which the consumers tell, or is soon asked again
+            log.debug("listener %s cannot declare now: %s", self.address, error)
+            return False
+        return True
+
     async def _lose(self, consumers: Consumers) -> None:
-        """Return when the consumers are lost and left."""
-        self._go_down(await asyncio.shield(consumers.lost))
+        """Leave the consumers that are lost."""
+        self._go_down(consumers.lost.result())
         try:
             await self._leave(consumers, is_certain=True)
         finally:
             self._consumers = None
             self._drop_lost()
+
+    def _go_up(self) -> None:
+        self._counts["down"] = 0
+        if self._down_because:
+            log.warning("listener %s is up again", self.address)
+            self._down_because = ""
 
     def _go_down(self, reason: BaseException) -> None:
         self._counts["dropped"] += 1

@@ -48,6 +48,7 @@ _BLAMES_THE_MESSAGE: Final = (
     ConnectionUnexpectedFrame,
 )
 _CONTENT_TOO_LARGE: Final = 311
+_DECLARE: Final = "start the services that listen there, or run `durable-agent topology APP --apply` for each"
 
 
 class Unacceptable(TransportError):
@@ -201,7 +202,7 @@ class _Confirmation:
 
     def set_exception(self, error: BaseException) -> None:
         if isinstance(error, PublishError):
-            self._settle(Failed(f"no queue is bound there ({error.args[0]})"))
+            self._settle(Failed(f"no queue is bound there ({error.args[0]}); {_DECLARE}"))
         else:
             self._settle(BUSY)
 

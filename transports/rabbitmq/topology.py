@@ -6,8 +6,11 @@
                                          {publisher}-{type}                             {service}-{type}, the queue
 
     a listener declares   its queues; on topic/PUBLISHER the exchange and the bindings too
-    a sender declares     the topic exchange, when it sends there; never a queue: until its consumer has declared it,
-                          what is sent is unroutable, and waits in the sender's outbox
+    a sender declares     the topic exchange, when it sends there; never a queue: until a first consumer has declared
+                          one, what is sent is unroutable, and waits in the sender's outbox
+
+A message is confirmed as soon as one queue has it. A queue that is missing beside others misses the message for good,
+so a listener declares at once where its queue was deleted, and again and again while it is up.
 
 Everything is durable; no queue is exclusive or deletes itself. A queue with a greatest length refuses what is beyond
 it (x-overflow=reject-publish): by default a broker confirms a message, and then drops the oldest one.

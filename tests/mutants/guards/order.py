@@ -133,4 +133,15 @@ FROM sent WHERE endpoint IS NULL
         after="        if False:\n",
         killed_by=(f"{_PARKED}[unreadable in the middle of a run-key]",),
     ),
+    Mutant(
+        "order",
+        "a deleted ordered queue is declared only when it is consumed again",
+        "transports/rabbitmq/listener.py",
+        before="                    if lost.is_cancelled:\n",
+        after="                    if lost.is_cancelled and not self._held.is_ordered:\n",
+        killed_by=(
+            "tests/integration/transports/rabbitmq/test_order.py::"
+            "test_deleted_ordered_queue_is_declared_and_bound_at_once",
+        ),
+    ),
 )

@@ -240,4 +240,15 @@ def outlives""",
             "tests/integration/transports/rabbitmq/test_listener.py::TestDown::test_unordered_listener_stores_deliveries_held_of_a_deleted_queue",
         ),
     ),
+    Mutant(
+        "receiving",
+        "a listener declares its exchange and its bindings only when it begins to consume",
+        "transports/rabbitmq/listener.py",
+        before="                    await self._declare_until_lost(lost, topology)\n",
+        after="                    await asyncio.shield(lost.lost)\n",
+        killed_by=(
+            "tests/integration/transports/rabbitmq/test_listener.py::TestDown::"
+            "test_deleted_exchange_or_binding_is_declared_again_under_the_same_consumers[exchange]",
+        ),
+    ),
 )

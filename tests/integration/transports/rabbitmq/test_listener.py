@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from aio_pika.exceptions import ChannelPreconditionFailed
 from aiormq.abc import ChannelFrame
 from aiormq.exceptions import ChannelClosed
 
@@ -87,6 +88,9 @@ def at(queue: str) -> str:
 async def send(url: str, queue: str, batch: Sequence[Envelope]) -> None:
     async with transport(url, service="orders").sender(at(queue)) as sender:
         assert await sender.send(batch) == [STORED] * len(batch)
+
+
+_SOON: Mapping[str, Any] = {"reconnect_pause": 0.05, "reconnect_pause_longest": 0.1}
 
 
 async def left_in(client: Foreign, queue: str) -> int:
@@ -367,6 +371,56 @@ class TestDown:
             for key in ("orders-placed", "orders-paid"):
                 await client.publish(key, b"{}", exchange=exchange, message_id=key)
             await receiver.stores(2)
+
+    @pytest.mark.parametrize("deleted", ["exchange", "binding"])
+    async def test_deleted_exchange_or_binding_is_declared_again_under_the_same_consumers(
+        self, broker: AnyBroker, client: Foreign, queue_name: Names, receiver: MemoryReceiver, deleted: str
+    ) -> None:
+        """The broker cancels no consumer then, and a sender of the topic makes the exchange again without bindings."""
+        service, exchange = queue_name("billing"), queue_name("exchange")
+        queue_name.also(queue := f"{service}-placed")
+        made = transport(broker.url, "placed", service=service, amqp_exchange=exchange, **_SOON)
+        async with listening(made, "rabbitmq://default/topic/orders", receiver) as listener:
+            async with client.connection.channel() as channel:
+                if deleted == "exchange":
+                    await channel.exchange_delete(exchange)
+                    await channel.declare_exchange(exchange, "topic", durable=True)
+                else:
+                    await (await channel.get_queue(queue)).unbind(exchange, "orders-placed")
+            await eventually(lambda: client.routes(exchange, "orders-placed"))
+            await receiver.stores(1)
+            assert listener.statistics()["connections"] == 1
+
+    async def test_refused_declaration_takes_a_consuming_listener_down_until_the_cause_is_removed(
+        self,
+        broker: AnyBroker,
+        client: Foreign,
+        queue_name: Names,
+        receiver: MemoryReceiver,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        service, exchange = queue_name("billing"), queue_name("exchange")
+        queue_name.also(f"{service}-placed")
+        made = transport(broker.url, "placed", service=service, amqp_exchange=exchange, **_SOON)
+
+        async def is_fanout() -> bool:
+            try:
+                async with client.connection.channel() as channel:
+                    await channel.exchange_delete(exchange)
+                    await channel.declare_exchange(exchange, "fanout", durable=True)
+            except ChannelPreconditionFailed:  # the listener was quicker
+                return False
+            return True
+
+        async with listening(made, "rabbitmq://default/topic/orders", receiver) as listener:
+            await eventually(is_fanout)
+            await eventually(lambda: listener.statistics()["down"] == 1)
+            await client.publish(f"{service}-placed", b"{}", message_id="17")
+            await receiver.stores(1)
+            assert f"exchange {exchange}: its type is fanout, and topic was asked for" in caplog.text
+            await client.delete(exchange)
+            await eventually(lambda: listener.statistics()["down"] == 0)
+            assert listener.statistics()["connections"] == 1
 
     async def test_unordered_listener_stores_deliveries_held_of_a_deleted_queue(
         self, broker: AnyBroker, client: Foreign, queue: str, receiver: MemoryReceiver, caplog: pytest.LogCaptureFixture

@@ -34,7 +34,10 @@ from tests.support.proxy import DOWN, UP, ChaosProxy
 from tests.support.receivers import envelope, envelopes
 from tests.support.servers import AnyBroker, Names
 
-UNROUTABLE = Failed("no queue is bound there (NO_ROUTE)")
+UNROUTABLE = Failed(
+    "no queue is bound there (NO_ROUTE); "
+    "start the services that listen there, or run `durable-agent topology APP --apply` for each"
+)
 
 
 def transport(url: str, **settings: Any) -> RabbitTransport:
