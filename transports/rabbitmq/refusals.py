@@ -16,6 +16,7 @@ from durable.transports.rabbitmq.topology import Queue, Thing
 _DIFFERENCE: Final = re.compile(r"inequivalent arg '([^']+)' for .* received (.+) but current is (.+)")
 _QUOTED: Final = re.compile(r"'(.*?)'")
 _NOT_SET: Final = "not set"
+_LOSSLESS: Final = frozenset({"x-dead-letter-exchange", "x-dead-letter-routing-key", "x-max-priority", "x-queue-mode"})
 _KINDS: Final = frozenset({"durable", "auto_delete", "exclusive"})
 
 
@@ -58,5 +59,7 @@ def _advice(thing: Thing, argument: str, current: str) -> str:
             return f"write ordered={'no' if current == _NOT_SET else 'yes'} in its address, or {again}"
         case _ if argument in _KINDS:
             return again
-        case _:
+        case _ if argument in _LOSSLESS:
             return f"listen on .../queue/{thing.name}?declare=no to take it as it is, or {again}"
+        case _:
+            return f"{again}; with declare=no the broker could drop confirmed messages"

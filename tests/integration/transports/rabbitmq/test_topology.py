@@ -157,7 +157,7 @@ async def test_foreign_exchange_is_accepted_unchanged(client: Foreign) -> None:
     [
         ("classic", {}, Queue(""), "its x-queue-type is classic, and quorum was asked for; write type=classic in"),
         ("quorum", {}, Queue("", "classic"), "its x-queue-type is quorum, and classic was asked for; write"),
-        ("quorum", {}, Queue(""), f"its x-delivery-limit is not set, and {NEVER} was asked for; listen on"),
+        ("quorum", {}, Queue(""), f"its x-delivery-limit is not set, and {NEVER} was asked for; delete it"),
         ("quorum", {"delivery_limit": NEVER, "max_length": 5, "overflow": "reject-publish"}, Queue("", max_length=6),
          "its x-max-length is 5, and 6 was asked for; write max_length=5 in its address, or delete it"),
         ("classic", {"max_length": 5, "overflow": "reject-publish"}, Queue("", "classic"),
