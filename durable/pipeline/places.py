@@ -85,6 +85,23 @@ def names(table_url: str, folder: str) -> list[str]:
     return sorted(each.base_name for each in found if each.is_file)
 
 
+def around(place: str) -> Iterator[str]:
+    """This place, those that it is within, and those that it directly holds."""
+    if "://" not in place:
+        for folder in {Path(place), Path(place).resolve()}:
+            yield from map(str, (folder, *folder.parents))
+        if Path(place).is_dir():
+            yield from (str(entry) for entry in Path(place).iterdir() if entry.is_dir())
+        return
+    from pyarrow.fs import FileSelector
+
+    store, _, path = place.rstrip("/").partition("://")
+    parts = path.split("/")
+    yield from (f"{store}://{'/'.join(parts[:count])}" for count in range(len(parts), 0, -1))
+    below = _store(place).get_file_info(FileSelector("", allow_not_found=True))
+    yield from (f"{place.rstrip('/')}/{each.base_name}" for each in below if not each.is_file)
+
+
 class FileState(NamedTuple):
     """A file of the table, which has not changed as long as all of this is the same."""
 

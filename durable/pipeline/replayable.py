@@ -12,11 +12,15 @@ Files may have more columns, of any types that Spark reads.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from durable.errors import InvalidSetting
+from durable.errors import DurableError, InvalidSetting
+from durable.pipeline import places
 from durable.pipeline.session import needs_spark, spark_errors
+from durable.pipeline.table_log import FOLDER
+from durable.pipeline.unwritable import in_one_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,6 +57,29 @@ _CONVERSIONS: Final[Mapping[Sequence[str], str]] = {
     _NUMBER: "CAST({} AS BIGINT)",
 }
 _NESTED: Final = ("array", "map", "struct")
+_THIS_MACHINE: Final = re.compile("^file://(localhost)?", re.IGNORECASE)
+
+
+def refuse_table(place: str) -> None:
+    """Raise InvalidSetting for a place whose files are those of a table of a lake: the log alone tells which of them
+    were replaced, such as by an erasure. Raises DurableError for a store that cannot be looked at.
+    """
+    from deltalake.exceptions import DeltaError
+
+    try:
+        is_table = any(places.names(each, FOLDER) for each in places.around(_THIS_MACHINE.sub("", place)))
+    except DeltaError:  # a store that no lake can be in
+        return
+    except OSError as error:
+        raise DurableError(
+            f"--parquet: {place} cannot be read: {in_one_line(str(error))}; give the credentials of the store in the "
+            "environment, as for a lake"
+        ) from error
+    if is_table:
+        raise InvalidSetting(
+            f"--parquet: {place} is a table of a lake, whose files may hold erased messages; use --lake with the "
+            "folder of the lake, or copy the rows that its readers see elsewhere"
+        )
 
 
 def read(spark: SparkSession, place: str) -> DataFrame:

@@ -23,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 from durable.errors import InvalidSetting
 
 _FILE: Final = re.compile(r"file:/", re.IGNORECASE)
+_ONE_SLASH: Final = re.compile(r"^file:/(?!/)", re.IGNORECASE)
 _STORE: Final = re.compile(r"([a-z][a-z0-9+.-]*)://([^/]*)(.*)", re.IGNORECASE)
 _SCHEMES: Final[Mapping[str, str]] = {"s3a": "s3", "abfs": "abfss", "adl": "az", "azure": "az"}
 _CUT: Final = re.compile(r"[?#]")
@@ -45,6 +46,7 @@ def spelled(named: str) -> str:
 
 def absolute(place: str) -> str:
     """Return a place of files other than a lake: a path from the root, as of a folder of a lake; a URL as it is."""
+    place = _ONE_SLASH.sub("file:///", place)
     return place if not place or "://" in place else _from_root(place)
 
 

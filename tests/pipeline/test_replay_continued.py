@@ -134,7 +134,7 @@ def test_malformed_destination_is_refused_before_a_replay_has_begun(
 WAYS: dict[str, tuple[str, ...]] = {
     "lake": ("--lake", "{lake}"),
     "end ahead": ("--lake", "{lake}", "--until", "2100-01-01T00:00Z"),
-    "files": ("--parquet", "{lake}/history"),
+    "files": ("--parquet", "{copied}"),
 }
 
 
@@ -163,8 +163,13 @@ async def test_replay_leaves_its_archived_copies_out(
         archive(lambda: spark, lake, "history", Origin(url=database_url, schema="durable", service="shop"))
 
     def replayed() -> tuple[int, int]:
-        place = [part.format(lake=lake.url) for part in WAYS[way]]
-        options = ("--json", "--name", "again", "--side", "incoming", "--type", "continued.ordered", *place)
+        copied = tmp_path / "copied"
+        copied.mkdir(exist_ok=True)
+        for path in lake.sizes("history"):
+            shutil.copy(f"{lake.table_url('history')}/{path}", copied)
+        place = [part.format(lake=lake.url, copied=copied) for part in WAYS[way]]
+        ordered = ("--where", "message_type = 'continued.ordered'")
+        options = ("--json", "--name", "again", "--side", "incoming", *ordered, *place)
         ended = agent("pipeline", "replay", *options, "--database", database_url)
         assert ended.code == 0, ended.err
         told = json.loads(ended.out)

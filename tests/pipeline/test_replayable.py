@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from durable.errors import InvalidSetting
-from durable.pipeline import choosing, publishable, replay
+from durable.pipeline import choosing, places, publishable, replay
 from durable.pipeline.lake_tables import SOURCES, spark_schema
-from durable.pipeline.replayable import TYPES, check_types
+from durable.pipeline.replayable import TYPES, check_types, refuse_table
 from tests.support.command import Agent
 
 WHOLE: Final = {
@@ -143,3 +143,48 @@ def test_command_names_a_column_of_another_type_and_begins_nothing(
     assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1), ended
     assert ended.err.startswith(f"error: {said}")
     assert conn.execute("SELECT count(*) FROM durable.replays").fetchone() == (0,)
+
+
+OF_A_TABLE: Final = ["lake", "lake/", "lake/history", "lake/history/day=2030-05-04", "lake/history/day=2030-05-04/a"]
+
+
+def table_at(root: str) -> None:
+    for path in ("_delta_log/00000000000000000000.json", "day=2030-05-04/a"):
+        with places.created(f"{root}/lake/history", path) as file:
+            file.write(b"PAR1")
+    with places.created(f"{root}/files", "day=2030-05-04/a") as file:
+        file.write(b"PAR1")
+
+
+@pytest.mark.parametrize("place", [*OF_A_TABLE, "link"])
+@pytest.mark.parametrize("scheme", ["", "file://", "FILE://localhost"])
+def test_files_of_a_table_are_refused(tmp_path: Path, scheme: str, place: str) -> None:
+    """Its log tells which of them were replaced, such as by an erasure."""
+    table_at(str(tmp_path))
+    (tmp_path / "link").symlink_to(tmp_path / "lake/history/day=2030-05-04")
+    with pytest.raises(InvalidSetting, match="is a table of a lake, whose files may hold erased messages; use --lake"):
+        refuse_table(f"{scheme}{tmp_path}/{place}")
+    refuse_table(f"{scheme}{tmp_path}/files")
+    refuse_table(f"{scheme}{tmp_path}/nowhere")
+
+
+@pytest.mark.parametrize("place", OF_A_TABLE)
+def test_files_of_a_table_in_an_object_store_are_refused(store_url: str, place: str) -> None:
+    table_at(store_url)
+    for scheme in ("s3://", "s3a://"):
+        url = store_url.replace("s3://", scheme)
+        with pytest.raises(InvalidSetting, match="is a table of a lake"):
+            refuse_table(f"{url}/{place}")
+        refuse_table(f"{url}/files")
+
+
+def test_place_in_a_store_of_another_kind_is_no_table() -> None:
+    refuse_table("foo://bucket/files")
+
+
+def test_command_refuses_the_files_of_a_table(agent: Agent, tmp_path: Path) -> None:
+    table_at(str(tmp_path))
+    place = tmp_path / "lake/history"
+    ended = agent("pipeline", "replay", "--parquet", str(place), "--all", "--name", "x")
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1), ended
+    assert ended.err.startswith(f"error: --parquet: {place} is a table of a lake")

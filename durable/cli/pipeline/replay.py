@@ -79,6 +79,7 @@ def replay(
 ) -> Step:
     """Send archived messages again, or have them handled again. The same replay a second time adds nothing."""
     from durable.pipeline.plans import chosen_by, end_of, ended, plan_of
+    from durable.pipeline.replayable import refuse_table
 
     check_name("--name", name)
     bus, settings = target
@@ -98,6 +99,8 @@ def replay(
     choice = chosen_by(plan, choice)
     if place is not None:
         place.require(choice.table)
+    else:
+        refuse_table(plan["parquet"])
     if bus is not None and not dry_run:
         _declare(bus, settings)
     with needs_spark():

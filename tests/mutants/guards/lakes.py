@@ -1408,6 +1408,22 @@ ROWS = (
     ),
     Mutant(
         "lakes",
+        "a replay of the files of a table brings erased messages back",
+        "durable/cli/pipeline/replay.py",
+        before='        refuse_table(plan["parquet"])\n',
+        after="        pass\n",
+        killed_by=(f"{_COLUMNS}::test_command_refuses_the_files_of_a_table",),
+    ),
+    Mutant(
+        "lakes",
+        "a folder of a table is no table",
+        "durable/pipeline/places.py",
+        before="yield from map(str, (folder, *folder.parents))",
+        after="yield str(folder)",
+        killed_by=(f"{_COLUMNS}::test_files_of_a_table_are_refused[-lake/history/day=2030-05-04]",),
+    ),
+    Mutant(
+        "lakes",
         "a time without a zone cannot be published under its id",
         "durable/pipeline/choosing.py",
         before="    rows = with_time_zone(rows)\n",

@@ -105,6 +105,10 @@ def test_url_of_files_stays(place: str) -> None:
     assert absolute(place) == place
 
 
+def test_url_of_a_folder_with_one_slash_is_the_same_place() -> None:
+    assert absolute("file:/data/files") == absolute("FILE:/data/files") == "file:///data/files"
+
+
 READ_AS_ANOTHER = {
     "/data/50%25": "is read as another one",
     "/data/a\\b": "is read as another one",
