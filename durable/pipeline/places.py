@@ -86,7 +86,7 @@ def names(table_url: str, folder: str) -> list[str]:
 
 
 def around(place: str) -> Iterator[str]:
-    """This place, those that it is within, and those that it directly holds."""
+    """The place itself, the places around it, and those that it directly holds."""
     if "://" not in place:
         for folder in {Path(place), Path(place).resolve()}:
             yield from map(str, (folder, *folder.parents))

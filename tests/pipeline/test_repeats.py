@@ -156,3 +156,48 @@ async def test_message_sent_twice_under_its_key_is_replayed_once(
 
 
 WAITING: Final = "SELECT 1 FROM durable.incoming_envelopes UNION ALL SELECT 1 FROM durable.outgoing_envelopes"
+
+
+def test_repeats_are_those_of_the_files_as_they_are_now(
+    spark: SparkSession,
+    database_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two replays of one session, and between them another file in the same place."""
+    agent, place = Agent(tmp_path, monkeypatch, capsys), str(tmp_path / "messages")
+    columns = f"{SCHEMA}, source string"
+
+    def add(*sendings: tuple[int, int]) -> None:
+        """Add a file with sendings of these ids, so many hours after the first."""
+        rows = [
+            (
+                0, "shop", "outgoing", "sent", "local", "again.sent", UUID(int=number).bytes,
+                BEGINNING + timedelta(hours=hours), hours, b"{}", "shop",
+            )
+            for number, hours in sendings
+        ]  # fmt: skip
+        spark.createDataFrame(rows, columns).write.mode("append").parquet(place)
+
+    def replayed(name: str) -> tuple[int, int]:
+        options = ("--name", name, "--parquet", place, "--all", "--database", database_url)
+        ended = agent("pipeline", "replay", "--json", *options)
+        assert ended.code == 0, ended.err
+        counts = json.loads(ended.out)
+        return counts["messages"], counts["repeats"]
+
+    add((1, 0), (2, 0))
+    assert replayed("a") == (2, 0)
+    add((2, 1))
+    assert replayed("b") == (2, 1)
+
+
+@pytest.mark.parametrize("kind", ["int", "boolean", "date", "array<int>"])
+def test_outcome_of_another_type_tells_nothing(spark: SparkSession, kind: str) -> None:
+    messages = [*sent(Random(0))]
+    rows = spark.createDataFrame([tuple(each.values()) for each in messages], SCHEMA).selectExpr(
+        "* EXCEPT (outcome)", f"CAST(NULL AS {kind}) AS outcome"
+    )
+    counted = repeats.repeats(rows, WINDOW).count()
+    assert counted == repeats.repeats(rows.drop("outcome"), WINDOW).count() > 0

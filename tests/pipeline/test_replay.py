@@ -604,6 +604,11 @@ WRONG_ROWS: dict[str, tuple[dict[str, str], tuple[str, ...], str]] = {
         (),
         "--side: the messages are of incoming and outgoing",
     ),
+    "another side": (
+        {"side": "IF(n > 5, 'Incoming', 'outgoing')"},
+        (),
+        "column side: 'Incoming' is neither 'incoming' nor 'outgoing'; correct it in the files",
+    ),
     "services": ({"service": "IF(n > 5, 'a', 'b')"}, (), "--service: the messages are of a and b; choose one"),
     "no bodies": ({"body": "CAST(NULL AS BINARY)"}, (), "history_bodies: none of these messages has its body"),
     "too old": (

@@ -492,7 +492,7 @@ class BothStores(RuleBasedStateMachine):
 
 def go_through(machine: BothStores) -> None:
     """Do what chance comes to seldom: each end of a message that is owned, twice, each release of one, and a commit
-    that sends one message alone, twice.
+    that sends one message alone, twice; each step of a schedule.
     """
     for envelope_id, endpoint in product(IDS, (None, "local")):
         envelope, place, _, _ = make(Random(1), machine.now, ["sim://b"], ["shop"])
@@ -517,6 +517,10 @@ def go_through(machine: BothStores) -> None:
         machine.both(leases.owned_by, table, NodeId(1))
         machine.both(leases.release_all, table, NodeId(1))
         machine.rows_are_the_same()
+    machine.declares_schedules(NodeId(1), "* * * * *")
+    for kind in range(3):
+        machine.runs_schedules(SCHEDULES[0], "* * * * *", kind)
+    machine.rows_are_the_same()
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -109,12 +109,13 @@ def replay(
         from durable.pipeline.replay import messages, refuse_foreign, refuse_forgotten
         from durable.pipeline.sealing import Sealing
         from durable.pipeline.unmatched import refuse_unmatched
-    with nullcontext() if dry_run else publishing(settings, place) as undisturbed:
+    with ExitStack() as stack:
+        undisturbed = None if dry_run else stack.enter_context(publishing(settings, place))
         with phases("replay") as phase:
             phase("starting Spark")
             session = spark.open_session([place] if place else None)
             rows = before(_chosen(session, choice, place, plan["parquet"], phase), end_of(plan))
-            rows, repeats = _without_repeats(rows, choice, settings, phase)
+            rows, repeats = stack.enter_context(_without_repeats(rows, choice, settings, phase))
             groups = _surveyed(rows, phase)
             refuse_unmatched(lambda: _every(session, choice, place, plan["parquet"]), choice, groups)
             if same_ids:
@@ -210,17 +211,29 @@ def _every(spark: SparkSession, choice: Choice, lake: Lake | None, parquet: str 
     return choosing.complete(replayable.read(spark, parquet or "")) if lake is None else lake.read(spark, choice.table)
 
 
-def _without_repeats(rows: DataFrame, choice: Choice, settings: Settings, phase: Phases) -> tuple[DataFrame, int]:
-    """Leave out what was sent once more under a business key; return the number of those, too."""
+@contextmanager
+def _without_repeats(
+    rows: DataFrame, choice: Choice, settings: Settings, phase: Phases
+) -> Iterator[tuple[DataFrame, int]]:
+    """Leave out what was sent once more under a business key; return the number of those, too.
+
+    They are looked at for each chunk, and are kept until the context ends: Spark would take what it keeps for the
+    repeats of other files that are put into the same place.
+    """
     from durable.pipeline import repeats
 
     if choice.table != "history":
-        return rows, 0
+        yield rows, 0
+        return
     phase("finding repeats")
     with spark_errors():
-        found = repeats.repeats(rows, settings.dedupe_window).persist()  # looked at for each chunk
-        count = found.count()
-    return (repeats.without(rows, found) if count else rows), count
+        found = repeats.repeats(rows, settings.dedupe_window).persist()
+    try:
+        with spark_errors():
+            count = found.count()
+        yield (repeats.without(rows, found) if count else rows), count
+    finally:
+        found.unpersist()
 
 
 def _surveyed(rows: DataFrame, phase: Phases) -> list[Group]:
@@ -228,6 +241,9 @@ def _surveyed(rows: DataFrame, phase: Phases) -> list[Group]:
 
     phase("counting messages")
     groups = choosing.survey(rows)
+    if others := {group.side for group in groups} - {"incoming", "outgoing"}:
+        other = ", ".join(sorted(map(repr, others)))
+        raise InvalidSetting(f"column side: {other} is neither 'incoming' nor 'outgoing'; correct it in the files")
     for option, named in (("--service", {g.service for g in groups}), ("--side", {g.side for g in groups})):
         if len(named) > 1:
             raise InvalidSetting(f"{option}: the messages are of {' and '.join(sorted(map(str, named)))}; choose one")

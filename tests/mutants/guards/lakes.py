@@ -1275,6 +1275,14 @@ ROWS = (
     ),
     Mutant(
         "lakes",
+        "repeats of a place are taken for those of other files in it",
+        "durable/cli/pipeline/replay.py",
+        before="        found.unpersist()\n",
+        after="        pass\n",
+        killed_by=("tests/pipeline/test_repeats.py::test_repeats_are_those_of_the_files_as_they_are_now",),
+    ),
+    Mutant(
+        "lakes",
         "a replay takes one message of a key for ever",
         "durable/pipeline/repeats.py",
         before='(place["sent_at"] >= known["since"] + window)',
