@@ -36,6 +36,7 @@ MISFIRE_GRACE: Final = timedelta(minutes=1)
 _ANY_TIME: Final = datetime(2000, 1, 1, tzinfo=UTC)
 _NO_TIME: Final = timedelta(0)
 _SECOND: Final = timedelta(seconds=1)
+_MOMENT: Final = timedelta(microseconds=1)
 _DAY: Final = timedelta(days=1)
 _STEP: Final = timedelta(hours=12)  # no zone changes its clocks and changes them back within so little
 
@@ -171,7 +172,7 @@ def _passed(cron: Cron, since: datetime, now: datetime, pause: Pause | None) -> 
         yield from takewhile(lambda at: at > since, cron.back_from(now))
         return
     yield from takewhile(lambda at: at > since and at >= pause.until, cron.back_from(now))
-    yield from takewhile(lambda at: at > since, cron.back_from(min(pause.since - _SECOND, now)))
+    yield from takewhile(lambda at: at > since, cron.back_from(min(pause.since - _MOMENT, now)))
 
 
 def _offset(moment: datetime, zone: tzinfo) -> timedelta:

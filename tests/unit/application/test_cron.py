@@ -239,6 +239,13 @@ class TestDueOccurrences:
         found = due_occurrences(HOURLY, misfire, occurrence=NOON, due=NOON, now=now, pause=pause)
         assert found == DueOccurrences(run, NOON + 5 * HOUR)
 
+    @pytest.mark.parametrize("microseconds", [0, 1, 300_000, 999_999, 1_000_000])
+    def test_occurrence_just_before_a_pause_is_missed(self, microseconds: int) -> None:
+        occurrence = NOON + 2 * HOUR
+        pause = Pause(occurrence + timedelta(microseconds=microseconds), NOON + 5 * HOUR)
+        found = due_occurrences(HOURLY, "all", occurrence=NOON, due=NOON, now=NOON + 4.5 * HOUR, pause=pause)
+        assert (occurrence in found.run) == (microseconds > 0)
+
     def test_occurrences_after_a_pause_run(self) -> None:
         pause = Pause(NOON - HOUR, NOON + 2 * HOUR)
         found = due_occurrences(HOURLY, "all", occurrence=NOON, due=NOON, now=NOON + 3 * HOUR, pause=pause)
