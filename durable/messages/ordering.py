@@ -161,11 +161,6 @@ def stream_of(message_type: str) -> str:
     return unversioned(message_type)
 
 
-def parked_stream(ordering_key: str) -> str | None:
-    """Return the stream_of() an ordered handler whose rows have this ordering key; None for the key of a message."""
-    return ordering_key.removeprefix(_WHOLE) if ordering_key.startswith(_WHOLE) else None
-
-
 def share_of(envelope: Envelope, header: str) -> str:
     """The tenant that a message is counted for; those that name none share one share."""
     return share(envelope.partition_key, envelope.headers, header)

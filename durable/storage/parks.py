@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row
 
 from durable.envelope import LeasedEnvelope, NodeId
-from durable.messages.ordering import parked_stream
+from durable.messages.ordering import stream_of
 from durable.storage import circuits
 from durable.storage.circuits import CircuitKind
 from durable.storage.rows import Letter
@@ -48,7 +48,7 @@ class Place(NamedTuple):
         """Return what a dead letter parks: its key, or the stream of the handler that is ordered as a whole."""
         if self.partition_key is not None and self.partition_key == self.ordering_key:
             return CircuitKind.KEY, self.partition_key
-        return CircuitKind.HANDLER, parked_stream(self.ordering_key or "") or handler
+        return CircuitKind.HANDLER, stream_of(handler)
 
 
 def park_behind(conn: Connection, schema: str, node: NodeId, place: Place, letter: Letter, handler: str) -> None:
