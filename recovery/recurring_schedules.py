@@ -65,14 +65,15 @@ class Recurring:
         if unclaimed := [s for name, s in self._schedules.items() if self._has_a_say(rows.get(name))]:
             await self._database.transaction(storage.declare, self._node, [_declaration(s) for s in unclaimed])
             rows = await self._read()
+        ran = 0
         if due := [row.name for row in rows.values() if self._is_due(row)]:
             for name in sorted(due, key=self._failed.__contains__):
                 self._failed.add(name)
-                await self._run(self._schedules[name])
+                ran += await self._run(self._schedules[name])
                 self._failed.discard(name)
             rows = await self._read()
         waits = (wait for row in rows.values() for wait in (row.due_in, row.asked_in) if wait is not None)
-        return Look(bool(due), min((wait for wait in waits if wait > timedelta(0)), default=None))
+        return Look(ran > 0, min((wait for wait in waits if wait > timedelta(0)), default=None))
 
     async def _read(self) -> dict[str, Row]:
         rows = await self._database.transaction(storage.read, list(self._schedules))
@@ -85,7 +86,8 @@ class Recurring:
         wanted = any(wait is not None and wait <= timedelta(0) for wait in (row.due_in, row.asked_in))
         return wanted and row.declaration == self._schedules[row.name].declaration
 
-    async def _run(self, schedule: Schedule) -> None:
+    async def _run(self, schedule: Schedule) -> int:
+        """Run what is due of a schedule. Returns how many ran."""
         try:
             ran = await self._database.transaction(self._run_locked, schedule)
         except StorageUnavailable:
@@ -94,9 +96,10 @@ class Recurring:
             raise_if_cancelled(error)
             log.exception("schedule %s cannot run; will retry", schedule.name)
             await self._database.transaction(self._fail, schedule, error)
-            return
+            return 0
         failpoint("C22")
         self._counters.add(Event.RECURRED, ran)
+        return ran
 
     def _run_locked(self, conn: Connection, schema: str, schedule: Schedule) -> int:
         """Store the due occurrences of a schedule and move it on. Returns how many ran."""
@@ -143,27 +146,38 @@ class Recurring:
         row = storage.lock_due(conn, schema, schedule.name, schedule.declaration)
         if row is None:
             return
-        occurrences, _ = _due(schedule, row)
+        occurrences, following = _due(schedule, row)
         storage.fail(
             conn,
             schema,
             schedule.name,
-            schedule.declaration,
-            occurrence_at=row.occurrence_at or (occurrences[0] if occurrences else None),
+            occurrence_at=occurrences[0] if occurrences else following or row.occurrence_at,
+            due_at=row.now + _TRY_AGAIN_AFTER if occurrences else following or row.due_at,
+            has_failed=bool(occurrences) or (row.has_failed and following is None),
             delay=_TRY_AGAIN_AFTER,
             error=storable(f"{type(error).__name__}: {error}", _LONGEST_ERROR),
         )
 
 
 def _due(schedule: Schedule, row: Due) -> tuple[Sequence[datetime], datetime | None]:
-    """The occurrences to run now, and the one to wait for, which is another only if it was due."""
+    """The occurrences to run now, and the one to wait for if that is another. What was due before a pause, and did not
+    run, stays due: it runs when the pause has ended.
+    """
     if not row.is_due:
         return [], None
     pause = None if row.paused_since is None else Pause(row.paused_since, row.paused_until or row.now)
     found = due_occurrences(
-        schedule.cron, schedule.misfire, occurrence=row.occurrence_at, due=row.due_at, now=row.now, pause=pause
+        schedule.cron,
+        schedule.misfire,
+        occurrence=row.occurrence_at,
+        due=row.due_at,
+        has_failed=row.has_failed,
+        now=row.now,
+        pause=pause,
     )
-    return [] if row.is_paused else found.run, found.next
+    if row.is_paused:
+        return [], None if found.run else found.next
+    return found.run, found.next
 
 
 def _declaration(schedule: Schedule) -> Declaration:

@@ -149,12 +149,15 @@ def due_occurrences(
     occurrence: datetime | None,
     due: datetime,
     now: datetime,
+    has_failed: bool = False,
     pause: Pause | None = None,
 ) -> DueOccurrences:
-    """`occurrence` is the one that was waited for until `due`; None: occurrences count from `due` on."""
+    """`occurrence` is the one that was waited for until `due`; None: occurrences count from `due` on. If it has
+    failed before, then it was due before the pause.
+    """
     since = occurrence or due
     passed = list(islice(_passed(cron, since, now, pause), MOST_AT_ONCE))
-    if occurrence is not None and not (pause and pause.covers(due)):
+    if occurrence is not None and (has_failed or not (pause and pause.covers(due))):
         passed.append(occurrence)
     following = cron.after(max(now, since))
     match misfire:

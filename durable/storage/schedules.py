@@ -62,6 +62,8 @@ class Due(NamedTuple):
 
     occurrence_at: datetime | None
     due_at: datetime
+    has_failed: bool
+    """Has the occurrence that is waited for been tried before?"""
     is_due: bool
     asked_at: datetime | None
     is_paused: bool
@@ -122,17 +124,21 @@ def fail(
     conn: Connection,
     schema: str,
     name: str,
-    declaration: str,
     *,
     occurrence_at: datetime | None,
+    due_at: datetime,
+    has_failed: bool,
     delay: timedelta,
     error: str,
 ) -> None:
-    """Show why it brought no message, and try it again after the delay: the occurrence, or the run by hand."""
+    """Show why it brought no message; a run by hand is tried again after the delay. `has_failed` is of the occurrence
+    that is waited for.
+    """
     params = {
         "name": name,
-        "declaration": declaration,
         "occurrence_at": occurrence_at,
+        "due_at": due_at,
+        "has_failed": has_failed,
         "delay": delay,
         "error": error,
     }

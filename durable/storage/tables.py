@@ -333,6 +333,7 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             _defaulted("declared_at", _TIME),
             Column("occurrence_at", _TIME),
             Column("due_at", _TIME, nullable=False),
+            _defaulted("has_failed", Boolean()),
             *(Column(name, _TIME) for name in ("asked_at", "last_at", "ran_at")),
             Column("changed_by", Text),
             Column("changed_at", _TIME),

@@ -4,7 +4,7 @@ durable.storage.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from durable.clock import Clock
@@ -43,7 +43,10 @@ class MemoryCircuits:
         return circuit is None or circuit.is_tried(self.clock.now())
 
     def pause(self, kind: CircuitKind, key: str, *, reason: str, actor: str, duration: timedelta | None) -> None:
+        known = self._unparked(kind, key)
         self._open(kind, key, reason, duration, actor, probing=False)
+        if known is not None and not known.probing:
+            self._rows[kind, key] = replace(self._rows[kind, key], since=known.since)
 
     def pause_at_least(
         self, kind: CircuitKind, key: str, *, reason: str, actor: str, duration: timedelta | None

@@ -57,8 +57,8 @@ _UNTOLD: Final = {"seq", "letter_id", "attempt_id", "carried", "xid"}
 class Memory:
     """The tables in memory."""
 
-    def __init__(self) -> None:
-        self.store = Store(lambda: datetime.now(UTC))
+    def __init__(self, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self.store = Store(clock)
         self.store.watch = self._hear
         self.changed: set[str] = set()
         """The tables of which rows have changed."""
@@ -74,6 +74,9 @@ class Memory:
         except Waits:
             transaction.rollback()
             return LOCKED
+        except BaseException:
+            transaction.rollback()
+            raise
         transaction.commit()
         return result
 

@@ -453,7 +453,17 @@ class BothStores(RuleBasedStateMachine):
             moved: dict[str, Any] = {"occurrence_at": self.now, "due_at": self.now + HOUR, "last_at": self.now}
             self.both(schedules.move_on, name, **moved, ran=True, message_type="t.two")
         else:
-            self.both(schedules.fail, name, cron, occurrence_at=None, delay=HOUR, error="no message")
+            failed: dict[str, Any] = {"occurrence_at": self.now, "due_at": self.now + HOUR, "has_failed": True}
+            self.both(schedules.fail, name, **failed, delay=HOUR, error="no message")
+
+    @rule(name=st.sampled_from(SCHEDULES), hours=st.sampled_from([-1, 1]))
+    def changes_schedules(self, name: str, hours: int) -> None:
+        self.both(schedules.ask, name, actor="ada")
+        self.both(schedules.reschedule, name, at=self.now + hours * HOUR, actor="ada")
+
+    @rule(name=st.sampled_from(SCHEDULES))
+    def removes_a_schedule(self, name: str) -> None:
+        self.both(schedules.remove_orphan, name)
 
     # ------------------------------------------------------------------ another transaction, which is open
 
@@ -518,8 +528,13 @@ def go_through(machine: BothStores) -> None:
         machine.both(leases.release_all, table, NodeId(1))
         machine.rows_are_the_same()
     machine.declares_schedules(NodeId(1), "* * * * *")
-    for kind in range(3):
-        machine.runs_schedules(SCHEDULES[0], "* * * * *", kind)
+    for hours, step in product((-1, 1), range(3)):
+        machine.changes_schedules(SCHEDULES[0], hours)
+        machine.runs_schedules(SCHEDULES[0], "* * * * *", step)
+        machine.both(circuits.pause, CircuitKind.SCHEDULE, SCHEDULES[0], reason="r", actor="a", duration=-hours * HOUR)
+    machine.removes_a_schedule(SCHEDULES[0])
+    machine.removes_a_node()
+    machine.removes_a_schedule(SCHEDULES[0])
     machine.rows_are_the_same()
 
 

@@ -40,26 +40,27 @@ WITH closed AS (
 ), told AS (SELECT pg_notify(CAST(:channel AS text), '') FROM closed)
 SELECT count(*) FROM told
 """)
-# By an operator, who has the last word: whatever it was before, it is open from now on for this reason and this time.
-PAUSE: Final = Statement("""
+# A pause that is prolonged, shortened or given another reason is the same pause.
+_SAME_PAUSE: Final = """
+        since = CASE WHEN circuits.probing OR circuits.until <= now() THEN clock_timestamp() ELSE circuits.since END"""
+# By an operator, who has the last word: whatever it was before, it is paused for this reason and this time.
+PAUSE: Final = Statement(f"""
 WITH paused AS (
-    INSERT INTO {schema}.circuits (kind, key, reason, until, actor)
+    INSERT INTO {{schema}}.circuits (kind, key, reason, until, actor)
     VALUES (:kind, :key, :reason, now() + CAST(:duration AS interval), :actor)
     ON CONFLICT (kind, key, parked) DO UPDATE
-    SET reason = excluded.reason, since = clock_timestamp(), until = excluded.until, actor = excluded.actor,
-        probing = false
+    SET reason = excluded.reason, until = excluded.until, actor = excluded.actor, probing = false,{_SAME_PAUSE}
     RETURNING key
 )
 SELECT pg_notify(CAST(:channel AS text), '') FROM paused
 """)
 # By code. A pause that lasts as long already is somebody's word, and stays; one that does not is lengthened.
-PAUSE_AT_LEAST: Final = Statement("""
+PAUSE_AT_LEAST: Final = Statement(f"""
 WITH paused AS (
-    INSERT INTO {schema}.circuits (kind, key, reason, until, actor)
+    INSERT INTO {{schema}}.circuits (kind, key, reason, until, actor)
     VALUES (:kind, :key, :reason, now() + CAST(:duration AS interval), :actor)
     ON CONFLICT (kind, key, parked) DO UPDATE
-    SET reason = excluded.reason, until = excluded.until, actor = excluded.actor, probing = false,
-        since = CASE WHEN circuits.probing OR circuits.until <= now() THEN clock_timestamp() ELSE circuits.since END
+    SET reason = excluded.reason, until = excluded.until, actor = excluded.actor, probing = false,{_SAME_PAUSE}
     WHERE circuits.probing OR circuits.until < COALESCE(excluded.until, 'infinity')
     RETURNING key
 )

@@ -50,6 +50,7 @@ ON CONFLICT (name) DO UPDATE SET
     declared_at = clock_timestamp(),
     occurrence_at = CASE WHEN (known.cron, known.tz) = (excluded.cron, excluded.tz) THEN known.occurrence_at END,
     due_at = CASE WHEN (known.cron, known.tz) = (excluded.cron, excluded.tz) THEN known.due_at ELSE now() END,
+    has_failed = known.has_failed AND (known.cron, known.tz) = (excluded.cron, excluded.tz),
     error = NULL
 WHERE known.declared_by < :node OR NOT {_LIVE.replace("declared_by", "known.declared_by")}
 """)
@@ -58,7 +59,7 @@ WHERE known.declared_by < :node OR NOT {_LIVE.replace("declared_by", "known.decl
 _ASKED: Final = "asked_at <= now()"
 
 LOCK_DUE_SCHEDULE = Statement(f"""
-SELECT occurrence_at, due_at, due_at <= now() AS is_due, CASE WHEN {_ASKED} THEN asked_at END AS asked_at,
+SELECT occurrence_at, due_at, has_failed, due_at <= now() AS is_due, CASE WHEN {_ASKED} THEN asked_at END AS asked_at,
     {_PAUSED} AS is_paused, now() AS now,
     (SELECT {SINCE} FROM {{schema}}.circuits WHERE kind = 'schedule' AND key = name) AS paused_since,
     (SELECT {UNTIL} FROM {{schema}}.circuits WHERE kind = 'schedule' AND key = name) AS paused_until
@@ -75,6 +76,7 @@ WITH ended AS (
 )
 UPDATE {{schema}}.schedules SET occurrence_at = CAST(:occurrence_at AS timestamptz),
     due_at = CAST(:due_at AS timestamptz), asked_at = CASE WHEN {_ASKED} THEN NULL ELSE asked_at END, error = NULL,
+    has_failed = has_failed AND due_at = CAST(:due_at AS timestamptz),
     last_at = COALESCE(CAST(:last_at AS timestamptz), last_at),
     ran_at = CASE WHEN CAST(:ran AS boolean) THEN clock_timestamp() ELSE ran_at END,
     message_type = COALESCE(CAST(:message_type AS text), message_type)
@@ -84,9 +86,9 @@ WHERE name = :name
 # What was to run, an occurrence or a run by hand, stays the same, and is tried again later.
 SCHEDULE_FAILED = Statement(f"""
 UPDATE {{schema}}.schedules SET occurrence_at = CAST(:occurrence_at AS timestamptz),
-    due_at = CASE WHEN due_at <= now() THEN now() + CAST(:delay AS interval) ELSE due_at END,
+    due_at = CAST(:due_at AS timestamptz), has_failed = CAST(:has_failed AS boolean),
     asked_at = CASE WHEN {_ASKED} THEN now() + CAST(:delay AS interval) ELSE asked_at END, error = CAST(:error AS text)
-WHERE name = :name AND declaration = :declaration
+WHERE name = :name
 """)
 
 _CHANGED: Final = "changed_by = CAST(:actor AS text), changed_at = clock_timestamp()"
@@ -96,12 +98,15 @@ WHERE name = :name AND {_LIVE}
 RETURNING name, pg_notify(CAST(:channel AS text), '')
 """)
 RESCHEDULE = Statement(f"""
-UPDATE {{schema}}.schedules SET due_at = CAST(:at AS timestamptz), {_CHANGED}
+UPDATE {{schema}}.schedules SET due_at = CAST(:at AS timestamptz), has_failed = false, {_CHANGED}
 WHERE name = :name AND occurrence_at IS NOT NULL
 RETURNING name, pg_notify(CAST(:channel AS text), '')
 """)
+# Its pause goes with it: another schedule may have the name one day.
 REMOVE_ORPHAN = Statement(f"""
-DELETE FROM {{schema}}.schedules WHERE name = :name AND NOT {_LIVE} RETURNING name
+WITH removed AS (DELETE FROM {{schema}}.schedules WHERE name = :name AND NOT {_LIVE} RETURNING name),
+unpaused AS (DELETE FROM {{schema}}.circuits USING removed WHERE kind = 'schedule' AND key = name)
+SELECT name FROM removed
 """)
 
 # ---------------------------------------------------------------- what waits for its time

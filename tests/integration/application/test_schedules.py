@@ -326,7 +326,7 @@ class TestOperators:
         async with bus:
             await works.looked_at()
             await bus.pause(schedule="ticks", reason="month end")
-            await works.miss(timedelta(seconds=1))
+            await works.miss(timedelta(0))  # a second ago it was not paused yet
             await eventually(lambda: works.row("due_at > now()"))
             assert works.row("last_at IS NULL")
             assert await bus.run_schedule("ticks")  # by hand all the same
@@ -357,6 +357,50 @@ class TestOperators:
             assert works.tables.count("circuits") == 0
             await works.miss(timedelta(seconds=1))
             await eventually(lambda: len(works.handled) == 1)
+
+    async def test_occurrence_missed_before_a_pause_runs_afterwards(self, works: Works) -> None:
+        async with works.node():
+            await works.looked_at()
+        await works.miss(timedelta(hours=1))
+        with leftovers.transaction(works.tables.url) as conn:
+            circuits.pause(
+                conn, "durable", CircuitKind.SCHEDULE, "ticks", reason="month end", actor="ada", duration=None
+            )
+        bus = works.node()
+        async with bus:
+            await eventually(lambda: works.row("declared_by") == bus.runtime.node_id)
+            assert await bus.run_schedule("ticks")  # by hand all the same
+            await eventually(lambda: len(works.handled) == 1)
+            assert works.row("due_at < now() AND last_at IS NULL")
+            assert await bus.resume(schedule="ticks")
+            await eventually(lambda: len(works.handled) == 2)
+            await eventually(lambda: works.row("due_at > now() AND last_at IS NOT NULL"))
+            await eventually(lambda: works.tables.count("circuits") == 0)
+
+    async def test_prolonged_pause_keeps_its_beginning(self, works: Works) -> None:
+        bus = works.node()
+        async with bus:
+            await works.looked_at()
+            await bus.pause(schedule="ticks", for_=60)
+            began_at = works.tables.one("SELECT since FROM durable.circuits")
+            await bus.pause(schedule="ticks", for_=3_600)
+            assert works.tables.one("SELECT since FROM durable.circuits WHERE until > now() + '2 min'") == began_at
+            await bus.resume(schedule="ticks")
+            await bus.pause(schedule="ticks")
+            assert works.tables.one("SELECT since FROM durable.circuits") > began_at
+
+    async def test_removal_of_a_paused_schedule_removes_its_pause(self, works: Works) -> None:
+        bus = works.node()
+        async with bus:
+            await works.looked_at()
+            await bus.pause(schedule="ticks", reason="month end")
+            await bus.pause(Tick, reason="month end")
+            with leftovers.transaction(works.tables.url) as conn:
+                assert not schedules.remove_orphan(conn, "durable", "ticks")
+            assert works.tables.count("circuits") == 2
+        with leftovers.transaction(works.tables.url) as conn:
+            assert schedules.remove_orphan(conn, "durable", "ticks")
+        assert works.tables.rows("SELECT key FROM durable.circuits") == ["recurring.tick"]
 
     async def test_next_occurrence_can_be_moved(self, works: Works) -> None:
         bus = works.node()

@@ -171,6 +171,47 @@ ROWS = (
     ),
     Mutant(
         "recovery",
+        "an occurrence missed before a pause is passed over in it",
+        "durable/recovery/recurring_schedules.py",
+        before="        return [], None if found.run else found.next\n",
+        after="        return [], found.next\n",
+        killed_by=(
+            "tests/integration/application/test_schedules.py::TestOperators::test_occurrence_missed_before_a_pause_runs_afterwards",
+            "tests/simulation/test_missed_occurrences.py::test_each_occurrence_outside_of_pauses_runs_and_none_of_a_pause",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "an occurrence that failed before a pause is taken for one of it",
+        "durable/application/cron.py",
+        before="if occurrence is not None and (has_failed or not (pause and pause.covers(due))):",
+        after="if occurrence is not None and not (pause and pause.covers(due)):",
+        killed_by=(
+            "tests/simulation/test_missed_occurrences.py::test_each_occurrence_outside_of_pauses_runs_and_none_of_a_pause",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "a pause that is prolonged begins anew",
+        "durable/storage/sql/circuits.py",
+        before="THEN clock_timestamp() ELSE circuits.since END",
+        after="THEN clock_timestamp() ELSE clock_timestamp() END",
+        killed_by=(
+            "tests/integration/application/test_schedules.py::TestOperators::test_prolonged_pause_keeps_its_beginning",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "the pause of a removed schedule waits for the next of its name",
+        "durable/storage/sql/schedules.py",
+        before="USING removed WHERE kind = 'schedule' AND key = name)",
+        after="USING removed WHERE false)",
+        killed_by=(
+            "tests/integration/application/test_schedules.py::TestOperators::test_removal_of_a_paused_schedule_removes_its_pause",
+        ),
+    ),
+    Mutant(
+        "recovery",
         "an occurrence of a schedule is stored and its schedule stays",
         "durable/recovery/recurring_schedules.py",
         before="""\

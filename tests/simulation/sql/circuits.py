@@ -37,6 +37,11 @@ def _locked(tx: Transaction, kind: str, key: str) -> Circuit | None:
     return _get(tx, kind, key)
 
 
+def _is_over(tx: Transaction, row: Circuit) -> bool:
+    """Is it no pause, or one that has ended?"""
+    return row.probing or (row.until is not None and row.until <= tx.now)
+
+
 @does(sql.OPEN_CIRCUIT, "pg_notify")
 def open_circuit(tx: Transaction, p: Params) -> Rows:
     row = _new(tx, p, probing=True)
@@ -61,8 +66,8 @@ def close_circuit(tx: Transaction, p: Params) -> Rows:
 
 @does(sql.PAUSE, "pg_notify")
 def pause(tx: Transaction, p: Params) -> Rows:
-    _locked(tx, p["kind"], p["key"])
-    return _put(tx, _new(tx, p, probing=False))
+    row, known = _new(tx, p, probing=False), _locked(tx, p["kind"], p["key"])
+    return _put(tx, row if known is None or _is_over(tx, known) else replace(row, since=known.since))
 
 
 @does(sql.PAUSE_AT_LEAST, "pg_notify")
@@ -76,8 +81,7 @@ def pause_at_least(tx: Transaction, p: Params) -> Rows:
     is_shorter = known.until is not None and (row.until is None or known.until < row.until)
     if not (known.probing or is_shorter):
         return []
-    is_new = known.probing or (known.until is not None and known.until <= tx.now)
-    return _put(tx, row if is_new else replace(row, since=known.since))
+    return _put(tx, row if _is_over(tx, known) else replace(row, since=known.since))
 
 
 @does(sql.PARK, "pg_notify")

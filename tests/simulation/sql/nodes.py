@@ -121,7 +121,7 @@ def declare_schedules(tx: Transaction, p: Params) -> int:
             same = (known.cron, known.tz) == (row.cron, row.tz)
             changed = replace(known, **named, declared_by=p["node"], declared_at=tx.clock, error=None)
             if not same:
-                changed = replace(changed, occurrence_at=None, due_at=tx.now)
+                changed = replace(changed, occurrence_at=None, due_at=tx.now, has_failed=False)
             tx.put("schedules", row.name, changed)
             count += 1
     return count
@@ -136,7 +136,10 @@ def _wanted(tx: Transaction, p: Params) -> Schedule | None:
     return row if row is not None and row.declaration == p["declaration"] else None
 
 
-@does(schedules.LOCK_DUE_SCHEDULE, "occurrence_at due_at is_due asked_at is_paused now paused_since paused_until")
+@does(
+    schedules.LOCK_DUE_SCHEDULE,
+    "occurrence_at due_at has_failed is_due asked_at is_paused now paused_since paused_until",
+)
 def lock_due_schedule(tx: Transaction, p: Params) -> Rows:
     row = _wanted(tx, p)
     if row is None or (row.due_at > tx.now and not _is_asked(tx, row)) or tx.is_locked("schedules", row.name):
@@ -146,7 +149,7 @@ def lock_due_schedule(tx: Transaction, p: Params) -> Rows:
     paused = (None, None) if pause is None else (pause.since, pause.until)
     is_due, is_paused = row.due_at <= tx.now, _is_paused(tx, row.name)
     asked_at = row.asked_at if _is_asked(tx, row) else None
-    return [(row.occurrence_at, row.due_at, is_due, asked_at, is_paused, tx.now, *paused)]
+    return [(row.occurrence_at, row.due_at, row.has_failed, is_due, asked_at, is_paused, tx.now, *paused)]
 
 
 @does(schedules.MOVE_SCHEDULE_ON)
@@ -161,6 +164,7 @@ def move_schedule_on(tx: Transaction, p: Params) -> int:
         row,
         occurrence_at=p["occurrence_at"],
         due_at=p["due_at"],
+        has_failed=row.has_failed and row.due_at == p["due_at"],
         asked_at=None if _is_asked(tx, row) else row.asked_at,
         error=None,
         last_at=p["last_at"] or row.last_at,
@@ -173,11 +177,51 @@ def move_schedule_on(tx: Transaction, p: Params) -> int:
 
 @does(schedules.SCHEDULE_FAILED)
 def schedule_failed(tx: Transaction, p: Params) -> int:
-    row = _wanted(tx, p)
+    row: Schedule | None = tx.get("schedules", p["name"])
     if row is None:
         return 0
-    due = tx.now + p["delay"] if row.due_at <= tx.now else row.due_at
     asked = tx.now + p["delay"] if _is_asked(tx, row) else row.asked_at
-    failed = replace(row, occurrence_at=p["occurrence_at"], due_at=due, asked_at=asked, error=p["error"])
+    failed = replace(
+        row,
+        occurrence_at=p["occurrence_at"],
+        due_at=p["due_at"],
+        has_failed=p["has_failed"],
+        asked_at=asked,
+        error=p["error"],
+    )
     tx.put("schedules", row.name, failed)
     return 1
+
+
+@does(schedules.ASK_FOR_SCHEDULE, "name pg_notify")
+def ask_for_schedule(tx: Transaction, p: Params) -> Rows:
+    row: Schedule | None = tx.get("schedules", p["name"])
+    if row is None or not _is_live(tx, row.declared_by):
+        return []
+    asked_at = tx.clock if row.asked_at is None else min(row.asked_at, tx.clock)
+    return _changed(tx, p, replace(row, asked_at=asked_at))
+
+
+@does(schedules.RESCHEDULE, "name pg_notify")
+def reschedule(tx: Transaction, p: Params) -> Rows:
+    row: Schedule | None = tx.get("schedules", p["name"])
+    if row is None or row.occurrence_at is None:
+        return []
+    return _changed(tx, p, replace(row, due_at=p["at"], has_failed=False))
+
+
+def _changed(tx: Transaction, p: Params, row: Schedule) -> Rows:
+    tx.put("schedules", row.name, replace(row, changed_by=p["actor"], changed_at=tx.clock))
+    tx.notifies = True
+    return [(row.name, "")]
+
+
+@does(schedules.REMOVE_ORPHAN, "name")
+def remove_orphan(tx: Transaction, p: Params) -> Rows:
+    row: Schedule | None = tx.get("schedules", p["name"])
+    if row is None or _is_live(tx, row.declared_by):
+        return []
+    tx.delete("schedules", row.name)
+    if (pause := _pause(tx, row.name)) is not None:
+        tx.delete("circuits", pause.name)
+    return [(row.name,)]
