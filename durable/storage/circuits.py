@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection
 
@@ -15,6 +15,9 @@ from durable.listed import SHOWN, Listed, start
 from durable.messages.ordering import stream_of
 from durable.storage.database import channel
 from durable.storage.sql import circuits as circuit_statements
+
+_MOST_PROBED: Final = 10_000
+"""The parked keys, the oldest, that are looked at for messages behind them: a bound for the work of one look."""
 
 
 class CircuitKind(StrEnum):
@@ -198,8 +201,10 @@ def read(conn: Connection, schema: str) -> list[OpenCircuit]:
 
 
 def read_oldest(conn: Connection, schema: str, most: int) -> list[OpenCircuit]:
-    """Read the open circuits and pauses, of keys so many: the oldest, and the oldest that dead letters have parked."""
-    rows = conn.execute(circuit_statements.READ_OLDEST.within(schema), {"most": most})
+    """Read the open circuits and pauses, of keys so many: the oldest, and of those that dead letters have parked the
+    oldest behind which messages wait, before the others.
+    """
+    rows = conn.execute(circuit_statements.READ_OLDEST.within(schema), {"most": most, "most_probed": _MOST_PROBED})
     return [OpenCircuit(*row) for row in rows]
 
 

@@ -116,15 +116,14 @@ _BOUNDS: Final = {"limit": MOST_COUNTED, "groups": _MOST_GROUPS}
 
 
 def waiting_behind(conn: Connection, schema: str, keys: Sequence[str]) -> dict[str, int]:
-    """Count the messages that wait in the order of each of these keys."""
-    params = {"keys": list(keys), "limit": MOST_COUNTED}
+    """Count the messages that wait in the order of each of these keys; only the first of those where any waits."""
+    params = {"keys": list(keys), **_BOUNDS}
     return {row.key: row.waiting for row in conn.execute(gauge_statements.COUNT_BEHIND.within(schema), params)}
 
 
 def _parked_keys(stopped: Sequence[OpenCircuit]) -> list[str]:
-    """Return the keys that dead letters have parked, the oldest of them."""
-    parked = sorted((each for each in stopped if each.parked), key=_since)
-    return circuits.keys_of(parked)[:_MOST_GROUPS]
+    """Return the keys that dead letters have parked, the oldest first."""
+    return circuits.keys_of(sorted((each for each in stopped if each.parked), key=_since))
 
 
 def _since(circuit: OpenCircuit) -> datetime:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from durable.storage.sql.columns import ORDERED
 from durable.storage.sql.statement import Statement
+from durable.storage.sql.work import INBOX
 
 # Plain SQL may write a time that Python's calendar does not reach, such as 'infinity': a pause without an end.
 _CALENDAR: Final = "BETWEEN TIMESTAMPTZ '0002-01-01' AND TIMESTAMPTZ '9998-12-31'"
@@ -109,10 +111,14 @@ FROM {{schema}}.circuits WHERE (probing OR until IS NULL OR until > now())"""
 READ_CIRCUITS: Final = Statement(f"{_OPEN_ROWS} ORDER BY kind, key, parked")
 
 # What code declares, all of it, and the oldest keys, which grow with use: of those that are parked, and of the others.
+# Parked keys behind which messages wait come first.
 READ_OLDEST: Final = Statement(f"""
 {_OPEN_ROWS} AND kind <> 'key'
 UNION ALL ({_OPEN_ROWS} AND kind = 'key' AND NOT parked ORDER BY since, key LIMIT :most)
-UNION ALL ({_OPEN_ROWS} AND kind = 'key' AND parked ORDER BY since, key LIMIT :most)
+UNION ALL (
+    SELECT oldest.* FROM ({_OPEN_ROWS} AND kind = 'key' AND parked ORDER BY since, key LIMIT :most_probed) AS oldest
+    ORDER BY NOT EXISTS (SELECT FROM {INBOX.rows} AS row WHERE {ORDERED} AND row.ordering_key = oldest.key), since, key
+    LIMIT :most)
 ORDER BY kind, key, parked
 """)
 # In the order of a list: keys, of which there may be many, are the last ones, and the oldest of a kind are its first.
@@ -164,8 +170,8 @@ WHERE handler = :handler AND node_id <> :node AND counted_at >= clock_timestamp(
 FORGET_COUNTS: Final = Statement("DELETE FROM {schema}.handler_counts WHERE handler = :handler")
 
 # How much waits of each of these keys; no index tells it, and nobody but an operator asks.
-COUNT_PARKED: Final = Statement("""
+COUNT_PARKED: Final = Statement(f"""
 SELECT row.partition_key AS key, count(*) AS waiting
-FROM {schema}.incoming_envelopes AS row JOIN unnest(CAST(:keys AS text[])) AS parked (key) ON key = row.partition_key
-GROUP BY row.partition_key
+FROM {INBOX.rows} AS row JOIN unnest(CAST(:keys AS text[])) AS parked (key) ON key = row.partition_key
+WHERE {ORDERED} GROUP BY row.partition_key
 """)

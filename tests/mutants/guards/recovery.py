@@ -202,6 +202,18 @@ ROWS = (
     ),
     Mutant(
         "recovery",
+        "health looks for messages behind the oldest parked keys alone",
+        "durable/storage/sql/circuits.py",
+        before="""\
+    ORDER BY NOT EXISTS (SELECT FROM {INBOX.rows} AS row WHERE {ORDERED} AND row.ordering_key = oldest.key), since, key
+""",
+        after="    ORDER BY since, key\n",
+        killed_by=(
+            "tests/integration/storage/test_gauges.py::test_messages_behind_the_youngest_of_many_parked_keys_are_counted",
+        ),
+    ),
+    Mutant(
+        "recovery",
         "the pause of a removed schedule waits for the next of its name",
         "durable/storage/sql/schedules.py",
         before="USING removed WHERE kind = 'schedule' AND key = name)",
