@@ -209,7 +209,7 @@ ROWS = (
 """,
         after="    ORDER BY since, key\n",
         killed_by=(
-            "tests/integration/storage/test_gauges.py::test_messages_behind_the_youngest_of_many_parked_keys_are_counted",
+            "tests/integration/storage/test_gauges.py::test_messages_behind_the_youngest_of_many_parked_keys_are_counted[pg18]",
         ),
     ),
     Mutant(
