@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 DONE: Final = ("sent", "handled")
 MOMENT: Final[Mapping[LakeTable, str]] = {"history": "finished_at", "dead_letters": "failed_at"}
 """The column by which a table of the lake is in order."""
+TIME: Final = "time of the replay"
+"""The column by which messages are chosen; files may have others of any name that is one word."""
 _OPTIONAL: Final = {
     "service": "string",
     "correlation_id": "binary",
@@ -120,7 +122,7 @@ def choose(spark: SparkSession, lake: Lake, choice: Choice, show: Show = lambda 
     since = choice.since and choice.since.date()
     lake.check(choice.table, since, until, show)
     rows = lake.read(spark, choice.table, since, until)
-    rows = rows.withColumn("moment", F.col(MOMENT[choice.table]))
+    rows = rows.withColumn(TIME, F.col(MOMENT[choice.table]))
     if choice.table == "dead_letters":
         rows = newest_states(rows).where(F.col("resolved_at").isNull() & F.col("replayable"))
         rows = rows.withColumn("seq", F.col("letter_id"))
@@ -148,7 +150,7 @@ def complete(rows: DataFrame) -> DataFrame:
     missing = {name: F.lit(None).cast(kind) for name, kind in _OPTIONAL.items() if name not in rows.columns}
     rows = rows.withColumns(missing) if missing else rows
     moment = next(name for name in MOMENTS if name in rows.columns)
-    return rows.withColumn("moment", F.col(moment))
+    return rows.withColumn(TIME, F.col(moment))
 
 
 def matching(rows: DataFrame, choice: Choice) -> DataFrame:
@@ -162,8 +164,8 @@ def matching(rows: DataFrame, choice: Choice) -> DataFrame:
         *([F.col("message_type").isin(*choice.types)] if choice.types else []),
         *([F.col("address").isin(*chain.from_iterable(map(spellings, choice.addresses)))] if choice.addresses else []),
         *([F.col("id").isin(*ids)] if ids else []),
-        *([F.col("moment") >= F.lit(choice.since)] if choice.since else []),
-        *([F.col("moment") < F.lit(choice.until)] if choice.until else []),
+        *([F.col(TIME) >= F.lit(choice.since)] if choice.since else []),
+        *([F.col(TIME) < F.lit(choice.until)] if choice.until else []),
     ]
     for condition in conditions:
         rows = rows.where(condition)
@@ -174,7 +176,7 @@ def before(rows: DataFrame, end: datetime | None) -> DataFrame:
     """Return the rows up to this end, and those without a time."""
     from pyspark.sql import functions as F
 
-    return rows if end is None else rows.where(F.col("moment").isNull() | (F.col("moment") < F.lit(end)))
+    return rows if end is None else rows.where(F.col(TIME).isNull() | (F.col(TIME) < F.lit(end)))
 
 
 def survey(rows: DataFrame) -> list[Group]:
@@ -185,8 +187,8 @@ def survey(rows: DataFrame) -> list[Group]:
     counted = rows.groupBy(*keys).agg(
         F.count(F.lit(1)).alias("messages"),
         F.count_if(F.col("body").isNull()).alias("without_body"),
-        F.min("moment").alias("first"),
-        F.max("moment").alias("last"),
+        F.min(TIME).alias("first"),
+        F.max(TIME).alias("last"),
     )
     with spark_errors():
         return [Group(**row) for row in records(counted.orderBy(*keys))]

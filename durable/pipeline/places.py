@@ -144,6 +144,20 @@ def files(table_url: str) -> list[StoredFile]:
     return [StoredFile(info.path.removeprefix(root), info.mtime) for info in found if info.is_file]
 
 
+def empty_files(place: str) -> list[str]:
+    """The files of no byte at this place and in its folders, without those that Spark takes for no data."""
+    from pyarrow.fs import FileSelector, LocalFileSystem
+
+    if "://" in place:
+        found, root = _store(place).get_file_info(FileSelector("", allow_not_found=True, recursive=True)), ""
+    elif Path(place).is_dir():
+        found, root = LocalFileSystem().get_file_info(FileSelector(place, recursive=True)), f"{place.rstrip('/')}/"
+    else:
+        found, root = LocalFileSystem().get_file_info([place]), f"{Path(place).parent}/"
+    names = (info.path.removeprefix(root) for info in found if info.is_file and info.size == 0)
+    return sorted(name for name in names if not any(part[0] in "._" for part in name.split("/")))
+
+
 def read(table_url: str, path: str) -> bytes:
     """A whole file."""
     if "://" not in table_url:

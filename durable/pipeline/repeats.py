@@ -18,7 +18,8 @@ from durable.pipeline.sealing import is_sealed_column
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_CONTENT: Final = "content"
+_CONTENT: Final = "content of the message"
+"""Files may have columns of any name that is one word."""
 _ONE: Final = ("service", "address", "message_type", "id", _CONTENT)
 """What the messages of one use have in common."""
 _PLACE: Final = ("sent_at", "seq")

@@ -216,4 +216,9 @@ def _order(rows: DataFrame, order_by: Sequence[str]) -> Column:
                 f"order_by: column {name} is {kinds[name].simpleString()}, must be decimal, {sortable}"
             )
     columns = [*order_by, "id", "address"]
-    return F.struct(*(F.col(column).alias(f"order_{number}") for number, column in enumerate(columns)))
+    return F.struct(*(F.col(_quoted(column)).alias(f"order_{number}") for number, column in enumerate(columns)))
+
+
+def _quoted(column: str) -> str:
+    """Return the name of this column as Spark reads it, whatever characters it has."""
+    return f"`{column.replace('`', '``')}`"

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from durable.errors import DurableError, InvalidSetting
+from durable.grammar import several
 from durable.pipeline import places
 from durable.pipeline.session import needs_spark, spark_errors
 from durable.pipeline.table_log import FOLDER
@@ -57,17 +58,21 @@ _CONVERSIONS: Final[Mapping[Sequence[str], str]] = {
     _NUMBER: "CAST({} AS BIGINT)",
 }
 _NESTED: Final = ("array", "map", "struct")
+_NOT_MERGED: Final = re.compile(r'CANNOT_MERGE_SCHEMAS.*?"STRUCT<(.*?)>".*?"STRUCT<(.*?)>"', re.DOTALL)
 _THIS_MACHINE: Final = re.compile("^file://(localhost)?", re.IGNORECASE)
 
 
-def refuse_table(place: str) -> None:
+def check_place(place: str) -> None:
     """Raise InvalidSetting for a place whose files are those of a table of a lake: the log alone tells which of them
-    were replaced, such as by an erasure. Raises DurableError for a store that cannot be looked at.
+    were replaced, such as by an erasure; and for one with an empty file, which Spark would pass over. Raises
+    DurableError for a store that cannot be looked at.
     """
     from deltalake.exceptions import DeltaError
 
+    bare = _THIS_MACHINE.sub("", place)
     try:
-        is_table = any(places.names(each, FOLDER) for each in places.around(_THIS_MACHINE.sub("", place)))
+        is_table = any(places.names(each, FOLDER) for each in places.around(bare))
+        empty = [] if is_table else places.empty_files(bare)
     except DeltaError:  # a store that no lake can be in
         return
     except OSError as error:
@@ -80,25 +85,65 @@ def refuse_table(place: str) -> None:
             f"--parquet: {place} is a table of a lake, whose files may hold erased messages; use --lake with the "
             "folder of the lake, or copy the rows that its readers see elsewhere"
         )
+    if empty:
+        more = f", and {several(len(empty) - 1, 'other files', 'are')}" if len(empty) > 1 else ""
+        raise InvalidSetting(
+            f"--parquet: {empty[0]} in {place} is empty{more}, as a writer leaves it that has failed; write the files "
+            "again, or remove it"
+        )
 
 
 def read(spark: SparkSession, place: str) -> DataFrame:
-    """The rows of the files of Parquet in this place. Raises InvalidSetting for files with a type that Spark does not
-    read.
+    """The rows of the files of Parquet in this place, with the columns of all of them, those of TYPES in lower case.
+
+    Raises InvalidSetting where there is no such file, for a type that Spark does not read, and for a column that has
+    different types in the files.
     """
     with needs_spark():
-        from pyspark.errors import AnalysisException
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+    options = {"mergeSchema": "true", "__globPaths__": "false"}  # brackets are no patterns
     with spark_errors():
         try:
-            return spark.read.option("__globPaths__", "false").parquet(place)  # brackets are no patterns
-        except AnalysisException as error:
-            if error.getCondition() != "PARQUET_TYPE_ILLEGAL":
+            rows = spark.read.options(**options).parquet(place)
+        except (PySparkException, Py4JError) as error:
+            explained = _differing(str(error)) or _unread(error, place)
+            if explained is None:
                 raise
+            raise explained from error
+    return rows.withColumnsRenamed({name: name.lower() for name in rows.columns if name.lower() in TYPES})
+
+
+def _unread(error: Exception, place: str) -> InvalidSetting | None:
+    """Explain why Spark reads no columns there, if it has named a condition that is known."""
+    from pyspark.errors import PySparkException
+
+    if not isinstance(error, PySparkException):
+        return None
+    match error.getCondition():
+        case "PARQUET_TYPE_ILLEGAL":
             kind = (error.getMessageParameters() or {}).get("parquetType", "a type")
-            raise InvalidSetting(
+            return InvalidSetting(
                 f"--parquet: Spark reads no column of the type {kind}; write times in microseconds and ids as bytes "
                 "without a type of their own, or leave the column out"
-            ) from error
+            )
+        case "UNABLE_TO_INFER_SCHEMA":
+            return InvalidSetting(f"--parquet: there is no file of Parquet in {place}; name the files, or their folder")
+        case _:
+            return None
+
+
+def _differing(said: str) -> InvalidSetting | None:
+    """Explain why the columns of the files cannot be merged, by the first that has two types."""
+    from pyspark.sql.types import StructType
+
+    if (found := _NOT_MERGED.search(said)) is None:
+        return None
+    schemas: list[Any] = [StructType.fromDDL(each) for each in found.groups()]
+    one, other = ({field.name.lower(): field.dataType for field in schema.fields} for schema in schemas)
+    name = next(name for name in one if name in other and one[name] != other[name])
+    kinds = " in some files and ".join(kinds[name].simpleString().upper() for kinds in (one, other))
+    return InvalidSetting(f"column {name}: is {kinds} in others; write it with one type, or replay the files apart")
 
 
 def check_types(schema: StructType) -> None:

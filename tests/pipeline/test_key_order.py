@@ -463,7 +463,7 @@ def test_replay_given_the_bus_obeys_its_declarations_before_any_node_has_started
     agent = Agent(tmp_path, monkeypatch, capsys)
     name = agent.application(ORDERED)
     rows = [Row(number, None, None, 50 - number, None) for number in range(50)]
-    past = history(frame(spark, rows, 4), "incoming", "local").drop("moment")
+    past = history(frame(spark, rows, 4), "incoming", "local").drop(choosing.TIME)
     place = str(tmp_path / "messages")
     past.withColumn("message_type", F.lit(f"{name}.order-placed")).write.parquet(place)
     options = ("--name", "x", "--parquet", place, "--all", "--database", database_url, "--chunk", "20")
@@ -606,7 +606,7 @@ def test_the_command_reports_each_message_once(
 ) -> None:
     place = str(tmp_path / "messages")
     history(frame(spark, [Row(n, "k", None, None, None) for n in range(40)], 2), "incoming", "local").drop(
-        "moment"
+        choosing.TIME
     ).write.parquet(place)
     ended = Agent(tmp_path, monkeypatch, capsys)(
         *("pipeline", "replay", "--json", "--name", "x", "--parquet", place, "--all", "--database", database_url),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID
 
@@ -15,9 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from durable.errors import InvalidSetting
-from durable.pipeline import choosing, places, publishable, replay
+from durable.pipeline import choosing, places, publishable, repeats, replay, replayable
 from durable.pipeline.lake_tables import SOURCES, spark_schema
-from durable.pipeline.replayable import TYPES, check_types, refuse_table
+from durable.pipeline.replayable import TYPES, check_place, check_types
 from tests.support.command import Agent
 
 WHOLE: Final = {
@@ -131,18 +133,87 @@ def test_command_names_a_column_of_another_type_and_begins_nothing(
     agent: Agent, conn: psycopg.Connection[Any], tmp_path: Path, what: str, more: tuple[str, ...]
 ) -> None:
     columns, said = FILES[what]
+    pq.write_table(message_table(1, columns), tmp_path / "messages.parquet")
+    ended = agent("pipeline", "replay", "--parquet", str(tmp_path / "messages.parquet"), "--all", "--name", "x", *more)
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1), ended
+    assert ended.err.startswith(f"error: {said}")
+    assert conn.execute("SELECT count(*) FROM durable.replays").fetchone() == (0,)
+
+
+def message_table(number: int, more: Mapping[str, Any], names: Mapping[str, str] = MappingProxyType({})) -> pa.Table:
+    """One message; `names`: other names of its columns."""
     whole = {
-        "id": pa.array([UUID(int=1).bytes], pa.binary()),
+        "id": pa.array([UUID(int=number).bytes], pa.binary()),
         "destination": ["tcp://billing:2301"],
         "message_type": ["orders.placed"],
         "source": ["shop"],
         "body": pa.array([b"{}"], pa.binary()),
     }
-    pq.write_table(pa.table({**whole, **columns}), tmp_path / "messages.parquet")
-    ended = agent("pipeline", "replay", "--parquet", str(tmp_path / "messages.parquet"), "--all", "--name", "x", *more)
+    return pa.table({names.get(name, name): values for name, values in {**whole, **more}.items()})
+
+
+MORE: Final = {
+    "partition_key": (["k"], "k"),
+    "headers": (['{"a":"b"}'], '{"a":"b"}'),
+    "content_type": (["text/plain"], "text/plain"),
+    "causation_id": (pa.array([bytes(16)], pa.binary()), bytearray(16)),
+    "sent_at": (pa.array([NOON], pa.timestamp("us", tz="UTC")), NOON),
+}
+"""Columns that may be missing, and what a replay reads in them."""
+
+
+@pytest.mark.parametrize("spelt", [str, str.upper, str.title], ids=["lower case", "upper case", "title case"])
+@pytest.mark.parametrize("whole", [0, 1], ids=["first", "last"])
+@pytest.mark.parametrize("column", MORE)
+def test_column_of_some_files_is_read_in_any_case_of_its_name(
+    spark: SparkSession, tmp_path: Path, column: str, whole: int, spelt: Callable[[str], str]
+) -> None:
+    values, read = MORE[column]
+    for number in range(2):
+        more, names = ({column: values}, {column: spelt(column)}) if number == whole else ({}, {"id": "Id"})
+        pq.write_table(message_table(number, more, names), tmp_path / f"{number}.parquet")
+    rows = choosing.complete(replayable.read(spark, str(tmp_path))).orderBy("id").collect()
+    assert [row[column] for row in rows] == ([read, None] if whole == 0 else [None, read])
+
+
+@pytest.mark.parametrize("column", ["partition_key", "attempts"], ids=["that is read", "that is not read"])
+def test_column_with_two_types_in_the_files_is_named(spark: SparkSession, tmp_path: Path, column: str) -> None:
+    for number, values in enumerate((["k"], [7])):
+        pq.write_table(message_table(number, {column: values}), tmp_path / f"{number}.parquet")
+    with pytest.raises(InvalidSetting, match=f"column {column}: is (STRING|BIGINT) in some files and .* in others"):
+        replayable.read(spark, str(tmp_path))
+
+
+@pytest.mark.parametrize("place", ["a.parquet", ""], ids=["file", "folder"])
+def test_command_refuses_an_empty_file(agent: Agent, tmp_path: Path, place: str) -> None:
+    files = tmp_path / "files"
+    (files / "_temporary").mkdir(parents=True)
+    for name in ("a.parquet", "_SUCCESS", "_temporary/b.parquet", ".c.parquet.crc"):
+        (files / name).touch()
+    pq.write_table(message_table(1, {}), files / "d.parquet")
+    ended = agent("pipeline", "replay", "--parquet", str(files / place), "--all", "--name", "x")
     assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1), ended
-    assert ended.err.startswith(f"error: {said}")
-    assert conn.execute("SELECT count(*) FROM durable.replays").fetchone() == (0,)
+    assert ended.err.startswith("error: --parquet: a.parquet in ")
+    (files / "a.parquet").unlink()
+    check_place(str(files))
+
+
+def test_command_refuses_a_place_without_files_of_parquet(agent: Agent, tmp_path: Path) -> None:
+    ended = agent("pipeline", "replay", "--parquet", str(tmp_path), "--all", "--name", "x")
+    assert (ended.code, ended.out) == (2, "")
+    assert (
+        ended.err == f"error: --parquet: there is no file of Parquet in {tmp_path}; name the files, or their folder\n"
+    )
+
+
+@pytest.mark.parametrize("column", ["content", "moment", "a.b", "a`b", "order_1"])
+def test_messages_are_ordered_by_a_column_of_any_name(spark: SparkSession, tmp_path: Path, column: str) -> None:
+    for number, place in enumerate((2, 3, 1)):
+        pq.write_table(message_table(number, {column: [place]}), tmp_path / f"{number}.parquet")
+    rows = choosing.complete(replayable.read(spark, str(tmp_path)))
+    first = repeats.without(rows, repeats.repeats(rows, timedelta(days=7)))
+    found = replay.messages(first, name="x", order_by=[column]).orderBy("order_by").select("order_by.order_0").collect()
+    assert [place for (place,) in found] == [1, 2, 3]
 
 
 OF_A_TABLE: Final = ["lake", "lake/", "lake/history", "lake/history/day=2030-05-04", "lake/history/day=2030-05-04/a"]
@@ -163,9 +234,9 @@ def test_files_of_a_table_are_refused(tmp_path: Path, scheme: str, place: str) -
     table_at(str(tmp_path))
     (tmp_path / "link").symlink_to(tmp_path / "lake/history/day=2030-05-04")
     with pytest.raises(InvalidSetting, match="is a table of a lake, whose files may hold erased messages; use --lake"):
-        refuse_table(f"{scheme}{tmp_path}/{place}")
-    refuse_table(f"{scheme}{tmp_path}/files")
-    refuse_table(f"{scheme}{tmp_path}/nowhere")
+        check_place(f"{scheme}{tmp_path}/{place}")
+    check_place(f"{scheme}{tmp_path}/files")
+    check_place(f"{scheme}{tmp_path}/nowhere")
 
 
 @pytest.mark.parametrize("place", OF_A_TABLE)
@@ -174,12 +245,12 @@ def test_files_of_a_table_in_an_object_store_are_refused(store_url: str, place: 
     for scheme in ("s3://", "s3a://"):
         url = store_url.replace("s3://", scheme)
         with pytest.raises(InvalidSetting, match="is a table of a lake"):
-            refuse_table(f"{url}/{place}")
-        refuse_table(f"{url}/files")
+            check_place(f"{url}/{place}")
+        check_place(f"{url}/files")
 
 
 def test_place_in_a_store_of_another_kind_is_no_table() -> None:
-    refuse_table("foo://bucket/files")
+    check_place("foo://bucket/files")
 
 
 def test_command_refuses_the_files_of_a_table(agent: Agent, tmp_path: Path) -> None:

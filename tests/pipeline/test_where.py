@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from durable.errors import InvalidSetting
 from durable.grammar import several
-from durable.pipeline.choosing import Choice, matching
+from durable.pipeline.choosing import TIME, Choice, matching
 from tests.pipeline.test_replay import history
 from tests.support.command import Agent, Ended
 from tests.support.publishing import Outbox
@@ -162,7 +162,7 @@ def test_every_function_without_arguments_is_refused_or_known_to_be_alike(spark:
     for (name,) in spark.sql("SHOW SYSTEM FUNCTIONS").collect():
         if name.replace("_", "").isalnum():
             with suppress(InvalidSetting):
-                matching(rows.withColumn("moment", F.col("sent_at")), Choice(where=f"{name}() IS NOT NULL"))
+                matching(rows.withColumn(TIME, F.col("sent_at")), Choice(where=f"{name}() IS NOT NULL"))
                 accepted.add(name)
     assert accepted <= ALIKE, "another one each time?"
     assert "pi" in accepted

@@ -79,7 +79,7 @@ def replay(
 ) -> Step:
     """Send archived messages again, or have them handled again. The same replay a second time adds nothing."""
     from durable.pipeline.plans import chosen_by, end_of, ended, plan_of
-    from durable.pipeline.replayable import refuse_table
+    from durable.pipeline.replayable import check_place
 
     check_name("--name", name)
     bus, settings = target
@@ -100,7 +100,7 @@ def replay(
     if place is not None:
         place.require(choice.table)
     else:
-        refuse_table(plan["parquet"])
+        check_place(plan["parquet"])
     if bus is not None and not dry_run:
         _declare(bus, settings)
     with needs_spark():

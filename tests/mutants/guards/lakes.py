@@ -1418,7 +1418,7 @@ ROWS = (
         "lakes",
         "a replay of the files of a table brings erased messages back",
         "durable/cli/pipeline/replay.py",
-        before='        refuse_table(plan["parquet"])\n',
+        before='        check_place(plan["parquet"])\n',
         after="        pass\n",
         killed_by=(f"{_COLUMNS}::test_command_refuses_the_files_of_a_table",),
     ),
