@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from durable.description.document import DescribedMessage, DescribedQueue, DescribedService, Description
 from durable.messages.schemas import Json, placed
 from durable.transports.rabbitmq.address import SCHEME as AMQP
-from durable.transports.rabbitmq.address import ExchangeAddress, QueueAddress, parse_destination
+from durable.transports.rabbitmq.address import ExchangeAddress, QueueAddress, name_on_topic, parse_destination
 
 _SCHEMAS: Final = "#/components/schemas/"
 _MESSAGES: Final = "#/components/messages/"
@@ -67,7 +67,7 @@ class _Document:
                 self._channel("receive", listener.address, listener.address, [server], handled)
         for queue in self._of.queues:
             if queue.declared:
-                own = [each for each in handled if queue.name == f"{self._of.application}-{each.type}"]
+                own = [each for each in handled if queue.name == name_on_topic(self._of.application, each.type)]
                 name = f"{queue.broker}-queue-{queue.name}"
                 server = self._server(f"{AMQP}://{queue.broker}")
                 bindings = _queue(queue.name)

@@ -142,13 +142,20 @@ def parse(uri: str) -> Address:
             raise InvalidSetting(f"{uri}: write {_FORMS}; a slash in a name is written %2F")
 
 
+def name_on_topic(service: str, message_type: str) -> str:
+    """Name a routing key by who sends, or a queue by who receives. No service has a colon in its name: so no two
+    services share a name, whatever their types are called.
+    """
+    return f"{service}:{message_type}"
+
+
 def destination(uri: str, *, service: str, message_type: str, exchange: str) -> Destination:
     """Return the destination of this type that `service` sends to `uri`; raises InvalidSetting for a source."""
     match parse(uri):
         case QueueAddress() | ExchangeAddress() as address:
             return _sent_to(address)
         case TopicAddress(broker):
-            key = short(f"{service}-{message_type}", f"{uri}: the routing key of {message_type}")
+            key = short(name_on_topic(service, message_type), f"{uri}: the routing key of {message_type}")
             return ExchangeAddress(broker, exchange_name(exchange, "amqp_exchange"), key)
         case SubscriptionAddress(broker):
             raise InvalidSetting(
@@ -249,5 +256,5 @@ def _uri(broker: str, path: list[str], options: QueueOptions = AS_SET, **more: s
     said = {"type": options.type, "max_length": options.max_length, "prefetch": options.prefetch}
     given = {**said, "ordered": options.ordered, "unsigned": options.unsigned, **more}
     query = "&".join(f"{name}={value}" for name, value in given.items() if value)
-    names = "/".join(quote(part, safe="") for part in path)
+    names = "/".join(quote(part, safe=":") for part in path)
     return f"{SCHEME}://{quote(broker, safe='')}/{names}" + (f"?{query}" if query else "")

@@ -39,7 +39,7 @@ from durable.tasks.waiting import is_set_within
 from durable.telemetry import log
 from durable.transports.base import Receiver
 from durable.transports.gate import Gate
-from durable.transports.rabbitmq.address import QueueAddress, Source, SubscriptionAddress
+from durable.transports.rabbitmq.address import QueueAddress, Source, SubscriptionAddress, name_on_topic
 from durable.transports.rabbitmq.arrivals import Origin, Unmappable
 from durable.transports.rabbitmq.broker import CLOSING_SECONDS, Broker
 from durable.transports.rabbitmq.consumers import Consumers, Delivery, acknowledge
@@ -256,7 +256,7 @@ class RabbitListener:
             case QueueAddress(message_type=message_type):
                 pass
             case SubscriptionAddress():
-                message_type = queue.removeprefix(f"{self._service}-")
+                message_type = queue.removeprefix(name_on_topic(self._service, ""))
         return Origin(queue, str(QueueAddress(self._source.broker, queue)), message_type)
 
     # ------------------------------------------------------------------ what arrives

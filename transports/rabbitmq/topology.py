@@ -2,8 +2,8 @@
 
     service orders                       broker                                         service billing
     sends to rabbitmq://default/topic    topic exchange `durable`                       listens on .../topic/orders
-    orders.order-placed ---------------> orders-orders.order-placed -- binding -------> billing-orders.order-placed
-                                         {publisher}-{type}                             {service}-{type}, the queue
+    orders.order-placed ---------------> orders:orders.order-placed -- binding -------> billing:orders.order-placed
+                                         {publisher}:{type}                             {service}:{type}, the queue
 
     a listener declares   its queues; on topic/PUBLISHER the exchange and the bindings too
     a sender declares     the topic exchange, when it sends there; never a queue: until a first consumer has declared
@@ -35,6 +35,7 @@ from durable.transports.rabbitmq.address import (
     QueueAddress,
     Source,
     SubscriptionAddress,
+    name_on_topic,
 )
 from durable.transports.rabbitmq.options import QueueOptions, QueueType, exchange_name, queue_name, short
 
@@ -188,10 +189,10 @@ def _subscription(address: SubscriptionAddress, settings: Settings, service: str
         raise InvalidSetting(
             f"{address}: no message type is handled here, so the address has no queues; declare handlers"
         )
-    queues = [_queue(f"{service}-{name}", address.options, settings) for name in types]
+    queues = [_queue(name_on_topic(service, name), address.options, settings) for name in types]
     exchange = exchange_name(settings.amqp_exchange, "amqp_exchange")
     bindings = [
-        Binding(exchange, _binding_key(f"{address.publisher}-{name}", address), queue.name)
+        Binding(exchange, _binding_key(name_on_topic(address.publisher, name), address), queue.name)
         for name, queue in zip(types, queues, strict=True)
     ]
     return Topology((Exchange(exchange),), tuple(queues), tuple(bindings))

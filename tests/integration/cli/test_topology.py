@@ -71,7 +71,7 @@ def test_missing_topology_is_shown_and_declared_only_with_apply(
     agent: Agent, broker: AnyBroker, exchange: str, queue_name: Names
 ) -> None:
     module = agent.application(HANDLER + 'bus.listen("rabbitmq://default/topic/shop")')
-    queue = f"{module}-{module}.order-placed"
+    queue = f"{module}:{module}.order-placed"
     queue_name.also(queue)
 
     before = topology(agent, module, code=1)
@@ -101,12 +101,12 @@ def test_missing_topology_is_shown_and_declared_only_with_apply(
                 "message_count": 0, "consumer_count": 0,
             }],
             "bindings": [{
-                "exchange": exchange, "routing_key": f"shop-{module}.order-placed", "queue": queue,
+                "exchange": exchange, "routing_key": f"shop:{module}.order-placed", "queue": queue,
                 "state": "declared on apply",
             }],
         }],
     }  # fmt: skip
-    on(broker, lambda client: client.publish(f"shop-{module}.order-placed", b"{}", exchange=exchange))
+    on(broker, lambda client: client.publish(f"shop:{module}.order-placed", b"{}", exchange=exchange))
     assert on(broker, lambda client: client.count(queue)) == 1
 
 

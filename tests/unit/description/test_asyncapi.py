@@ -127,10 +127,10 @@ def test_queues_have_the_bindings_of_amqp(document: Json) -> None:
     queues = {
         each["bindings"]["amqp"]["queue"]["name"]: each for each in document["channels"].values() if is_queue(each)
     }
-    assert queues.keys() == {"shop-orders.placed", "shop-orders.tree", "mail"}
-    assert queues["shop-orders.tree"]["x-queue-arguments"]["x-queue-type"] == "quorum"
-    assert queues["shop-orders.tree"]["x-queue-bindings"] == ["durable orders-orders.tree"]
-    assert [*queues["shop-orders.tree"]["messages"]] == ["orders_tree"]
+    assert queues.keys() == {"shop:orders.placed", "shop:orders.tree", "mail"}
+    assert queues["shop:orders.tree"]["x-queue-arguments"]["x-queue-type"] == "quorum"
+    assert queues["shop:orders.tree"]["x-queue-bindings"] == ["durable orders:orders.tree"]
+    assert [*queues["shop:orders.tree"]["messages"]] == ["orders_tree"]
 
 
 def is_queue(channel: Json) -> bool:

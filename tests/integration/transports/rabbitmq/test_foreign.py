@@ -121,12 +121,12 @@ async def test_a_small_prefetch_slows_down_and_loses_nothing(shop: RabbitShop) -
 async def test_foreign_publisher_can_replace_a_service_on_the_topic_exchange(
     database: Tables, broker: AnyBroker, queue_name: Names
 ) -> None:
-    exchange, queue = queue_name("exchange"), "shop-rabbit.sold"
+    exchange, queue = queue_name("exchange"), "shop:rabbit.sold"
     queue_name.also(queue)
     async with rabbit_shop(
         database, queue, broker.url, listen="rabbitmq://default/topic/crm", amqp_exchange=exchange
     ) as shop:
-        await shop.client.publish(f"crm-{TYPE}", b'{"number":1}', exchange=exchange, message_id="order-1")
+        await shop.client.publish(f"crm:{TYPE}", b'{"number":1}', exchange=exchange, message_id="order-1")
         await shop.has_seen(1)
 
 
@@ -163,7 +163,7 @@ async def test_a_consumer_binds_a_queue_of_its_own_to_the_topic_exchange(shop: R
     await shop.client.declare(everything)
     await shop.client.declare(other)
     await shop.client.bind(everything, exchange, "#")
-    await shop.client.bind(other, exchange, f"billing-{TYPE}")
+    await shop.client.bind(other, exchange, f"billing:{TYPE}")
     shop.bus.subscribe(Sold, to="rabbitmq://default/topic")
 
     async with shop.bus.unit_of_work():
@@ -171,7 +171,7 @@ async def test_a_consumer_binds_a_queue_of_its_own_to_the_topic_exchange(shop: R
 
     arrived = await eventually(lambda: shop.client.get(everything), within=WITHIN)
     assert arrived is not None
-    assert (arrived.exchange, arrived.routing_key) == (exchange, f"shop-{TYPE}")
+    assert (arrived.exchange, arrived.routing_key) == (exchange, f"shop:{TYPE}")
     assert arrived.message_id == str(sent)
     assert await shop.client.count(other) == 0
 

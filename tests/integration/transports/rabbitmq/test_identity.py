@@ -212,10 +212,10 @@ async def test_message_signed_for_another_way_is_a_dead_letter(opened: Open) -> 
 async def test_signed_message_of_a_topic_is_taken_from_its_queue_alone(
     database: Tables, broker: AnyBroker, queue_name: Names
 ) -> None:
-    exchange, queue = queue_name("exchange"), f"shop-{TYPE}"
+    exchange, queue = queue_name("exchange"), f"shop:{TYPE}"
     queue_name.also(queue)
     own: dict[str, Any] = {"peers": {"orders": SECRET}, "amqp_exchange": exchange}
-    topic = f"rabbitmq://default/exchange/{exchange}/orders-{TYPE}"  # as routes to rabbitmq://default/topic resolve it
+    topic = f"rabbitmq://default/exchange/{exchange}/orders:{TYPE}"  # as routes to rabbitmq://default/topic resolve it
     listen = "rabbitmq://default/topic/orders"
     async with rabbit_shop(database, queue, broker.url, listen=listen, **own) as shop:
         envelope = sold(1, source="orders", destination=topic)

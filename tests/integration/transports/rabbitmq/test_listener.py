@@ -121,7 +121,7 @@ class TestTopics:
         self, broker: AnyBroker, client: Foreign, queue_name: Names, receiver: MemoryReceiver
     ) -> None:
         service, exchange = queue_name("billing"), queue_name("exchange")
-        queue_name.also(f"{service}-placed", f"{service}-paid")
+        queue_name.also(f"{service}:placed", f"{service}:paid")
         made = transport(broker.url, "placed", "paid", service=service, amqp_exchange=exchange)
         sending = transport(broker.url, service="orders", amqp_exchange=exchange)
         batches = {name: [envelope(name) for _ in range(20)] for name in ("placed", "paid")}
@@ -129,14 +129,14 @@ class TestTopics:
             for name, batch in batches.items():
                 async with sending.sender(sending.resolve("rabbitmq://default/topic", name)) as sender:
                     assert await sender.send(batch) == [STORED] * 20
-            await client.publish("orders-paid", b"{}", exchange=exchange, message_id="17")
+            await client.publish("orders:paid", b"{}", exchange=exchange, message_id="17")
             await receiver.stores(41)
             assert listener.statistics()["connections"] == 1
         for batch in batches.values():
             assert [stored for stored in receiver.envelopes if stored in batch] == batch
         (plain,) = [stored for stored in receiver.envelopes if stored.source == "unknown"]
         assert plain.message_type == "paid"
-        assert plain.destination == f"rabbitmq://default/queue/{service}-paid"
+        assert plain.destination == f"rabbitmq://default/queue/{service}:paid"
 
     async def test_topic_without_handled_types_is_refused(self, broker: AnyBroker, receiver: MemoryReceiver) -> None:
         with pytest.raises(InvalidSetting, match="no message type is handled here"):
@@ -363,12 +363,12 @@ class TestDown:
         self, broker: AnyBroker, client: Foreign, queue_name: Names, receiver: MemoryReceiver
     ) -> None:
         service, exchange = queue_name("billing"), queue_name("exchange")
-        queue_name.also(f"{service}-placed", f"{service}-paid")
+        queue_name.also(f"{service}:placed", f"{service}:paid")
         made = transport(broker.url, "placed", "paid", service=service, amqp_exchange=exchange)
         async with listening(made, "rabbitmq://default/topic/orders", receiver) as listener:
-            await client.delete(f"{service}-placed")
+            await client.delete(f"{service}:placed")
             await eventually(lambda: listener.statistics()["connections"] == 2)
-            for key in ("orders-placed", "orders-paid"):
+            for key in ("orders:placed", "orders:paid"):
                 await client.publish(key, b"{}", exchange=exchange, message_id=key)
             await receiver.stores(2)
 
@@ -378,7 +378,7 @@ class TestDown:
     ) -> None:
         """The broker cancels no consumer then, and a sender of the topic makes the exchange again without bindings."""
         service, exchange = queue_name("billing"), queue_name("exchange")
-        queue_name.also(queue := f"{service}-placed")
+        queue_name.also(queue := f"{service}:placed")
         made = transport(broker.url, "placed", service=service, amqp_exchange=exchange, **_SOON)
         async with listening(made, "rabbitmq://default/topic/orders", receiver) as listener:
             async with client.connection.channel() as channel:
@@ -386,8 +386,8 @@ class TestDown:
                     await channel.exchange_delete(exchange)
                     await channel.declare_exchange(exchange, "topic", durable=True)
                 else:
-                    await (await channel.get_queue(queue)).unbind(exchange, "orders-placed")
-            await eventually(lambda: client.routes(exchange, "orders-placed"))
+                    await (await channel.get_queue(queue)).unbind(exchange, "orders:placed")
+            await eventually(lambda: client.routes(exchange, "orders:placed"))
             await receiver.stores(1)
             assert listener.statistics()["connections"] == 1
 
@@ -400,7 +400,7 @@ class TestDown:
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         service, exchange = queue_name("billing"), queue_name("exchange")
-        queue_name.also(f"{service}-placed")
+        queue_name.also(f"{service}:placed")
         made = transport(broker.url, "placed", service=service, amqp_exchange=exchange, **_SOON)
 
         async def is_fanout() -> bool:
@@ -415,7 +415,7 @@ class TestDown:
         async with listening(made, "rabbitmq://default/topic/orders", receiver) as listener:
             await eventually(is_fanout)
             await eventually(lambda: listener.statistics()["down"] == 1)
-            await client.publish(f"{service}-placed", b"{}", message_id="17")
+            await client.publish(f"{service}:placed", b"{}", message_id="17")
             await receiver.stores(1)
             assert f"exchange {exchange}: its type is fanout, and topic was asked for" in caplog.text
             await client.delete(exchange)

@@ -278,7 +278,7 @@ async def test_deleted_ordered_queue_is_left_alone_for_longer(
 async def test_deleted_ordered_queue_is_declared_and_bound_at_once(broker: AnyBroker, queue_name: Names) -> None:
     """The broker confirms messages that other queues take: without this one they would be lost for its listeners."""
     service, exchange = queue_name("at-once"), queue_name("exchange")
-    queue_name.also(queue := f"{service}-{Step.__name__}")
+    queue_name.also(queue := f"{service}:{Step.__name__}")
     settings = load_settings(amqp_url=broker.url, amqp_exchange=exchange, reconnect_pause_longest=timedelta(hours=1))
     made = RabbitTransport(settings, service=service, messages=lambda: {Step.__name__: Step})
     listener = made.listener("rabbitmq://default/topic/orders?ordered=yes&type=classic", "in")
@@ -287,7 +287,7 @@ async def test_deleted_ordered_queue_is_declared_and_bound_at_once(broker: AnyBr
         try:
             await client.delete(queue)
             await eventually(lambda: listener.statistics()["dropped"] == 1)
-            await eventually(lambda: client.routes(exchange, f"orders-{Step.__name__}"))
+            await eventually(lambda: client.routes(exchange, f"orders:{Step.__name__}"))
             assert (await client.count(queue), await client.consumers(queue)) == (1, 0)
         finally:
             await listener.close()

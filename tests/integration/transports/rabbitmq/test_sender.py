@@ -135,14 +135,14 @@ class TestAnswers:
         exchange = queue_name("exchange")
         topic = transport(broker.url, amqp_exchange=exchange)
         destination = topic.resolve("rabbitmq://default/topic", "placed")
-        assert destination == f"rabbitmq://default/exchange/{exchange}/orders-placed"
+        assert destination == f"rabbitmq://default/exchange/{exchange}/orders:placed"
         async with topic.sender(destination) as sender:
             batch = envelopes(2)
             await sender.ping()
             assert await sender.send(batch) == [UNROUTABLE] * 2
             with pytest.raises(TransportError, match="no queue is bound there"):
                 await sender.ping()
-            await client.bind(queue, exchange, "orders-placed")
+            await client.bind(queue, exchange, "orders:placed")
             await sender.ping()
             assert await sender.send(batch) == [STORED] * 2
             await sender.ping()
@@ -160,7 +160,7 @@ class TestAnswers:
             with pytest.raises(ConnectionFailed, match=f"NOT_FOUND - no exchange '{exchange}'"):
                 await sender.send(envelopes(1))
             assert await sender.send(envelopes(1)) == [UNROUTABLE]
-            await client.bind(queue, exchange, "orders-placed")
+            await client.bind(queue, exchange, "orders:placed")
             await sender.ping()
 
     async def test_full_queue_is_busy_and_keeps_every_stored_message(

@@ -51,15 +51,15 @@ async def test_topology_of_a_subscription_is_declared_and_routes_its_messages(
     client: Foreign, queue_name: Names
 ) -> None:
     service, exchange = queue_name("billing"), queue_name("exchange")
-    queue_name.also(f"{service}-orders.placed")
+    queue_name.also(f"{service}:orders.placed")
     settings = load_settings(amqp_exchange=exchange)
     address = source("rabbitmq://default/topic/orders")
     topology = listening(address, settings, service=service, handled=["orders.placed"])
 
     await declare(client.connection, topology, seconds=SECONDS)
-    await client.publish("orders-orders.placed", b"1", exchange=exchange)
+    await client.publish("orders:orders.placed", b"1", exchange=exchange)
 
-    message = await client.get(f"{service}-orders.placed")
+    message = await client.get(f"{service}:orders.placed")
     assert message is not None
     assert message.body == b"1"
 

@@ -17,6 +17,7 @@ from durable.transports.rabbitmq.address import (
     TopicAddress,
     broker_url,
     destination,
+    name_on_topic,
     parse,
     source,
 )
@@ -158,7 +159,18 @@ def resolved(uri: str) -> str:
 
 
 def test_the_topic_is_resolved_to_a_routing_key_for_each_type() -> None:
-    assert resolved("rabbitmq://second/topic") == "rabbitmq://second/exchange/durable/orders-orders.order-placed"
+    assert resolved("rabbitmq://second/topic") == "rabbitmq://second/exchange/durable/orders:orders.order-placed"
+
+
+services = st.from_regex(r"[ab][ab._-]{0,3}", fullmatch=True)
+
+
+@given(services, services, st.data())
+def test_no_two_services_share_a_name_on_a_topic(one: str, other: str, data: st.DataObject) -> None:
+    joined = data.draw(st.sampled_from([f"{service}{separator}x" for service in (one, other) for separator in "-.:_"]))
+    cut = [(joined[:end], joined[end + 1 :]) for end in range(1, len(joined) - 1)]
+    named = [(service, type_) for service, type_ in cut if ":" not in service]
+    assert len({name_on_topic(*each) for each in named}) == len(named)
 
 
 @pytest.mark.parametrize("uri", [MAIL, "rabbitmq://default/topic", "rabbitmq://default/exchange/events/a%2Fb"])

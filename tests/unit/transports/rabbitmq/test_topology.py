@@ -51,16 +51,16 @@ def test_a_listener_on_a_queue_declares_the_queue_alone() -> None:
 def test_listener_on_the_topic_declares_exchange_queues_and_bindings_for_handled_types() -> None:
     assert listened(TOPIC) == Topology(
         (Exchange("durable"),),
-        (Queue("billing-orders.paid", "quorum"), Queue("billing-orders.placed", "quorum")),
+        (Queue("billing:orders.paid", "quorum"), Queue("billing:orders.placed", "quorum")),
         (
-            Binding("durable", "orders-orders.paid", "billing-orders.paid"),
-            Binding("durable", "orders-orders.placed", "billing-orders.placed"),
+            Binding("durable", "orders:orders.paid", "billing:orders.paid"),
+            Binding("durable", "orders:orders.placed", "billing:orders.placed"),
         ),
     )
 
 
 def test_a_listener_can_ask_for_some_of_the_types() -> None:
-    assert [queue.name for queue in listened(f"{TOPIC}?types=orders.paid").queues] == ["billing-orders.paid"]
+    assert [queue.name for queue in listened(f"{TOPIC}?types=orders.paid").queues] == ["billing:orders.paid"]
 
 
 def test_a_sender_declares_the_topic_exchange_and_never_a_queue() -> None:
@@ -133,7 +133,7 @@ def test_address_unfit_for_listening_is_refused(uri: str, handled: Collection[st
 
 @pytest.mark.parametrize(
     ("service", "exchange", "reason"),
-    [("größe", "durable", "the name of a queue is 'größe-a'; AMQP allows ASCII"), ("shop", "a*", "amqp_exchange is")],
+    [("größe", "durable", "the name of a queue is 'größe:a'; AMQP allows ASCII"), ("shop", "a*", "amqp_exchange is")],
 )
 def test_names_unfit_for_amqp_are_refused(service: str, exchange: str, reason: str) -> None:
     settings = load_settings(amqp_exchange=exchange)
@@ -147,7 +147,7 @@ def test_the_longest_names_are_allowed() -> None:
 
 
 def test_star_inside_a_word_is_literal() -> None:
-    assert listened("rabbitmq://default/topic/a*", ("b",)).bindings[0].routing_key == "a*-b"
+    assert listened("rabbitmq://default/topic/a*", ("b",)).bindings[0].routing_key == "a*:b"
 
 
 # ---------------------------------------------------------------- all of an application
@@ -158,9 +158,9 @@ def test_union_of_topologies_holds_each_thing_once() -> None:
     both = union([listened(TOPIC), other, listened(MAIL), sent("rabbitmq://default/topic")])
 
     assert both.exchanges == (Exchange("durable"),)
-    assert [queue.name for queue in both.queues] == ["billing-orders.paid", "billing-orders.placed", "mail"]
+    assert [queue.name for queue in both.queues] == ["billing:orders.paid", "billing:orders.placed", "mail"]
     assert [binding.routing_key for binding in both.bindings] == [
-        "orders-orders.paid", "orders-orders.placed", "shop-orders.paid"
+        "orders:orders.paid", "orders:orders.placed", "shop:orders.paid"
     ]  # fmt: skip
 
 
