@@ -16,14 +16,16 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from durable.errors import InvalidSetting
-from durable.pipeline.choosing import Choice
+from durable.pipeline.choosing import Choice, Group
 from durable.pipeline.spellings import absolute
 
 Plan = dict[str, Any]
 
 _TIMES: Final = ("since", "until")
+_FOUND: Final = ("service", "side")
 _END: Final = "end"
-"""Part of a plan that no option gives."""
+_ONLY: Final = "only"
+"""Parts of a plan that no option gives: where it ends, and the service and the side that its first run has found."""
 
 
 def plan_of(
@@ -66,12 +68,18 @@ def continued(name: str, known: Mapping[str, Any], given: Plan) -> Plan:
             f"replay {name!r} was begun with other options: {differences}; give the same ones to continue it, or "
             "another --name, under which all messages are replayed, also those that this one has replayed"
         )
-    return {_END: None} | dict(known)
+    return {_END: None, _ONLY: {}} | dict(known)
 
 
-def ended(plan: Plan, last: datetime | None) -> Plan:
-    """Return the plan of a first run with its end, which is behind the last of its messages; any other as it is."""
-    return {_END: None if last is None else (last + timedelta(microseconds=1)).isoformat()} | plan
+def begun(plan: Plan, groups: Sequence[Group]) -> Plan:
+    """Return the plan of a first run with what it has found: its end, which is behind the last of its messages, and
+    their service and side, which every run after it has too; any other plan as it is.
+    """
+    last = max((group.last for group in groups if group.last), default=None)
+    return {
+        _END: None if last is None else (last + timedelta(microseconds=1)).isoformat(),
+        _ONLY: {name: value for name in _FOUND for group in groups[:1] if (value := getattr(group, name))},
+    } | plan
 
 
 def end_of(plan: Plan) -> datetime | None:
@@ -81,14 +89,14 @@ def end_of(plan: Plan) -> datetime | None:
 
 
 def chosen_by(plan: Plan, choice: Choice) -> Choice:
-    """Return the choice with the times of the plan."""
+    """Return the choice with the times of the plan, and with the service and the side that its first run has found."""
     since, until = (plan[name] and datetime.fromisoformat(plan[name]["at"]) for name in _TIMES)
-    return replace(choice, since=since, until=until)
+    return replace(choice, since=since, until=until, **plan.get(_ONLY, {}))
 
 
 def _differences(known: Mapping[str, Any], given: Plan) -> Iterator[str]:
     for option, now in given.items():
-        if option == _END:
+        if option in (_END, _ONLY):
             continue
         before = known.get(option)
         if before != now and not (option in _TIMES and _is_same_time(before, now)):

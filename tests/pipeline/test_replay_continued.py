@@ -118,6 +118,22 @@ def test_continued_replay_keeps_the_relative_time_of_its_first_run(
     assert len(stored(database_url)) == ROWS
 
 
+@pytest.mark.parametrize("other", [{"service": "'billing'"}, {"side": "'incoming'"}], ids=["service", "side"])
+def test_replay_is_continued_when_others_have_come_to_its_place(
+    spark: SparkSession, agent: Agent, database_url: str, tmp_path: Path, other: dict[str, str]
+) -> None:
+    place = str(tmp_path / "messages")
+    history(spark, 3).write.parquet(place)
+    options = ("--name", "May", "--parquet", place, "--all", "--database", database_url)
+    assert agent("pipeline", "replay", *options).code == 0
+    history(spark, 4, **other).write.mode("append").parquet(place)
+    continued = agent("pipeline", "replay", *options)
+    assert (continued.code, continued.err) == (0, "")
+    assert stored(database_url) == [*range(3)]
+    new = agent("pipeline", "replay", "--name", "June", *options[2:])
+    assert f"--{next(iter(other))}: the messages are of " in new.err
+
+
 def test_malformed_destination_is_refused_before_a_replay_has_begun(
     spark: SparkSession, agent: Agent, database_url: str, tmp_path: Path
 ) -> None:

@@ -78,7 +78,7 @@ def replay(
     chunk: Chunk = 50_000,
 ) -> Step:
     """Send archived messages again, or have them handled again. The same replay a second time adds nothing."""
-    from durable.pipeline.plans import chosen_by, end_of, ended, plan_of
+    from durable.pipeline.plans import begun, chosen_by, end_of, plan_of
     from durable.pipeline.replayable import check_place
 
     check_name("--name", name)
@@ -96,7 +96,7 @@ def replay(
     spark.check()
     yield
     plan = _continued(settings, name, plan)
-    choice = chosen_by(plan, choice)
+    given, choice = choice, chosen_by(plan, choice)
     if place is not None:
         place.require(choice.table)
     else:
@@ -117,7 +117,7 @@ def replay(
             rows = before(_chosen(session, choice, place, plan["parquet"], phase), end_of(plan))
             rows, repeats = stack.enter_context(_without_repeats(rows, choice, settings, phase))
             groups = _surveyed(rows, phase)
-            refuse_unmatched(lambda: _every(session, choice, place, plan["parquet"]), choice, groups)
+            refuse_unmatched(lambda: _every(session, choice, place, plan["parquet"]), given, groups)
             if same_ids:
                 refuse_unrecognised(groups, destination, _here(target))
             if same_ids and place is not None:
@@ -135,7 +135,7 @@ def replay(
         if same_ids:
             refuse_forgotten(named, settings.dedupe_window, _dropped_until(settings))
         if groups and not dry_run:
-            _begin(settings, name, ended(plan, max((group.last for group in groups if group.last), default=None)))
+            _begin(settings, name, begun(plan, groups))
         left = _unopened(named, groups) if leave_unopened else 0
         outcome = _replay(named, groups, left, settings, undisturbed, rate, chunk) | {"repeats": repeats}
     return Ended(

@@ -1424,6 +1424,34 @@ ROWS = (
     ),
     Mutant(
         "lakes",
+        "the columns of the first file are those of all",
+        "durable/pipeline/replayable.py",
+        before='"mergeSchema": "true"',
+        after='"mergeSchema": "false"',
+        killed_by=(
+            f"{_COLUMNS}::test_column_of_some_files_is_read_in_any_case_of_its_name[partition_key-last-lower case]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "an empty file is passed over",
+        "durable/pipeline/replayable.py",
+        before="    if empty:\n",
+        after="    if False:\n",
+        killed_by=(f"{_COLUMNS}::test_command_refuses_an_empty_file[folder]",),
+    ),
+    Mutant(
+        "lakes",
+        "a replay that is continued takes what others have put beside its messages",
+        "durable/pipeline/plans.py",
+        before="since=since, until=until, **plan.get(_ONLY, {}))",
+        after="since=since, until=until)",
+        killed_by=(
+            "tests/pipeline/test_replay_continued.py::test_replay_is_continued_when_others_have_come_to_its_place[service]",
+        ),
+    ),
+    Mutant(
+        "lakes",
         "a folder of a table is no table",
         "durable/pipeline/places.py",
         before="yield from map(str, (folder, *folder.parents))",

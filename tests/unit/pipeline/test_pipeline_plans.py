@@ -10,8 +10,8 @@ from uuid import UUID
 import pytest
 
 from durable.errors import InvalidSetting
-from durable.pipeline.choosing import Choice
-from durable.pipeline.plans import Plan, chosen_by, continued, end_of, ended, plan_of
+from durable.pipeline.choosing import Choice, Group
+from durable.pipeline.plans import Plan, begun, chosen_by, continued, end_of, plan_of
 
 NOW = datetime(2030, 5, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -25,9 +25,13 @@ def plan(**changed: Any) -> Plan:
     return plan_of(Choice(**chosen), **options)
 
 
+def messages(service: str | None = "shop", side: str = "outgoing", last: datetime | None = NOW) -> list[Group]:
+    return [Group(service, side, "orders.placed", "local", 1, 0, last, last)]
+
+
 def stored(found: Plan) -> Plan:
     """As the first run has written it."""
-    return dict(json.loads(json.dumps(ended(found, NOW))))
+    return dict(json.loads(json.dumps(begun(found, messages()))))
 
 
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
@@ -84,13 +88,23 @@ def test_time_is_the_same_in_another_notation() -> None:
 def test_plan_ends_behind_the_messages_of_its_first_run() -> None:
     first = stored(plan())
     assert end_of(plan()) is None
-    assert end_of(first) == end_of(ended(first, NOW + HOUR)) == NOW + timedelta(microseconds=1)
+    assert end_of(first) == end_of(begun(first, messages(last=NOW + HOUR))) == NOW + timedelta(microseconds=1)
 
 
 def test_plan_without_an_end_stays_without_one() -> None:
     found = continued("May", plan(), plan())
-    assert ended(found, NOW) == found
+    assert begun(found, messages()) == found
     assert end_of(found) is None
+
+
+@pytest.mark.parametrize("service", ["shop", None])
+def test_plan_has_the_service_and_the_side_of_its_first_run(service: str | None) -> None:
+    first = begun(plan(), messages(service, "incoming"))
+    found = continued("May", first, plan())
+    for each in (first, found, begun(found, messages("billing"))):
+        choice = chosen_by(each, Choice())
+        assert (choice.service, choice.side) == (service, "incoming")
+    assert chosen_by(continued("May", plan(), plan()), Choice()) == Choice()
 
 
 def test_order_of_repeated_options_counts_for_the_order_alone() -> None:
