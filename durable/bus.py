@@ -452,9 +452,10 @@ class Bus:
         The app answers 503 until the bus runs, and follows it from run to run, with its current settings. `name` as in
         listen(). Its counters appear under the listener `asgi:` and that name.
 
-        Without `shared_secret` it refuses every request. With `allow_local` it then takes those of programs on this
-        machine that come directly: none from a browser, and none through a proxy or tunnel that says what it is. One
-        that does not say so lets every stranger in. Raises InvalidSetting when `durable-bus[http]` is not installed.
+        Without `shared_secret` and `peers` it refuses every request. With `allow_local` it then takes those of programs
+        on this machine that come directly: none from a browser, and none through a proxy or tunnel that says what it
+        is. One that does not say so lets every stranger in. Raises InvalidSetting when `durable-bus[http]` is not
+        installed.
         """
         endpoint = name or self.service
         _check_endpoint("asgi", name)

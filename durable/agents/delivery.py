@@ -52,7 +52,8 @@ from durable.telemetry import Event, log
 
 BREATH: Final = 1.0  # seconds until more is begun where there was no connection or thread, or a worker has failed
 _FREE_CONFLICTS: Final = 20  # of one message, in a row; the database rolls back one of two transactions by chance
-_CONFLICT_PAUSE: Final = 0.01  # seconds, times the conflicts so far, at most
+_CONFLICT_PAUSE: Final = 0.01  # seconds at most after the first conflict, twice as many after each that follows
+_LONGEST_CONFLICT_PAUSE: Final = 1.0
 
 
 class BlockedKeys(set[str]):
@@ -405,10 +406,11 @@ class Delivery:
                 if not await self._may_begin(lease, held, self._tried(task.uncounted, failures)):
                     return
             elif (group.conflict is not None or is_conflict(error)) and conflicts < _FREE_CONFLICTS:
+                longest = min(_CONFLICT_PAUSE * 2**conflicts, _LONGEST_CONFLICT_PAUSE)
                 conflicts += 1
                 self._note_locks(group.conflict or error)
                 log.debug("handler %s runs message %s again: %s", self._handler.name, lease.envelope.id, said(error))
-                await asyncio.sleep(random.uniform(0, _CONFLICT_PAUSE * conflicts))
+                await asyncio.sleep(random.uniform(0, longest))
                 if not await self._may_begin(lease, held, self._tried(task.uncounted, failures)):
                     return
             else:
