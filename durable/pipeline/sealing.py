@@ -254,7 +254,7 @@ def _is_refused(row: Mapping[str, Any]) -> bool:
 
 def _before(row: Mapping[str, Any], body: bytes) -> Envelope:
     """Make the envelope that a body was sealed for."""
-    return msgspec.structs.replace(_envelope(row, body), id=UUID(bytes=bytes(row[OLD_ID])))
+    return msgspec.structs.replace(_envelope(row, body), id=_id(row, OLD_ID))
 
 
 def _digests(row: Mapping[str, Any], ring: KeyRing) -> bytes | None:
@@ -271,8 +271,14 @@ def _bytes(body: bytes | str) -> bytes:
 
 
 def _envelope(row: Mapping[str, Any], body: bytes) -> Envelope:
-    """Make an envelope with the parts that a body is sealed with."""
-    made = UUID(bytes=bytes(row["id"]))
+    """Make an envelope with the parts that a body is sealed with. Raises InvalidMessage, in the words of a writer."""
+    made = _id(row, "id")
+    try:
+        headers = _headers.decode(row.get("headers") or "{}")
+    except msgspec.DecodeError as error:
+        raise InvalidMessage(
+            f"column headers: is no JSON object of texts ({error}) (row {made}, {row['message_type']})"
+        ) from error
     return Envelope(
         id=made,
         message_type=row["message_type"],
@@ -281,5 +287,12 @@ def _envelope(row: Mapping[str, Any], body: bytes) -> Envelope:
         correlation_id=made,
         body=body,
         sent_at=_ANY_TIME,
-        headers=_headers.decode(row.get("headers") or "{}"),
+        headers=headers,
     )
+
+
+def _id(row: Mapping[str, Any], column: str) -> UUID:
+    try:
+        return UUID(bytes=bytes(row[column]))
+    except ValueError as error:
+        raise InvalidMessage(f"column id: has not 16 bytes (row no id, {row['message_type']})") from error
