@@ -180,7 +180,7 @@ def before(rows: DataFrame, end: datetime | None) -> DataFrame:
 
 
 def survey(rows: DataFrame) -> list[Group]:
-    """Count the chosen messages, by kind."""
+    """Count the chosen messages, by kind. Raises InvalidSetting for a time that is none of the calendar."""
     from pyspark.sql import functions as F
 
     keys = ["service", "side", "message_type", "address"]
@@ -190,8 +190,15 @@ def survey(rows: DataFrame) -> list[Group]:
         F.min(TIME).alias("first"),
         F.max(TIME).alias("last"),
     )
-    with spark_errors():
-        return [Group(**row) for row in records(counted.orderBy(*keys))]
+    try:
+        with spark_errors():
+            return [Group(**row) for row in records(counted.orderBy(*keys))]
+    except OverflowError as error:
+        names = ", ".join(name for name in MOMENTS if name in rows.columns)
+        raise InvalidSetting(
+            f"column {names}: a time lies outside the years 1 to 9999; correct it in the files, or leave its row out "
+            "by --where"
+        ) from error
 
 
 def _narrowed(rows: DataFrame, where: str) -> DataFrame:

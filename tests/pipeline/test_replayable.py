@@ -184,6 +184,14 @@ def test_column_with_two_types_in_the_files_is_named(spark: SparkSession, tmp_pa
         replayable.read(spark, str(tmp_path))
 
 
+@pytest.mark.parametrize("microseconds", [300_000_000_000_000_000, -70_000_000_000_000_000], ids=["after", "before"])
+def test_time_outside_of_the_calendar_is_named(spark: SparkSession, tmp_path: Path, microseconds: int) -> None:
+    sent_at = pa.array([microseconds], pa.timestamp("us", tz="UTC"))
+    pq.write_table(message_table(1, {"sent_at": sent_at}), tmp_path / "a.parquet")
+    with pytest.raises(InvalidSetting, match="column sent_at: a time lies outside the years 1 to 9999; correct it"):
+        choosing.survey(choosing.complete(replayable.read(spark, str(tmp_path))))
+
+
 @pytest.mark.parametrize("place", ["a.parquet", ""], ids=["file", "folder"])
 def test_command_refuses_an_empty_file(agent: Agent, tmp_path: Path, place: str) -> None:
     files = tmp_path / "files"

@@ -26,7 +26,7 @@ WHOLE: dict[str, Any] = {
 }
 KEYS = Keys({"a": bytes(range(32))})
 NO_HEADERS = rf"column headers: is no JSON object of texts \(.*\) \(row {ID}, orders.placed\)"
-UNFIT = {
+UNFIT: dict[str, tuple[dict[str, Any], str]] = {
     "short id": ({"id": b"7"}, r"column id: has not 16 bytes \(row no id, orders.placed\)"),
     "no JSON": ({"headers": "a"}, NO_HEADERS),
     "a list": ({"headers": "[]"}, NO_HEADERS),
@@ -37,11 +37,11 @@ UNFIT = {
 def sealed(row: dict[str, Any], sealing: Sealing) -> list[dict[str, Any]]:
     kinds = {OLD_ID: pa.binary(), DIGESTS: pa.binary()}
     batch = pa.RecordBatch.from_pydict({name: pa.array([value], kinds.get(name)) for name, value in row.items()})
-    return seal_batch(batch, sealing, sealing.ring).to_pylist()
+    return list(seal_batch(batch, sealing, sealing.ring).to_pylist())
 
 
 @pytest.mark.parametrize("what", UNFIT)
-def test_row_that_cannot_be_sealed_is_named(what: str) -> None:
+def test_row_unfit_to_be_sealed_is_named(what: str) -> None:
     changed, said = UNFIT[what]
     with pytest.raises(InvalidMessage, match=f"^{said}$"):
         sealed(WHOLE | changed, Sealing(KEYS, everything=True))
@@ -52,7 +52,7 @@ def test_whole_row_is_sealed() -> None:
     assert is_sealed(row["body"])
 
 
-def test_row_is_named_whose_body_was_sealed_for_a_broken_id() -> None:
+def test_row_sealed_for_a_broken_id_is_named() -> None:
     (row,) = sealed(WHOLE, Sealing(KEYS, everything=True))
     with pytest.raises(InvalidMessage, match="column id: has not 16 bytes"):
         sealed(row | {OLD_ID: b"7"}, Sealing(KEYS))
