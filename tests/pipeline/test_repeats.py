@@ -8,9 +8,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import Any, Final
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import msgspec
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -166,11 +167,12 @@ def test_repeats_are_those_of_the_files_as_they_are_now(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Two replays of one session, and between them another file in the same place."""
-    agent, place = Agent(tmp_path, monkeypatch, capsys), str(tmp_path / "messages")
+    agent, place = Agent(tmp_path, monkeypatch, capsys), tmp_path / "messages"
+    place.mkdir()
     columns = f"{SCHEMA}, source string"
 
     def add(*sendings: tuple[int, int]) -> None:
-        """Add a file with sendings of these ids, so many hours after the first."""
+        """Add a file with sendings of these ids, so many hours after the first. Spark does not know that it came."""
         rows = [
             (
                 0, "shop", "outgoing", "sent", "local", "again.sent", UUID(int=number).bytes,
@@ -178,10 +180,10 @@ def test_repeats_are_those_of_the_files_as_they_are_now(
             )
             for number, hours in sendings
         ]  # fmt: skip
-        spark.createDataFrame(rows, columns).write.mode("append").parquet(place)
+        pq.write_table(spark.createDataFrame(rows, columns).toArrow(), place / f"{uuid4()}.parquet")
 
     def replayed(name: str) -> tuple[int, int]:
-        options = ("--name", name, "--parquet", place, "--all", "--database", database_url)
+        options = ("--name", name, "--parquet", str(place), "--all", "--database", database_url)
         ended = agent("pipeline", "replay", "--json", *options)
         assert ended.code == 0, ended.err
         counts = json.loads(ended.out)
