@@ -47,8 +47,8 @@ Vacuum = Annotated[
     bool,
     typer.Option(
         "--vacuum",
-        help="remove replaced files, files that dead writers left, and old logs of the lake at once: readers of its "
-        "older versions fail, and none of them can be read again",
+        help="remove replaced files, and files that dead writers left, at once: readers of older versions of the lake "
+        "fail, and none of these versions can be read again",
     ),
 ]
 
