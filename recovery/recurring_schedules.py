@@ -147,13 +147,20 @@ class Recurring:
         if row is None:
             return
         occurrences, following = _due(schedule, row)
+        again = row.now + _TRY_AGAIN_AFTER
+        if occurrences:  # one that has failed twice, the second time beside the next, gives way to that
+            occurrence = occurrences[0 if schedule.misfire == "all" else -1]
+            due, has_failed = min(again, following or again), True
+        else:
+            occurrence, due = following or row.occurrence_at, following or row.due_at
+            has_failed = row.has_failed and following is None
         storage.fail(
             conn,
             schema,
             schedule.name,
-            occurrence_at=occurrences[0] if occurrences else following or row.occurrence_at,
-            due_at=row.now + _TRY_AGAIN_AFTER if occurrences else following or row.due_at,
-            has_failed=bool(occurrences) or (row.has_failed and following is None),
+            occurrence_at=occurrence,
+            due_at=due,
+            has_failed=has_failed,
             delay=_TRY_AGAIN_AFTER,
             error=storable(f"{type(error).__name__}: {error}", _LONGEST_ERROR),
         )

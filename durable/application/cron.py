@@ -153,20 +153,21 @@ def due_occurrences(
     pause: Pause | None = None,
 ) -> DueOccurrences:
     """`occurrence` is the one that was waited for until `due`; None: occurrences count from `due` on. If it has
-    failed before, then it was due before the pause.
+    failed before, then it was due before the pause, and it runs besides what `misfire` chooses.
     """
     since = occurrence or due
     passed = list(islice(_passed(cron, since, now, pause), MOST_AT_ONCE))
     if occurrence is not None and (has_failed or not (pause and pause.covers(due))):
         passed.append(occurrence)
     following = cron.after(max(now, since))
+    newest = [passed[-1], passed[0]] if has_failed and len(passed) > 1 else passed[:1]
     match misfire:
         case "once":
-            return DueOccurrences(passed[:1], following)
+            return DueOccurrences(newest, following)
         case "all":
             return DueOccurrences(passed[:MOST_AT_ONCE][::-1], following)
         case "skip":
-            return DueOccurrences([at for at in passed[:1] if now - max(at, due) <= MISFIRE_GRACE], following)
+            return DueOccurrences([at for at in newest if now - max(at, due) <= MISFIRE_GRACE], following)
 
 
 def _passed(cron: Cron, since: datetime, now: datetime, pause: Pause | None) -> Iterator[datetime]:

@@ -238,6 +238,36 @@ class TestTrouble:
             assert works.row("last_at", "broken") == due
             assert works.row("error", "broken") is None
 
+    @pytest.mark.parametrize("misfire", ["once", "all", "skip"])
+    async def test_occurrence_with_one_failure_runs_with_the_next_one(self, works: Works, misfire: Any) -> None:
+        failed = list[datetime]()
+
+        def make(at: datetime) -> Tick:
+            if not failed:
+                failed.append(at)
+                raise LookupError("the rates are not out yet")
+            return Tick(at.year)
+
+        async with works.node(EVERY_SECOND, made=make, misfire=misfire):
+            await eventually(lambda: len(works.handled) >= 3)
+        occurrences = sorted(datetime.fromisoformat(occurrence) for _, occurrence in works.handled)
+        assert occurrences[:2] == [failed[0], failed[0] + timedelta(seconds=1)]
+
+    @pytest.mark.parametrize("misfire", ["once", "skip"])
+    async def test_occurrence_failing_for_ever_gives_way_to_those_behind(self, works: Works, misfire: Any) -> None:
+        first = list[datetime]()
+
+        def make(at: datetime) -> Tick:
+            first[:] = first or [at]
+            if at == first[0]:
+                raise LookupError("no rates on a holiday")
+            return Tick(at.year)
+
+        async with works.node(EVERY_SECOND, made=make, misfire=misfire):
+            await eventually(lambda: len(works.handled) >= 3)
+        occurrences = sorted(datetime.fromisoformat(occurrence) for _, occurrence in works.handled)
+        assert occurrences[0] == first[0] + timedelta(seconds=1)
+
     async def test_run_by_hand_is_tried_again_after_a_failure(self, works: Works) -> None:
         broken = [True]
 

@@ -192,6 +192,26 @@ ROWS = (
     ),
     Mutant(
         "recovery",
+        "an occurrence with a failure gives way to the next one",
+        "durable/application/cron.py",
+        before="newest = [passed[-1], passed[0]] if has_failed and len(passed) > 1 else passed[:1]",
+        after="newest = passed[:1]",
+        killed_by=(
+            "tests/integration/application/test_schedules.py::TestTrouble::test_occurrence_with_one_failure_runs_with_the_next_one[once]",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "an occurrence that fails for ever keeps those behind it from running",
+        "durable/recovery/recurring_schedules.py",
+        before='occurrences[0 if schedule.misfire == "all" else -1]',
+        after="occurrences[0]",
+        killed_by=(
+            "tests/integration/application/test_schedules.py::TestTrouble::test_occurrence_failing_for_ever_gives_way_to_those_behind[once]",
+        ),
+    ),
+    Mutant(
+        "recovery",
         "a pause that is prolonged begins anew",
         "durable/storage/sql/circuits.py",
         before="THEN clock_timestamp() ELSE circuits.since END",

@@ -211,6 +211,17 @@ class TestDueOccurrences:
         found = due_occurrences(HOURLY, misfire, occurrence=NOON, due=NOON, now=NOON + 3 * HOUR + 2 * MISFIRE_GRACE)
         assert found == DueOccurrences(run, NOON + 4 * HOUR)
 
+    @pytest.mark.parametrize(
+        ("misfire", "run"),
+        [("once", [NOON, NOON + 3 * HOUR]), ("all", [NOON + n * HOUR for n in range(4)]), ("skip", [NOON + 3 * HOUR])],
+    )
+    def test_occurrence_with_a_failure_runs_beside_the_newest(self, misfire: Misfire, run: list[datetime]) -> None:
+        now = NOON + 3 * HOUR
+        found = due_occurrences(HOURLY, misfire, occurrence=NOON, due=NOON + HOUR, now=now, has_failed=True)
+        assert found == DueOccurrences(run, NOON + 4 * HOUR)
+        alone = due_occurrences(HOURLY, misfire, occurrence=NOON, due=NOON, now=NOON, has_failed=True)
+        assert alone == DueOccurrences([NOON], NOON + HOUR)
+
     def test_slightly_late_occurrence_is_not_missed(self) -> None:
         assert due_occurrences(HOURLY, "skip", occurrence=NOON, due=NOON, now=NOON + MISFIRE_GRACE).run == [NOON]
 
