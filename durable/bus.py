@@ -821,7 +821,8 @@ class Bus:
 
     @checked
     async def run_schedule(self, name: str) -> bool:
-        """Run a recurring schedule once, besides its occurrences. False when no node runs this schedule.
+        """Run a recurring schedule once, besides its occurrences; several calls before a node has run it are one run.
+        False when no node runs this schedule.
 
         Commits by itself, as cancel() does: the schedule runs although the handler that asked fails.
         """
