@@ -147,13 +147,12 @@ class Recurring:
         if row is None:
             return
         occurrences, following = _due(schedule, row)
-        again = row.now + _TRY_AGAIN_AFTER
+        occurrence, due = following or row.occurrence_at, following or row.due_at
+        has_failed = row.has_failed and following is None
         if occurrences:  # one that has failed twice, the second time beside the next, gives way to that
+            again = row.now + _TRY_AGAIN_AFTER
             occurrence = occurrences[0 if schedule.misfire == "all" else -1]
             due, has_failed = min(again, following or again), True
-        else:
-            occurrence, due = following or row.occurrence_at, following or row.due_at
-            has_failed = row.has_failed and following is None
         storage.fail(
             conn,
             schema,

@@ -7,6 +7,8 @@
     health_unattended; or scheduled work is overdue by it
     work has waited for health_unattended, and none of the
     nodes that are alive handles its type
+    a schedule is late by health_unattended, or has failed
+    for so long
     messages have waited for an encryption key for
     health_unattended
     messages wait behind a dead letter that has parked
@@ -87,6 +89,7 @@ def problems(gauges: Gauges, dormant: list[NodeId], waits: Waits, settings: Sett
     found = [
         *_abandoned(gauges, dormant),
         *_unattended(gauges, settings),
+        *_late_schedules(gauges, settings),
         *_unclaimed(gauges, settings),
         *_parked(gauges, settings),
         *_behind(gauges, settings),
@@ -113,6 +116,7 @@ def needs(gauges: Gauges, problems: Sequence[str], settings: Settings) -> list[N
     return [
         *_without_node(gauges, settings),
         *(Need(problem, "problems", 1, is_problem=True) for problem in problems),
+        *_orphaned(gauges, settings),
         *_stopped(gauges, settings.health_latched),
         *_to_resolve(gauges, settings.health_dead_letters),
     ]
@@ -185,6 +189,30 @@ def _unattended(gauges: Gauges, settings: Settings) -> Iterator[str]:
             else "start a node with durable-agent run APP:BUS"
         )
         yield f"scheduled work is overdue by {_seconds(gauges.overdue)}: {todo}"
+
+
+def _late_schedules(gauges: Gauges, settings: Settings) -> Iterator[str]:
+    """Tell of schedules that do not run. While nodes live, one that none of them declares is work for an operator."""
+    is_attended = NodeState.ALIVE in node_states(gauges, settings.heartbeat_stale).values()
+    for schedule in gauges.late_schedules:
+        if schedule.late < settings.health_unattended or (is_attended and not schedule.is_live):
+            continue
+        if schedule.error is not None:
+            yield f"schedule {schedule.name} has failed for {_seconds(schedule.late)}: {schedule.error}"
+        else:
+            todo = "see the log of a node" if is_attended else "start a node with durable-agent run APP:BUS"
+            yield f"schedule {schedule.name} is late by {_seconds(schedule.late)}: {todo}"
+
+
+def _orphaned(gauges: Gauges, settings: Settings) -> Iterator[Need]:
+    is_attended = NodeState.ALIVE in node_states(gauges, settings.heartbeat_stale).values()
+    for schedule in gauges.late_schedules:
+        if is_attended and not schedule.is_live and schedule.late >= settings.health_unattended:
+            text = (
+                f"schedule {schedule.name} is declared by no running node: start one whose code declares it, or run "
+                f"durable-agent scheduled cancel {shlex.quote(schedule.name)}"
+            )
+            yield Need(printable(text), "schedules", 1, "orphaned")
 
 
 def unclaimed(gauges: Gauges, settings: Settings) -> list[Unowned]:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from sqlalchemy import Connection
 
 from durable.envelope import NodeId
-from durable.storage import circuits, maintenance, nodes, parked
+from durable.storage import circuits, maintenance, nodes, parked, schedules
 from durable.storage.circuits import OpenCircuit
 from durable.storage.nodes import Node
 from durable.storage.parked import Parked
@@ -59,6 +59,7 @@ class Gauges(NamedTuple):
     scheduled: Mapping[Side, int]
     overdue: timedelta | None
     """The time for which the first of the delayed messages is overdue."""
+    late_schedules: Sequence[schedules.Late]
     dead_letters: int
     """Unresolved ones."""
     parked: Sequence[Parked]
@@ -92,6 +93,7 @@ def read(conn: Connection, schema: str) -> Gauges:
         owned=owned,
         scheduled={Side.OUTGOING: scheduled.outgoing, Side.INCOMING: scheduled.incoming},
         overdue=scheduled.overdue,
+        late_schedules=schedules.late(conn, schema, _MOST_GROUPS),
         dead_letters=conn.execute(gauge_statements.COUNT_UNRESOLVED.within(schema), limit).scalar_one(),
         parked=parked.read(conn, schema, MOST_COUNTED),
         behind=waiting_behind(conn, schema, _parked_keys(stopped)),

@@ -57,6 +57,17 @@ class Row(NamedTuple):
     error: str | None
 
 
+class Late(NamedTuple):
+    """A schedule with an occurrence that is due and has not run."""
+
+    name: str
+    is_live: bool
+    """Does the node live that has declared it?"""
+    late: timedelta
+    error: str | None
+    """The last one of its function, or of the database, if it was tried."""
+
+
 class Due(NamedTuple):
     """A locked schedule that is due, or was asked for (`asked_at`); `now` is by the database's clock."""
 
@@ -82,6 +93,11 @@ def read(conn: Connection, schema: str, names: Sequence[str] | None = None) -> l
 def troubled_first(rows: Sequence[Row]) -> list[Row]:
     """Sort schedules for a list: those that do not run first."""
     return sorted(rows, key=lambda row: row.is_live and not row.is_paused and row.error is None)
+
+
+def late(conn: Connection, schema: str, most: int) -> list[Late]:
+    """Read the schedules with an occurrence that is due and has not run, the latest first; none of those paused."""
+    return [Late(*row) for row in conn.execute(statements.READ_LATE.within(schema), {"most": most})]
 
 
 def declare(conn: Connection, schema: str, node: NodeId, declared: Sequence[Declaration]) -> None:

@@ -412,7 +412,7 @@ CREATE TABLE "{schema}".schedules (
     declared_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     occurrence_at timestamptz,
     due_at timestamptz NOT NULL,
-    has_failed boolean NOT NULL DEFAULT false,
+    failing_since timestamptz,
     asked_at timestamptz,
     last_at timestamptz,
     ran_at timestamptz,

@@ -152,7 +152,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     declared_at: datetime
     due_at: datetime
     occurrence_at: datetime | None = None
-    has_failed: bool = False
+    failing_since: datetime | None = None
     asked_at: datetime | None = None
     last_at: datetime | None = None
     ran_at: datetime | None = None

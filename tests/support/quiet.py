@@ -19,6 +19,7 @@ def quiet_gauges(now: datetime, node: Node, **changes: Any) -> Gauges:
         owned={Side.OUTGOING: {}, Side.INCOMING: {}},
         scheduled={Side.OUTGOING: 0, Side.INCOMING: 0},
         overdue=None,
+        late_schedules=(),
         dead_letters=0,
         parked=[],
         behind={},

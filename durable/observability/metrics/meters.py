@@ -165,6 +165,7 @@ _NOTHING: Final = Gauges(
     owned={side: {} for side in Side},
     scheduled={},
     overdue=None,
+    late_schedules=(),
     dead_letters=0,
     parked=(),
     behind={},

@@ -43,6 +43,8 @@ def _tables(found: Gauges, declared: Declared, stale: timedelta) -> Iterator[Fam
     yield gauges("scheduled_messages", "put off, counted up to 1000", "side", found.scheduled)
     overdue = found.overdue or timedelta(0)
     yield gauge("scheduled_overdue_seconds", "by which the first of what is put off is late", overdue.total_seconds())
+    late = max((each.late for each in found.late_schedules), default=timedelta(0))
+    yield gauge("schedules_late_seconds", "since the first occurrence that has not run", late.total_seconds())
     yield gauge("dead_letters", "that are unresolved, counted up to 1000", found.dead_letters)
     parked = {group.key_id: group.waiting for group in found.parked}
     yield gauges("parked_messages", "that wait for an encryption key, counted up to 1000", "key", parked)

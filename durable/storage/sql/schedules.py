@@ -34,6 +34,15 @@ FROM {{schema}}.schedules WHERE CAST(:names AS text[]) IS NULL OR name = ANY (CA
 ORDER BY name
 """)
 
+# Of those that fail, the occurrence that is waited for is tried again and again, and gives way to later ones.
+READ_LATE = Statement(f"""
+SELECT name, {_LIVE} AS is_live, now() - COALESCE(failing_since, due_at) AS late,
+    CASE WHEN failing_since IS NOT NULL THEN error END AS error
+FROM {{schema}}.schedules
+WHERE COALESCE(failing_since, due_at) <= now() AND NOT {_PAUSED}
+ORDER BY late DESC, name LIMIT :most
+""")
+
 # The youngest node that lives has the say: nodes are numbered as they join. Occurrences count anew when the times are
 # others; what is due already under the old ones is dropped with them.
 DECLARE_SCHEDULES = Statement(f"""
@@ -50,7 +59,7 @@ ON CONFLICT (name) DO UPDATE SET
     declared_at = clock_timestamp(),
     occurrence_at = CASE WHEN (known.cron, known.tz) = (excluded.cron, excluded.tz) THEN known.occurrence_at END,
     due_at = CASE WHEN (known.cron, known.tz) = (excluded.cron, excluded.tz) THEN known.due_at ELSE now() END,
-    has_failed = known.has_failed AND (known.cron, known.tz) = (excluded.cron, excluded.tz),
+    failing_since = CASE WHEN (known.cron, known.tz) = (excluded.cron, excluded.tz) THEN known.failing_since END,
     error = NULL
 WHERE known.declared_by < :node OR NOT {_LIVE.replace("declared_by", "known.declared_by")}
 """)
@@ -59,8 +68,8 @@ WHERE known.declared_by < :node OR NOT {_LIVE.replace("declared_by", "known.decl
 _ASKED: Final = "asked_at <= now()"
 
 LOCK_DUE_SCHEDULE = Statement(f"""
-SELECT occurrence_at, due_at, has_failed, due_at <= now() AS is_due, CASE WHEN {_ASKED} THEN asked_at END AS asked_at,
-    {_PAUSED} AS is_paused, now() AS now,
+SELECT occurrence_at, due_at, failing_since IS NOT NULL AS has_failed, due_at <= now() AS is_due,
+    CASE WHEN {_ASKED} THEN asked_at END AS asked_at, {_PAUSED} AS is_paused, now() AS now,
     (SELECT {SINCE} FROM {{schema}}.circuits WHERE kind = 'schedule' AND key = name) AS paused_since,
     (SELECT {UNTIL} FROM {{schema}}.circuits WHERE kind = 'schedule' AND key = name) AS paused_until
 FROM {{schema}}.schedules
@@ -76,7 +85,7 @@ WITH ended AS (
 )
 UPDATE {{schema}}.schedules SET occurrence_at = CAST(:occurrence_at AS timestamptz),
     due_at = CAST(:due_at AS timestamptz), asked_at = CASE WHEN {_ASKED} THEN NULL ELSE asked_at END, error = NULL,
-    has_failed = has_failed AND due_at = CAST(:due_at AS timestamptz),
+    failing_since = CASE WHEN due_at = CAST(:due_at AS timestamptz) THEN failing_since END,
     last_at = COALESCE(CAST(:last_at AS timestamptz), last_at),
     ran_at = CASE WHEN CAST(:ran AS boolean) THEN clock_timestamp() ELSE ran_at END,
     message_type = COALESCE(CAST(:message_type AS text), message_type)
@@ -86,7 +95,9 @@ WHERE name = :name
 # What was to run, an occurrence or a run by hand, stays the same, and is tried again later.
 SCHEDULE_FAILED = Statement(f"""
 UPDATE {{schema}}.schedules SET occurrence_at = CAST(:occurrence_at AS timestamptz),
-    due_at = CAST(:due_at AS timestamptz), has_failed = CAST(:has_failed AS boolean),
+    due_at = CAST(:due_at AS timestamptz),
+    failing_since = CASE WHEN CAST(:has_failed AS boolean)
+        THEN COALESCE(failing_since, CAST(:occurrence_at AS timestamptz)) END,
     asked_at = CASE WHEN {_ASKED} THEN now() + CAST(:delay AS interval) ELSE asked_at END, error = CAST(:error AS text)
 WHERE name = :name
 """)
@@ -98,7 +109,7 @@ WHERE name = :name AND {_LIVE}
 RETURNING name, pg_notify(CAST(:channel AS text), '')
 """)
 RESCHEDULE = Statement(f"""
-UPDATE {{schema}}.schedules SET due_at = CAST(:at AS timestamptz), has_failed = false, {_CHANGED}
+UPDATE {{schema}}.schedules SET due_at = CAST(:at AS timestamptz), failing_since = NULL, {_CHANGED}
 WHERE name = :name AND occurrence_at IS NOT NULL
 RETURNING name, pg_notify(CAST(:channel AS text), '')
 """)

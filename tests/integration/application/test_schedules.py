@@ -268,6 +268,29 @@ class TestTrouble:
         occurrences = sorted(datetime.fromisoformat(occurrence) for _, occurrence in works.handled)
         assert occurrences[0] == first[0] + timedelta(seconds=1)
 
+    async def test_late_and_failing_schedules_are_told(self, works: Works) -> None:
+        def fail(at: datetime) -> Tick:
+            raise LookupError("the rates are not out yet")
+
+        def told() -> list[tuple[str, bool, int, str | None]]:
+            with leftovers.transaction(works.tables.url) as conn:
+                late = schedules.late(conn, "durable", 10)
+            return [(each.name, each.is_live, round(each.late.total_seconds()), each.error) for each in late]
+
+        bus = works.node(EVERY_SECOND, made=fail)
+        bus.every(NEVER, Tick(7), name="sound")
+        async with bus:
+            await works.looked_at("sound")
+            await eventually(lambda: len(told()) == 1 and told()[0][2] >= 3)
+            assert told()[0][:2] == ("ticks", True)
+            assert told()[0][3] == "LookupError: the rates are not out yet"
+            await bus.pause(schedule="ticks")
+            assert told() == []
+            await bus.resume(schedule="ticks")
+        await works.miss(timedelta(hours=1))
+        assert [(name, is_live) for name, is_live, *_ in told()] == [("sound", False), ("ticks", False)]
+        assert told()[0][2:] == (3_600, None)
+
     async def test_run_by_hand_is_tried_again_after_a_failure(self, works: Works) -> None:
         broken = [True]
 

@@ -212,6 +212,26 @@ ROWS = (
     ),
     Mutant(
         "recovery",
+        "a schedule that fails again and again is late only since its last occurrence",
+        "durable/storage/sql/schedules.py",
+        before="        THEN COALESCE(failing_since, CAST(:occurrence_at AS timestamptz)) END,\n",
+        after="        THEN CAST(:occurrence_at AS timestamptz) END,\n",
+        killed_by=(
+            "tests/integration/application/test_schedules.py::TestTrouble::test_late_and_failing_schedules_are_told",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "a service whose schedules stand is healthy",
+        "durable/observability/health.py",
+        before="        *_late_schedules(gauges, settings),\n",
+        after="",
+        killed_by=(
+            "tests/unit/observability/test_health.py::test_unhealthy_service_names_the_problem[a late schedule]",
+        ),
+    ),
+    Mutant(
+        "recovery",
         "a pause that is prolonged begins anew",
         "durable/storage/sql/circuits.py",
         before="THEN clock_timestamp() ELSE circuits.since END",

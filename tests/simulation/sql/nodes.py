@@ -121,7 +121,7 @@ def declare_schedules(tx: Transaction, p: Params) -> int:
             same = (known.cron, known.tz) == (row.cron, row.tz)
             changed = replace(known, **named, declared_by=p["node"], declared_at=tx.clock, error=None)
             if not same:
-                changed = replace(changed, occurrence_at=None, due_at=tx.now, has_failed=False)
+                changed = replace(changed, occurrence_at=None, due_at=tx.now, failing_since=None)
             tx.put("schedules", row.name, changed)
             count += 1
     return count
@@ -149,7 +149,9 @@ def lock_due_schedule(tx: Transaction, p: Params) -> Rows:
     paused = (None, None) if pause is None else (pause.since, pause.until)
     is_due, is_paused = row.due_at <= tx.now, _is_paused(tx, row.name)
     asked_at = row.asked_at if _is_asked(tx, row) else None
-    return [(row.occurrence_at, row.due_at, row.has_failed, is_due, asked_at, is_paused, tx.now, *paused)]
+    return [
+        (row.occurrence_at, row.due_at, row.failing_since is not None, is_due, asked_at, is_paused, tx.now, *paused)
+    ]
 
 
 @does(schedules.MOVE_SCHEDULE_ON)
@@ -164,7 +166,7 @@ def move_schedule_on(tx: Transaction, p: Params) -> int:
         row,
         occurrence_at=p["occurrence_at"],
         due_at=p["due_at"],
-        has_failed=row.has_failed and row.due_at == p["due_at"],
+        failing_since=row.failing_since if row.due_at == p["due_at"] else None,
         asked_at=None if _is_asked(tx, row) else row.asked_at,
         error=None,
         last_at=p["last_at"] or row.last_at,
@@ -185,7 +187,7 @@ def schedule_failed(tx: Transaction, p: Params) -> int:
         row,
         occurrence_at=p["occurrence_at"],
         due_at=p["due_at"],
-        has_failed=p["has_failed"],
+        failing_since=(row.failing_since or p["occurrence_at"]) if p["has_failed"] else None,
         asked_at=asked,
         error=p["error"],
     )
@@ -207,7 +209,7 @@ def reschedule(tx: Transaction, p: Params) -> Rows:
     row: Schedule | None = tx.get("schedules", p["name"])
     if row is None or row.occurrence_at is None:
         return []
-    return _changed(tx, p, replace(row, due_at=p["at"], has_failed=False))
+    return _changed(tx, p, replace(row, due_at=p["at"], failing_since=None))
 
 
 def _changed(tx: Transaction, p: Params, row: Schedule) -> Rows:

@@ -17,6 +17,7 @@ from durable.storage.circuits import OpenCircuit
 from durable.storage.gauges import MOST_COUNTED, Gauges, Side, Unowned
 from durable.storage.nodes import Node
 from durable.storage.parked import Parked
+from durable.storage.schedules import Late
 from tests.support.quiet import quiet_gauges
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -51,6 +52,10 @@ def of_type(name: str, minutes: int) -> dict[Side, list[Unowned]]:
     return {Side.OUTGOING: [], Side.INCOMING: [Unowned(name, 3, minutes * MINUTE)]}
 
 
+def late(by: timedelta = MINUTE, *, name: str = "nightly", is_live: bool = True, error: str | None = None) -> Late:
+    return Late(name, is_live, by, error)
+
+
 def problems(gauges: Gauges, *, dormant: list[NodeId] | None = None, **settings: Any) -> list[str]:
     return health.problems(gauges, dormant or [], health.unowned_waits(gauges), Settings(**settings))
 
@@ -68,6 +73,8 @@ def problems(gauges: Gauges, *, dormant: list[NodeId] | None = None, **settings:
         (found(circuits=[latched(600, probing=False)]), {"health_latched": MINUTE}),
         (found(dead_letters=9), {"health_dead_letters": 10}),
         (found(overdue=timedelta(seconds=59)), {}),
+        (found(late_schedules=[late(timedelta(seconds=59), error="KeyError: 'a'")]), {}),
+        (found(late_schedules=[late(9 * MINUTE, is_live=False)]), {}),
         (found(parked=[Parked("2026-11", 3, timedelta(seconds=59))]), {}),
         (found(circuits=[parked(1, "order-7")]), {}),
         (found(circuits=[parked(0, "order-7")], behind={"order-7": 1}), {}),
@@ -76,8 +83,8 @@ def problems(gauges: Gauges, *, dormant: list[NodeId] | None = None, **settings:
     ids=[
         "nothing waits", "no node, and nothing has waited for long", "a backlog, and a node", "nobody wants to hear it",
         "what is latched may lag", "latched for less", "a handler is no destination",
-        "a pause is no latch", "fewer dead letters", "hardly overdue", "parked for less",
-        "nothing behind a dead letter", "behind a dead letter of now", "paused by a handler",
+        "a pause is no latch", "fewer dead letters", "hardly overdue", "hardly late", "an orphaned schedule",
+        "parked for less", "nothing behind a dead letter", "behind a dead letter of now", "paused by a handler",
     ],
 )  # fmt: skip
 def test_service_is_healthy(gauges: Gauges, settings: dict[str, Any]) -> None:
@@ -107,6 +114,17 @@ def test_service_is_healthy(gauges: Gauges, settings: dict[str, Any]) -> None:
         ),
         (found(overdue=MINUTE), {}, "scheduled work is overdue by 60 s: see the log of a node"),
         (found(overdue=MINUTE, nodes=[]), {}, "scheduled work is overdue by 60 s: start a node"),
+        (
+            found(late_schedules=[late(error="KeyError: 'a'"), late(MINUTE / 2, name="hourly")]),
+            {},
+            "schedule nightly has failed for 60 s: KeyError: 'a'",
+        ),
+        (found(late_schedules=[late()]), {}, "schedule nightly is late by 60 s: see the log"),
+        (
+            found(late_schedules=[late(is_live=False)], nodes=[]),
+            {},
+            "schedule nightly is late by 60 s: start a node with durable-agent run APP:BUS",
+        ),
         (found(unowned=unowned(2)), {"health_lag": MINUTE}, f"outgoing {PEER} lags: its oldest message has waited"),
         (found(circuits=[latched(5)]), {"health_latched": 5 * MINUTE}, f"{PEER} is latched for 300 s: refused"),
         (found(dead_letters=10), {"health_dead_letters": 10}, "10 dead letters are unresolved"),
@@ -117,7 +135,8 @@ def test_service_is_healthy(gauges: Gauges, settings: dict[str, Any]) -> None:
         "nobody is there", "the only node is stale", "the only node is dead", "nobody is there, and may be", "parked",
         "one parked", "behind a dead letter", "behind a dead letter of an ordered handler",
         "overdue",
-        "overdue and nobody is there", "it lags", "latched", "dead letters", "very many dead letters", "no partitions",
+        "overdue and nobody is there", "a failing schedule", "a late schedule", "a late schedule and nobody is there",
+        "it lags", "latched", "dead letters", "very many dead letters", "no partitions",
     ],
 )  # fmt: skip
 def test_unhealthy_service_names_the_problem(gauges: Gauges, settings: dict[str, Any], said: str | None) -> None:
@@ -178,6 +197,13 @@ def test_needs_follow_no_limit_of_health() -> None:
 
     assert problems(waits) == []
     assert health.in_short(needs(waits)) == "no node runs, 1 destination latched, 1,000+ dead letters"
+
+
+@pytest.mark.parametrize(("by", "is_told"), [(MINUTE, True), (MINUTE / 2, False)])
+def test_orphaned_schedule_needs_an_operator(by: timedelta, is_told: bool) -> None:
+    waits = found(late_schedules=[late(by, name="a b", is_live=False)])
+    assert health.in_short(needs(waits)) == ("1 schedule orphaned" if is_told else "")
+    assert ["durable-agent scheduled cancel 'a b'" in need.text for need in needs(waits)] == [True] * is_told
 
 
 def test_needs_tell_a_problem_once() -> None:
