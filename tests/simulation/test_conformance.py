@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import product
+from itertools import count, product
 from random import Random
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -527,6 +527,20 @@ def go_through(machine: BothStores) -> None:
         machine.both(leases.owned_by, table, NodeId(1))
         machine.both(leases.release_all, table, NodeId(1))
         machine.rows_are_the_same()
+    late = _messages(machine, 200, deliver_by=machine.now - HOUR)
+    machine.both(outbox.store, [Sent(next(late), None, NodeId(1)), Sent(next(late), None, NodeId(2))])
+    machine.both(
+        inbox.store, [Arrival("shop", next(late), owner, QueueKeys(None, None)) for owner in (NodeId(0), NodeId(2))]
+    )
+    for table in (OUTGOING, INCOMING):
+        machine.both(leases.release_former, table, NodeId(2), 100)
+        machine.both(expiry.bury, table, NodeId(1), 100, Burials(True))
+    owned = LeasedEnvelope(next(_messages(machine, 200, deliver_by=machine.now - HOUR)), endpoint="sim://b")
+    machine.both(outbox.expire, NodeId(1), [owned])
+    machine.counts("t.two", NodeId(1), 2)
+    machine.opens(("handler", "t.two"), HOUR, "pause")
+    machine.tries_a_handler("t.one", True, True)
+    machine.rows_are_the_same()
     machine.declares_schedules(NodeId(1), "* * * * *")
     for hours, step in product((-1, 1), range(3)):
         machine.changes_schedules(SCHEDULES[0], hours)
@@ -536,6 +550,13 @@ def go_through(machine: BothStores) -> None:
     machine.removes_a_node()
     machine.removes_a_schedule(SCHEDULES[0])
     machine.rows_are_the_same()
+
+
+def _messages(machine: BothStores, first: int, **changes: Any) -> Iterator[Envelope]:
+    """Messages for sim://b, each with an id of its own."""
+    envelope, _, _, _ = make(Random(1), machine.now, ["sim://b"], ["shop"])
+    for number in count(first):
+        yield msgspec.structs.replace(envelope, id=UUID(int=_DATED[0].int + number), execution_time=None, **changes)
 
 
 @pytest.fixture
