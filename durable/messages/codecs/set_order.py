@@ -18,7 +18,7 @@ from durable.messages.codecs.sets import aliases, in_own_order, is_plain, plain_
 
 _NUMBERS: Final = frozenset({int, float, bool, type(None)})
 _SCALARS: Final = _NUMBERS | {str, bytes}
-_OPENS: Final = frozenset("[{")
+_OPENS: Final = frozenset('[{"')
 _AS_MADE: Final = object()
 """Stands for a value that holds no sets."""
 

@@ -40,7 +40,17 @@ OWNERS: Final = (
     "dataclass in a model",
     "dataclass of pydantic in a model",
 )
-PLACES: Final = ("declared", "json", "made", "made and written", "written", "raw", "key", "part of a key")
+PLACES: Final = (
+    "declared",
+    "json",
+    "json in json",
+    "made",
+    "made and written",
+    "written",
+    "raw",
+    "key",
+    "part of a key",
+)
 _RAW: Final = {JSON: msgspec.Raw(b'{"a":1.10}'), MSGPACK: msgspec.Raw(b"\x01")}
 _typed_dict: Any = TypedDict
 _named_tuple: Any = NamedTuple
@@ -80,7 +90,7 @@ def shapes() -> Iterator[Shape]:
 
 def _is_declarable(shape: Shape) -> bool:
     match shape.place:
-        case "json" | "made and written" | "written":
+        case "json" | "json in json" | "made and written" | "written":
             return _is_validated(shape)
         case "made":
             return _is_validated(shape) or shape.owner in ("dataclass", "struct")
@@ -135,7 +145,9 @@ def _value(case: Case) -> Any:
             value = list(case.items)
     for container in shape.around:
         value = _CONTAINERS[container][1](value)
-    return json.dumps(value) if shape.place == "json" else value
+    for _ in range(_texts(shape)):
+        value = json.dumps(value)
+    return value
 
 
 @cache
@@ -193,7 +205,13 @@ def _annotation(shape: Shape) -> Any:
             annotation = kind[str]
     for container in shape.around:
         annotation = _CONTAINERS[container][0](annotation)
-    return _of(Json, annotation) if shape.place == "json" else annotation
+    for _ in range(_texts(shape)):
+        annotation = _of(Json, annotation)
+    return annotation
+
+
+def _texts(shape: Shape) -> int:
+    return shape.place.split().count("json")
 
 
 def _hook(kind: Any) -> Callable[[Any], None]:
