@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from durable.messages.codecs.sets import holds_sets
 from durable.plain import plain
 
 _encoder = msgspec.json.Encoder(decimal_format="string", enc_hook=plain)
+_to_builtins = partial(msgspec.to_builtins, enc_hook=plain, str_keys=True, builtin_types=(msgspec.Raw,))
 _parse = msgspec.json.Decoder(msgspec.Raw).decode
 
 # NaN and infinity become null, unless a pydantic model is configured to write them out.
@@ -58,7 +60,7 @@ class JsonCodec:
 def _body(message: object) -> bytes:
     if not holds_sets(type(message)):
         return _encoder.encode(message)
-    return _encoder.encode(in_one_order(message, msgspec.to_builtins(message, enc_hook=plain, str_keys=True)))
+    return _encoder.encode(in_one_order(message, _to_builtins(message)))
 
 
 def _model_body(message: BaseModel) -> bytes:

@@ -24,7 +24,7 @@ from durable.plain import plain
 
 MSGPACK: Final = "application/msgpack"
 
-_OWN: Final = (bytes, bytearray, memoryview, datetime)
+_OWN: Final = (bytes, bytearray, memoryview, datetime, msgspec.Raw, msgspec.msgpack.Ext)
 """Types of the format itself, which JSON has not."""
 
 _encode = msgspec.msgpack.Encoder(decimal_format="string", enc_hook=plain).encode

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
-from contextlib import suppress
 from functools import partial
 from reprlib import Repr
 from typing import Any, Final
@@ -18,6 +17,8 @@ from durable.messages.codecs.jsonable import jsonable
 from durable.messages.codecs.sets import aliases, in_own_order, is_plain, plain_fields
 
 _NUMBERS: Final = frozenset({int, float, bool, type(None)})
+_SCALARS: Final = _NUMBERS | {str, bytes}
+_OPENS: Final = frozenset('[{"')
 _AS_MADE: Final = object()
 """Stands for a value that holds no sets."""
 
@@ -25,25 +26,26 @@ _AS_MADE: Final = object()
 def in_one_order(value: object, made: Any, *, by_alias: bool = False) -> Any:
     """Return what was made of a value for JSON or MessagePack, with the items of each set in it in one order.
 
-    What has other items than the value, or a serializer of the application, stays as it was made. `by_alias`: pydantic
-    has made it, and not msgspec, which writes the fields of a dataclass by their own names.
+    What has other items than the value, and a list that a serializer of the application makes, stays as it was made.
+    `by_alias`: pydantic has made it, and not msgspec, which writes the fields of a dataclass by their own names.
     """
     if value is _AS_MADE:
         return made
+    if (own := in_own_order(type(value))) and len(own) == len(field_names(type(value))):
+        return in_one_order(_written(value), made, by_alias=True)
     if isinstance(value, RootModel):
-        return made if in_own_order(type(value)) else in_one_order(value.root, made, by_alias=True)
+        return in_one_order(value.root, made, by_alias=True)
     if _has_no_sets(type(value), by_alias):
         return made
     by_alias = by_alias or isinstance(value, BaseModel)
     ordered = partial(in_one_order, by_alias=by_alias)
     if isinstance(made, dict):
-        parts = _named(value, made, by_alias)
-        return {name: ordered(parts.get(name), each) for name, each in made.items()}
+        parts, keys = _named(value, made, by_alias), _keys(value, made)
+        return {keys.get(name, name): ordered(parts.get(name), each) for name, each in made.items()}
     if isinstance(made, Set):
         return sorted((ordered(each, each) for each in made), key=_text)
-    if isinstance(made, str) and isinstance(value, Set):  # a field of pydantic's Json, whose text is written again
-        with suppress(ValueError):
-            return to_json(ordered(value, from_json(made))).decode()
+    if isinstance(made, str) and made[:1] in _OPENS and not isinstance(value, str):
+        return _text_of_json(value, made)
     if not isinstance(made, list | tuple | deque):
         return made
     if isinstance(value, Set) and len(value) == len(made):
@@ -92,10 +94,45 @@ def _named(value: object, made: Mapping[str, Any], by_alias: bool) -> Mapping[st
     written = dict(zip(names, getattr(cls, "__struct_encode_fields__", names), strict=True))
     if by_alias:
         written |= aliases(cls)
-    parts = {written[name]: getattr(value, name, None) for name in names if name not in in_own_order(cls)}
+    parts = {written[name]: getattr(value, name, None) for name in names}
     if _is_known(cls, by_alias):
         parts |= dict.fromkeys((written[name] for name in plain_fields(cls)), _AS_MADE)
+    if in_own_order(cls):
+        parts |= _written(value)
     return {**(getattr(value, "__pydantic_extra__", None) or {}), **parts}
+
+
+def _written(model: Any) -> Any:
+    """Return what serializers of the application make of their fields in Python: a list of theirs is none of a set."""
+    try:
+        return model.model_dump(by_alias=True, warnings=False, include=set(in_own_order(type(model))))
+    except TypeError as error:
+        raise TypeError(
+            f"{type(model).__qualname__} has a serializer and a set of models, whose order is not known ({error}); "
+            "make the set a list or a tuple"
+        ) from error
+
+
+def _keys(value: object, made: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Return the keys of MessagePack that may hold sets, each with the key to be written for it."""
+    if _SCALARS.issuperset(map(type, made)):
+        return {}
+    keys = value if isinstance(value, Mapping) and len(value) == len(made) else made
+    return {key: _hashable(in_one_order(own, key)) for own, key in zip(keys, made, strict=True)}
+
+
+def _hashable(key: Any) -> Any:
+    return tuple(map(_hashable, key)) if isinstance(key, list | tuple) else key
+
+
+def _text_of_json(value: object, made: str) -> str:
+    """Return the text of a field of pydantic's Json; another text stays as it was made."""
+    try:
+        parsed = from_json(made)
+    except ValueError:
+        return made
+    ordered = in_one_order(value, parsed, by_alias=True)
+    return made if ordered == parsed else to_json(ordered).decode()
 
 
 def _has_no_sets(cls: type[Any], by_alias: bool) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import is_dataclass
 from typing import Any, Final
 
 import msgspec.inspect as kinds
-from msgspec.inspect import ExtType, FrozenSetType, RawType, SetType
+from msgspec.inspect import FrozenSetType, SetType
 from pydantic import BaseModel, TypeAdapter
 
 from durable.messages.codecs.classes import field_names, kinds_of_fields, kinds_within
@@ -18,8 +18,6 @@ from durable.messages.codecs.classes import field_names, kinds_of_fields, kinds_
 _Schema = Mapping[str, Any]
 _SETS: Final = {"set", "frozenset"}
 _WITH_FIELDS: Final = {"model", "dataclass", "typed-dict"}
-_KNOWN_TO_ITS_WRITER: Final = (RawType, ExtType)
-"""What nothing but the encoder of msgspec can write."""
 _MAY_HOLD_SETS: Final = _SETS | _WITH_FIELDS | {"definition-ref"}
 _PLAIN: Final = frozenset({
     "model-field", "default", "nullable", "union", "list", "tuple", "dict", "literal", "none", "bool", "int",
@@ -36,6 +34,7 @@ _PLAIN_KINDS: Final = frozenset({
 _plain_fields: dict[type[Any], frozenset[str]] = {}
 _with_sets: dict[type[Any], bool] = {}
 _in_own_order: dict[type[Any], frozenset[str]] = {}
+_with_serializers: dict[type[Any], frozenset[str]] = {}
 _aliases: dict[type[Any], Mapping[str, str]] = {}
 
 
@@ -52,6 +51,14 @@ def in_own_order(cls: type[Any]) -> frozenset[str]:
     found = _in_own_order.get(cls)
     if found is None:
         found = _in_own_order[cls] = _find_in_own_order(cls) if issubclass(cls, BaseModel) else frozenset()
+    return found
+
+
+def with_serializers(cls: type[Any]) -> frozenset[str]:
+    """Return the fields of a model whose values a serializer of the application writes, whatever their types."""
+    found = _with_serializers.get(cls)
+    if found is None:
+        found = _with_serializers[cls] = _find_with_serializers(cls) if issubclass(cls, BaseModel) else frozenset()
     return found
 
 
@@ -80,8 +87,7 @@ def aliases(cls: type[Any]) -> Mapping[str, str]:
 def _is_with_sets(cls: type[Any]) -> bool:
     if issubclass(cls, BaseModel):
         return not _SETS.isdisjoint(_types(cls.__pydantic_core_schema__))
-    kinds = kinds_within(cls)
-    return not kinds.isdisjoint((SetType, FrozenSetType)) and kinds.isdisjoint(_KNOWN_TO_ITS_WRITER)
+    return not kinds_within(cls).isdisjoint((SetType, FrozenSetType))
 
 
 def _find_plain_fields(cls: type[Any]) -> Iterator[str]:
@@ -107,6 +113,13 @@ def _find_in_own_order(cls: type[BaseModel]) -> frozenset[str]:
         return frozenset(cls.model_fields)
     fields = _fields(model).items()
     return frozenset(name for name, field in fields if any(map(_is_written_by_the_application, _parts(field))))
+
+
+def _find_with_serializers(cls: type[BaseModel]) -> frozenset[str]:
+    model = _model_of(cls)
+    if model is None or _has_serializer(model):
+        return frozenset(cls.model_fields)
+    return frozenset(name for name, field in _fields(model).items() if any(map(_has_serializer, _layers(field))))
 
 
 def _find_aliases(cls: type[Any]) -> Mapping[str, str]:
@@ -148,8 +161,12 @@ def _fields(model: _Schema) -> _Schema:
 
 
 def _is_written_by_the_application(part: _Schema) -> bool:
+    return _has_serializer(part) and not _MAY_HOLD_SETS.isdisjoint(_types(part))
+
+
+def _has_serializer(part: _Schema) -> bool:
     writer = part.get("serialization", {})
-    if not writer.get("type", "").startswith("function-") or _MAY_HOLD_SETS.isdisjoint(_types(part)):
+    if not writer.get("type", "").startswith("function-"):
         return False
     return not str(getattr(writer["function"], "__module__", "")).startswith("pydantic.")
 
@@ -166,6 +183,14 @@ def _types(schema: object) -> set[str]:
 def _parts(schema: object) -> Iterator[_Schema]:
     """The parts of a schema of pydantic down to models, which have fields of their own."""
     yield from _nodes(schema, _is_model)
+
+
+def _layers(schema: _Schema) -> Iterator[_Schema]:
+    """The schema of a value, with those around it: defaults, validators and the like."""
+    part: _Schema | None = schema
+    while part is not None and not _is_model(part):
+        yield part
+        part = part.get("schema")
 
 
 def _nodes(schema: object, is_leaf: Callable[[_Schema], bool] = lambda _: False) -> Iterator[_Schema]:

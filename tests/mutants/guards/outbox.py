@@ -19,6 +19,8 @@ _CANCELLED_ENDS = "tests/integration/outbox/unit_of_work/test_cancelled_ends.py"
 _CANCELLED = f"{_CANCELLED_ENDS}::test_session_beside_a_statement_gives_its_connection_back_when_cancelled"
 _ENDS = "tests/integration/outbox/unit_of_work/test_ends_of_sessions.py"
 _LEFT_IN_USE = "tests/integration/outbox/unit_of_work/test_left_in_use.py"
+_SET_BODIES = "tests/unit/messages/test_codecs_set_bodies.py"
+_REFUSED_SETS = f"{_SET_BODIES}::test_set_is_refused_by_its_path_in_a_field_of_another_type"
 
 ROWS = (
     Mutant(
@@ -1034,8 +1036,8 @@ ROWS = (
         "outbox",
         "a message with a set, sent again by another process, is another message",
         "durable/messages/codecs/sets.py",
-        before="        return not _SETS.isdisjoint(_types(cls.__pydantic_core_schema__))\n    kinds = kinds_within(cls)\n    return not",
-        after="        return False\n    kinds = kinds_within(cls)\n    return False and not",
+        before="        return not _SETS.isdisjoint(_types(cls.__pydantic_core_schema__))\n    return not",
+        after="        return False\n    return False and not",
         killed_by=tuple(
             f"tests/unit/messages/test_codecs_sets.py::test_equal_messages_have_one_body[{each}]"
             for each in ("json-struct", "json-model", "msgpack-struct", "msgpack-model")
@@ -1082,8 +1084,8 @@ ROWS = (
         "outbox",
         "the order of a serializer's list is lost",
         "durable/messages/codecs/set_order.py",
-        before=" if name not in in_own_order(cls)}",
-        after="}",
+        before="        parts |= _written(value)\n",
+        after="        pass\n",
         killed_by=(
             "tests/unit/messages/test_codecs_sets.py::"
             "test_list_of_a_serializer_stays_unchanged_beside_sets_in_order[json-field]",
@@ -1110,6 +1112,73 @@ ROWS = (
             "tests/unit/messages/test_codecs_sets.py::"
             "test_sets_have_one_order_and_lists_keep_theirs_under_crossed_aliases[of pydantic-json]",
         ),
+    ),
+    Mutant(
+        "outbox",
+        "a set in a text of pydantic's Json has another order in each process",
+        "durable/messages/codecs/set_order.py",
+        before="        return _text_of_json(value, made)\n",
+        after="        return made\n",
+        killed_by=(f"{_SET_BODIES}::test_bodies_of_many_items_are_equal_in_each_process_or_refused",),
+    ),
+    Mutant(
+        "outbox",
+        "a set in a key of MessagePack has another order in each process",
+        "durable/messages/codecs/set_order.py",
+        before="_hashable(in_one_order(own, key))",
+        after="key",
+        killed_by=(f"{_SET_BODIES}::test_bodies_of_many_items_are_equal_in_each_process_or_refused",),
+    ),
+    Mutant(
+        "outbox",
+        "a set beside the list of a serializer has another order in each process",
+        "durable/messages/codecs/set_order.py",
+        before="        parts |= _written(value)\n",
+        after="        parts |= dict.fromkeys(made, None)\n",
+        killed_by=(f"{_SET_BODIES}::test_bodies_of_many_items_are_equal_in_each_process_or_refused",),
+    ),
+    Mutant(
+        "outbox",
+        "raw JSON beside a set is no JSON",
+        "durable/messages/codecs/json.py",
+        before="builtin_types=(msgspec.Raw,)",
+        after="builtin_types=()",
+        killed_by=(f"{_SET_BODIES}::test_bodies_of_many_items_are_equal_in_each_process_or_refused",),
+    ),
+    Mutant(
+        "outbox",
+        "a set in a field of another type is sent in the order of this process",
+        "durable/messages/comparison.py",
+        before="    if not may_hold_sets:\n",
+        after="    if False:\n",
+        killed_by=(
+            *(f"{_REFUSED_SETS}[{each}]" for each in ("dataclass", "beside a set", "model")),
+            f"{_SET_BODIES}::test_bodies_of_many_items_are_equal_in_each_process_or_refused",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a set in a field that is not walked is sent in the order of this process",
+        "durable/messages/comparison.py",
+        before="may_hold_sets and name not in without",
+        after="may_hold_sets",
+        killed_by=(f"{_REFUSED_SETS}[beside a set]",),
+    ),
+    Mutant(
+        "outbox",
+        "a set in a key of another type is sent in the order of this process",
+        "durable/messages/comparison.py",
+        before=" and not may_hold_sets and _is_with_set(key)",
+        after=" and False",
+        killed_by=(f"{_REFUSED_SETS}[key]",),
+    ),
+    Mutant(
+        "outbox",
+        "a set that a serializer of the application orders is refused",
+        "durable/messages/comparison.py",
+        before="found.read is _OF_NO_SET and name in with_serializers(type(sent))",
+        after="False",
+        killed_by=(f"{_SET_BODIES}::test_set_of_a_serializer_is_sent_in_a_field_of_another_type",),
     ),
     Mutant(
         "outbox",
