@@ -195,7 +195,7 @@ class TestHandlers:
         shop.listen("rabbitmq://default/topic/orders")
         bindings = needed(shop)["default"].bindings
         assert [binding.routing_key for binding in bindings] == [
-            f"orders-{each}" for each in (V1_TYPE, V2_TYPE, V3_TYPE)
+            f"orders:{each}" for each in (V1_TYPE, V2_TYPE, V3_TYPE)
         ]
         listened = shop.application.handled_classes()
         assert listened == dict.fromkeys((V3_TYPE, V1_TYPE, V2_TYPE), V3)
