@@ -7,6 +7,16 @@ from tests.mutants.mutant import Mutant
 ROWS = (
     Mutant(
         "doors",
+        "a topic is a peer that is never used",
+        "transports/peers.py",
+        before="            _refuse_unsent(name, uri)\n",
+        after="",
+        killed_by=(
+            "tests/unit/transports/test_spellings.py::test_address_of_rabbitmq_is_a_place_of_destinations_or_refused[rabbitmq-/topic]",
+        ),
+    ),
+    Mutant(
+        "doors",
         "numbers of publishers on two brokers collide",
         "transports/rabbitmq/arrivals.py",
         before="    queue = uuid5(_IDS, origin.destination)",
@@ -62,7 +72,7 @@ ROWS = (
         before="        self.runtime.transports.check_listener(added)\n",
         after="",
         killed_by=(
-            "tests/unit/transports/rabbitmq/test_sharing.py::test_bus_refuses_a_listener_that_differs_on_a_shared_queue[topic/pos-from-pos]",
+            "tests/unit/transports/rabbitmq/test_sharing.py::test_bus_refuses_a_differing_listener_on_a_shared_queue[topic/pos-from-pos]",
         ),
     ),
     Mutant(

@@ -92,7 +92,7 @@ def test_refusal_names_the_queue_both_addresses_and_the_options() -> None:
 
 
 @pytest.mark.parametrize(("uri", "name"), [("topic/pos?unsigned=yes", None), ("topic/pos", "from-pos")])
-def test_bus_refuses_a_listener_that_differs_on_a_shared_queue(uri: str, name: str | None) -> None:
+def test_bus_refuses_a_differing_listener_on_a_shared_queue(uri: str, name: str | None) -> None:
     bus = Bus("billing", "postgresql://nowhere/none", amqp_url="amqps://one/")
     bus.listen("rabbitmq://default/topic/orders")
     bus.listen("rabbitmq://default/topic/shop")
