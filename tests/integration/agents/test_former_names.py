@@ -49,7 +49,7 @@ async def warnings(tables: Tables, caplog: pytest.LogCaptureFixture, name: str |
 
 
 @pytest.mark.parametrize("table", IDS)
-async def test_renamed_service_warns_of_the_name_under_which_it_has_received(
+async def test_renamed_service_warns_of_its_former_name(
     tables: Tables, caplog: pytest.LogCaptureFixture, table: str
 ) -> None:
     remember(tables, table, "shop", "shop<-orders", "local", "store", "store<-orders")

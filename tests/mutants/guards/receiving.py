@@ -12,7 +12,7 @@ ROWS = (
         before="        await former_names.warn(self.database, self.application)\n",
         after="",
         killed_by=(
-            "tests/integration/agents/test_former_names.py::test_renamed_service_warns_of_the_name_under_which_it_has_received[received_ids]",
+            "tests/integration/agents/test_former_names.py::test_renamed_service_warns_of_its_former_name[received_ids]",
         ),
     ),
     Mutant(
