@@ -434,8 +434,8 @@ class Bus:
         """Receive messages at this address, from the start of the bus on.
 
         `name`: key under which duplicates are recognised (default: the service). Give listeners the same name when
-        they may be sent the same envelope. Raises InvalidSetting for an invalid address, or one that was declared
-        before, and WiringError while the bus runs.
+        they may be sent the same envelope. Raises InvalidSetting for an invalid address, one that was declared before,
+        or one that shares a queue of RabbitMQ with another listener and differs; and WiringError while the bus runs.
         """
         self._refuse_when_running("listen", uri)
         uri = normal_scheme(uri)
@@ -443,7 +443,9 @@ class Bus:
         _check_endpoint("listen", name)
         if any(listening.uri == uri for listening in self._application.listeners):
             raise InvalidSetting(f"{uri}: the bus has this listener already; declare each address once")
-        self._application.listeners.append(Listening(uri, name or self.service))
+        added = Listening(uri, name or self.service)
+        self.runtime.transports.check_listener(added)
+        self._application.listeners.append(added)
 
     @checked
     def asgi(self, name: str | None = None, *, allow_local: bool = False) -> ASGIApp:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
+from durable.agents import former_names
 from durable.agents import startup_check as in_flight
 from durable.agents.context import AgentContext
 from durable.agents.doors import Doors
@@ -244,6 +245,7 @@ class Runtime:
     async def _begin(self) -> None:
         await self.database.transaction(check_ready)
         await in_flight.guard(self.database, self.application, self.settings)
+        await former_names.warn(self.database, self.application)
         await self.life.start()
 
     async def start_storing(self) -> None:

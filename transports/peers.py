@@ -46,8 +46,8 @@ class Shown(NamedTuple):
 
 
 def check(settings: Settings) -> None:
-    """Raise InvalidSetting for an address that is none, and for a secret or certificate of two peers, or of a peer and
-    of everybody: it would be no identity.
+    """Raise InvalidSetting for an address that is none or never used, and for a secret or certificate of two peers, or
+    of a peer and of everybody: it would be no identity.
     """
     known = {f"secret {each}": "" for each in shared(settings)}
     for name, peer in settings.peers.items():
@@ -56,6 +56,7 @@ def check(settings: Settings) -> None:
         for uri in peer.at:
             if not _place(uri):
                 raise InvalidSetting(f"peers: {name}: {uri} is no address; write it as in https://billing.example")
+            _refuse_unsent(name, uri)
         for kind, shown in [("secret", each.get_secret_value()) for each in peer.secrets.values()] + [
             ("certificate", each) for each in peer.certificates
         ]:
@@ -67,6 +68,20 @@ def check(settings: Settings) -> None:
                 )
             if other != name:
                 raise InvalidSetting(f"peers: {other} and {name} have the same {kind}; give each one of its own")
+
+
+def _refuse_unsent(name: str, uri: str) -> None:
+    """Raise InvalidSetting for an address of RabbitMQ that no message is addressed to: it would never be used."""
+    scheme, _, place = _place(uri).partition("://")
+    kind = place.split("/")[1:2]
+    if scheme != "rabbitmq" or kind in ([], ["queue"], ["exchange"]):
+        return
+    if kind == ["topic"]:
+        raise InvalidSetting(
+            f"peers: {name}: {uri} is a topic, which is no peer; remove it from at, and give the publisher and its "
+            "subscribers the same entry with the publisher's name"
+        )
+    raise InvalidSetting(f"peers: {name}: {uri} leads nowhere; write it as in rabbitmq://default/queue/mail")
 
 
 def credentials_for(settings: Settings, uri: str, service: str) -> Credentials | None:

@@ -72,9 +72,13 @@ class Application:
         """Tell whether a message of the inbox was sent to this service, rather than to another with the same tables."""
         if lease.endpoint == LOCAL:
             return lease.envelope.source == self.service
+        return listener_of(lease.endpoint) in {self.service} | self.endpoints
+
+    @property
+    def endpoints(self) -> set[str]:
+        """Names under which this bus receives messages."""
         names = {listening.endpoint for listening in self.listeners}
-        mounted = {each.removeprefix("asgi:") for each in self.mounted}
-        return listener_of(lease.endpoint) in {self.service} | names | mounted
+        return names | {each.removeprefix("asgi:") for each in self.mounted}
 
     def burials(self, by_default: str) -> Burials:
         """Return the messages that become dead letters when too late; `by_default` is the setting on_expiry."""

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from durable.application.application import Application, Transports
+from durable.application.application import Application, Listening, Transports
 from durable.envelope import NodeId
 from durable.errors import needs
 from durable.requests.outcomes import Outcomes
 from durable.settings import Settings
 from durable.transports.base import Directory, Transport
+from durable.transports.rabbitmq import sharing
+from durable.transports.rabbitmq.sharing import Named
 from durable.transports.tcp.transport import TcpTransport
 
 if TYPE_CHECKING:
     from durable.transports.http.transport import HttpTransport
+
+_RABBITMQ: Final = "rabbitmq://"
 
 
 class Switchboard(Transports):
@@ -58,3 +62,9 @@ class Switchboard(Transports):
             from durable.transports.rabbitmq.transport import RabbitTransport
         service, messages = self._application.service, self._application.handled_classes
         return RabbitTransport(self._settings, service=service, messages=messages)
+
+    def check_listener(self, added: Listening) -> None:
+        """Raise InvalidSetting for a listener that cannot be beside those that are declared."""
+        if added.uri.startswith(_RABBITMQ):
+            others = [Named(*each) for each in self._application.listeners if each.uri.startswith(_RABBITMQ)]
+            sharing.check(Named(*added), others, self._settings, self._application.service)

@@ -6,6 +6,7 @@ An operator's command that names another one would do nothing and say that it di
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from sqlalchemy import Connection
 
@@ -14,11 +15,18 @@ from durable.storage.circuits import CircuitKind
 from durable.storage.dead_letters import Selection
 from durable.storage.sql import known_names as statements
 
+_OLDEST: Final = 1_000
+
 
 def read(conn: Connection, schema: str, kind: CircuitKind) -> list[str]:
     """The names of this kind."""
     names = list(conn.execute(statements.OF_KIND[kind].within(schema)).scalars())
     return sorted({*names, *_handled(conn, schema)}) if kind is CircuitKind.HANDLER else sorted(names)
+
+
+def oldest_endpoints(conn: Connection, schema: str) -> Sequence[str]:
+    """Read the endpoints of the oldest messages that the inbox remembers."""
+    return list(conn.execute(statements.READ_OLDEST_ENDPOINTS.within(schema), {"most": _OLDEST}).scalars())
 
 
 def filters_of_letters(selection: Selection) -> Mapping[str, str]:

@@ -2,7 +2,9 @@
 
     sent by durable      it has a header `durable-...`         as it was sent
     sent by others       with a message_id, and a type of      id: the message_id, if it is a UUID; otherwise one that
-                         its own or of its queue               is made of it and of the queue, the same each time
+                         its own or of its queue               is made of it, of the address of the queue and, on
+                                                               a topic, of the exchange and routing key that it was
+                                                               published with, the same each time
     Unmappable           anything else, or in a circle of      kept as a dead letter, with what is known of it
                          queues (x-death)
 
@@ -24,6 +26,7 @@ from pamqp.commands import Basic
 from durable.envelope import JSON, Envelope, media_type
 from durable.errors import InvalidMessage
 from durable.messages.sealed import message_bytes
+from durable.transports.rabbitmq.address import Way
 from durable.transports.rabbitmq.message import as_text, is_ours, parsed_uuid, received
 
 _IDS: Final = UUID("5f0f8d2c-62a5-4f0e-9c1b-4a3f6c7f3a51")  # the namespace of ids that are made here (RFC 9562, 6.5)
@@ -48,6 +51,8 @@ class Origin:
     queue: str
     destination: str
     message_type: str | None = None
+    is_of_topic: bool = False
+    """True for the queue of a topic, which several publishers may write to."""
 
 
 def mapped(
@@ -66,7 +71,7 @@ def mapped(
             )
         if is_ours(headers):
             return received(about, headers, body, now)
-        return _foreign(about, headers, body, origin, now)
+        return _foreign(delivery, about, body, origin, now)
     except (InvalidMessage, RecursionError) as error:
         facts = metadata(delivery, about, origin)
         if message_bytes(body) <= limit_bytes:
@@ -100,10 +105,9 @@ def metadata(delivery: Basic.Deliver, about: Basic.Properties, origin: Origin) -
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def _foreign(
-    about: Basic.Properties, headers: Mapping[str, Any], body: bytes, origin: Origin, now: datetime
-) -> Envelope:
+def _foreign(delivery: Basic.Deliver, about: Basic.Properties, body: bytes, origin: Origin, now: datetime) -> Envelope:
     """Map the message of another program. An id that is no UUID becomes one, the same each time."""
+    headers = about.headers or {}
     if not about.message_id:
         raise InvalidMessage("the delivery has no message_id: duplicates of it could not be recognised")
     message_type = about.message_type or origin.message_type
@@ -111,7 +115,7 @@ def _foreign(
         raise InvalidMessage("the delivery has no type: send one, or configure one for the queue (?message_type=)")
     if (about.content_encoding or "").lower() not in _NOT_ENCODED:
         raise InvalidMessage(f"content_encoding {about.content_encoding!r} is not understood; send it as it is")
-    id_ = parsed_uuid(about.message_id) or uuid5(uuid5(_IDS, origin.queue), about.message_id)
+    id_ = parsed_uuid(about.message_id) or uuid5(_namespace(delivery, headers, origin), about.message_id)
     return Envelope(
         id=id_,
         message_type=message_type,
@@ -124,6 +128,29 @@ def _foreign(
         headers={name: as_text(value) for name, value in headers.items()},
         deliver_by=_deadline(about.expiration, now),
     )
+
+
+def _namespace(delivery: Basic.Deliver, headers: Mapping[str, Any], origin: Origin) -> UUID:
+    """Return the namespace of the ids of one publisher, as far as the broker tells."""
+    queue = uuid5(_IDS, origin.destination)
+    if not origin.is_of_topic:
+        return queue
+    way = _published(delivery, headers)
+    return uuid5(uuid5(queue, way.exchange), way.routing_key)
+
+
+def _published(delivery: Basic.Deliver, headers: Mapping[str, Any]) -> Way:
+    """Return the way of the publish. A queue that dead-letters a message gives it another one, and keeps the first."""
+    first = (headers.get("x-first-death-queue"), headers.get("x-first-death-reason"))
+    told = headers.get("x-death")
+    for death in told if isinstance(told, list) else ():
+        match death:
+            case {"queue": queue, "reason": reason, "exchange": str(exchange), "routing-keys": [str(key), *_]}:
+                if (queue, reason) == first:
+                    return Way(exchange, key)
+            case _:
+                pass
+    return Way(delivery.exchange, delivery.routing_key or "")
 
 
 def _deadline(expiration: str | None, now: datetime) -> datetime | None:

@@ -252,12 +252,13 @@ class RabbitListener:
 
     def _origin(self, queue: str) -> Origin:
         """A queue of the topic exchange gets one type only, which its name ends with."""
+        address = str(QueueAddress(self._source.broker, queue))
         match self._source:
             case QueueAddress(message_type=message_type):
-                pass
+                return Origin(queue, address, message_type)
             case SubscriptionAddress():
                 message_type = queue.removeprefix(name_on_topic(self._service, ""))
-        return Origin(queue, str(QueueAddress(self._source.broker, queue)), message_type)
+                return Origin(queue, address, message_type, is_of_topic=True)
 
     # ------------------------------------------------------------------ what arrives
 

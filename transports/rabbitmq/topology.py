@@ -129,7 +129,7 @@ def listening(address: Source, settings: Settings, *, service: str, handled: Col
         case QueueAddress():
             if address.message_type is not None:
                 _refuse_unhandled(address.message_type, address, handled)
-            queue = _queue(address.queue, address.options, settings)
+            queue = queue_at(address.queue, address.options, settings)
             return Topology(queues=(replace(queue, declared=address.declared),))
         case SubscriptionAddress():
             return _subscription(address, settings, service, handled)
@@ -189,7 +189,7 @@ def _subscription(address: SubscriptionAddress, settings: Settings, service: str
         raise InvalidSetting(
             f"{address}: no message type is handled here, so the address has no queues; declare handlers"
         )
-    queues = [_queue(name_on_topic(service, name), address.options, settings) for name in types]
+    queues = [queue_at(name_on_topic(service, name), address.options, settings) for name in types]
     exchange = exchange_name(settings.amqp_exchange, "amqp_exchange")
     bindings = [
         Binding(exchange, _binding_key(name_on_topic(address.publisher, name), address), queue.name)
@@ -206,7 +206,8 @@ def _refuse_unhandled(name: str, address: Source, handled: Collection[str]) -> N
         )
 
 
-def _queue(name: str, options: QueueOptions, settings: Settings) -> Queue:
+def queue_at(name: str, options: QueueOptions, settings: Settings) -> Queue:
+    """Return the queue as an address with these options declares it."""
     ordered = settings.amqp_ordered if options.ordered is None else options.ordered == "yes"
     type_ = options.type or settings.amqp_queue_type
     return Queue(queue_name(name, "the name of a queue"), type_, options.max_length, ordered)

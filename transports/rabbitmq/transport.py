@@ -2,6 +2,7 @@
 
     rabbitmq_address, rabbitmq_options        URIs
     rabbitmq_topology                         exchanges, queues and bindings that an address needs
+    rabbitmq_sharing                          queues that two listeners share
     rabbitmq_message, rabbitmq_arrivals       an envelope as an AMQP message; what arrives as an envelope
     rabbitmq_signatures                       who has sent a message
     rabbitmq_broker, rabbitmq_socket          connections, shared and named
@@ -10,7 +11,7 @@
     rabbitmq_sender, rabbitmq_publisher       the sending end
     rabbitmq_listener, rabbitmq_consumers     the receiving end
 
-The first four decide and do no I/O; the others wait and act.
+The first five decide and do no I/O; the others wait and act.
 """
 
 from __future__ import annotations

@@ -32,6 +32,14 @@ OF_KIND: Final[Mapping[str, Statement]] = {
     }.items()
 }
 
+# Of the oldest rows that the inbox remembers, which an index tells: their number bounds the work.
+READ_OLDEST_ENDPOINTS = Statement("""
+SELECT endpoint FROM (
+    (SELECT endpoint FROM {schema}.received_ids ORDER BY id LIMIT :most)
+    UNION ALL (SELECT endpoint FROM {schema}.undated_ids ORDER BY received_at LIMIT :most)
+) AS oldest GROUP BY endpoint ORDER BY endpoint
+""")
+
 # What a filter of dead letters may be given, by its column.
 OF_LETTERS: Final[Mapping[str, Statement]] = {
     column: Statement(

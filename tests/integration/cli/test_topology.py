@@ -199,7 +199,7 @@ def test_application_without_rabbitmq_has_no_topology(agent: Agent) -> None:
         ('bus.listen("rabbitmq://secnd/queue/a")', "no broker has this name"),
         ('bus.listen("rabbitmq://default/queue/a?typ=quorum")', "unknown option typ; did you mean 'type'"),
         ('bus.listen("rabbitmq://default/queue/a"); bus.listen("rabbitmq://default/queue/a?max_length=1")',
-         "two addresses declare it with different arguments"),
+         "it shares the queue a with rabbitmq://default/queue/a"),
     ],
 )  # fmt: skip
 def test_invalid_address_is_bad_configuration(agent: Agent, exchange: str, source: str, message: str) -> None:

@@ -7,6 +7,76 @@ from tests.mutants.mutant import Mutant
 ROWS = (
     Mutant(
         "doors",
+        "a topic is a peer that is never used",
+        "transports/peers.py",
+        before="            _refuse_unsent(name, uri)\n",
+        after="",
+        killed_by=(
+            "tests/unit/transports/test_spellings.py::test_address_of_rabbitmq_is_a_place_of_destinations_or_refused[rabbitmq-/topic]",
+        ),
+    ),
+    Mutant(
+        "doors",
+        "numbers of publishers on two brokers collide",
+        "transports/rabbitmq/arrivals.py",
+        before="    queue = uuid5(_IDS, origin.destination)",
+        after="    queue = uuid5(_IDS, origin.queue)",
+        killed_by=(
+            "tests/unit/transports/rabbitmq/test_message.py::TestPropertiesOfOthers::test_textual_ids_are_of_a_broker_and_on_a_topic_of_a_publisher[False]",
+        ),
+    ),
+    Mutant(
+        "doors",
+        "numbers of two publishers of a topic collide",
+        "transports/rabbitmq/listener.py",
+        before="message_type, is_of_topic=True)",
+        after="message_type)",
+        killed_by=(
+            "tests/integration/transports/rabbitmq/test_foreign.py::test_publishers_of_one_topic_queue_number_their_messages_alike",
+        ),
+    ),
+    Mutant(
+        "doors",
+        "a message dead-lettered by a queue has another id",
+        "transports/rabbitmq/arrivals.py",
+        before="                if (queue, reason) == first:",
+        after="                if False:",
+        killed_by=(
+            "tests/unit/transports/rabbitmq/test_message.py::TestPropertiesOfOthers::test_dead_lettered_message_keeps_the_id_of_its_first_publish",
+        ),
+    ),
+    Mutant(
+        "doors",
+        "listeners of one queue of RabbitMQ accept different messages",
+        "transports/rabbitmq/sharing.py",
+        before='        "unsigned": options.unsigned,\n',
+        after="",
+        killed_by=(
+            "tests/unit/transports/rabbitmq/test_sharing.py::test_two_addresses_are_refused_when_they_differ_on_a_shared_queue",
+        ),
+    ),
+    Mutant(
+        "doors",
+        "listeners of one topic recognise duplicates under two names",
+        "transports/rabbitmq/sharing.py",
+        before="        if added.name != other.name:",
+        after="        if False:",
+        killed_by=(
+            "tests/unit/transports/rabbitmq/test_sharing.py::test_two_names_on_one_topic_are_refused[topic/shop]",
+        ),
+    ),
+    Mutant(
+        "doors",
+        "a bus declares listeners that differ on a shared queue",
+        "durable/bus.py",
+        before="        self.runtime.transports.check_listener(added)\n",
+        after="",
+        killed_by=(
+            "tests/unit/transports/rabbitmq/test_sharing.py::test_bus_refuses_a_differing_listener_on_a_shared_queue[topic/pos-from-pos]",
+        ),
+    ),
+    Mutant(
+        "doors",
         "an Idempotency-Key is another one under another version",
         "transports/http/headers.py",
         before="unversioned(message_type)), key)",

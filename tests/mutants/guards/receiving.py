@@ -7,6 +7,16 @@ from tests.mutants.mutant import Mutant
 ROWS = (
     Mutant(
         "receiving",
+        "a renamed service handles messages again without a word",
+        "durable/runtime.py",
+        before="        await former_names.warn(self.database, self.application)\n",
+        after="",
+        killed_by=(
+            "tests/integration/agents/test_former_names.py::test_renamed_service_warns_of_its_former_name[received_ids]",
+        ),
+    ),
+    Mutant(
+        "receiving",
         "another message under a known id is a duplicate",
         "durable/agents/arrivals.py",
         before="await _one_by_one(self._compare_together, known) if known else (set[Key](), {})",

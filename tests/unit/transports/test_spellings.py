@@ -22,6 +22,7 @@ from durable.settings import Settings
 from durable.storage.circuits import CircuitKind
 from durable.transports import peers
 from durable.transports.addresses import as_stored, canonical, canonical_name, spellings
+from durable.transports.rabbitmq.address import destination
 
 T = TypeVar("T")
 
@@ -116,6 +117,27 @@ def test_peer_is_known_at_every_spelling_of_its_address(written: str, other: str
     settings = Settings(peers=known)
     peers.check(settings)
     assert [peers.peer_at(settings, uri) for uri in (written, at)] == ["billing", "billing"]
+
+
+@pytest.mark.parametrize(
+    "at", ["", "/", "/queue", "/queue/mail", "/%71ueue/m%61il", "/exchange", "/exchange/durable", "/topic", "/topic/",
+           "/%74opic", "/topic/orders", "/topic/orders/", "/quue/mail", "/Topic", "/mail", "//topic"],
+)  # fmt: skip
+@pytest.mark.parametrize("scheme", ["rabbitmq", "RabbitMQ"])
+def test_address_of_rabbitmq_is_a_place_of_destinations_or_refused(scheme: str, at: str) -> None:
+    known: Any = {"billing": {"secrets": {"1": "s" * 32}, "at": [f"{scheme}://default{at}"]}}
+    settings = Settings(peers=known)
+    sent_to = [
+        str(destination(f"rabbitmq://default/{to}", service="orders", message_type="orders.paid", exchange="durable"))
+        for to in ("queue/mail", "exchange/durable/key", "topic")
+    ]
+    if any(peers.peer_at(settings, uri) for uri in sent_to):
+        peers.check(settings)
+    else:
+        is_topic = at.startswith(("/topic", "/%74opic"))
+        advice = "is a topic, which is no peer; remove it from at" if is_topic else "leads nowhere; write it as in"
+        with pytest.raises(InvalidSetting, match=advice):
+            peers.check(settings)
 
 
 class Place(NamedTuple):

@@ -130,6 +130,23 @@ async def test_foreign_publisher_can_replace_a_service_on_the_topic_exchange(
         await shop.has_seen(1)
 
 
+async def test_publishers_of_one_topic_queue_number_their_messages_alike(
+    database: Tables, broker: AnyBroker, queue_name: Names
+) -> None:
+    exchange, queue = queue_name("exchange"), "shop:rabbit.sold"
+    queue_name.also(queue)
+    async with rabbit_shop(
+        database, queue, broker.url, listen="rabbitmq://default/topic/pos", amqp_exchange=exchange
+    ) as shop:
+        await shop.client.bind(queue, exchange, f"web:{TYPE}")
+        for publisher in ("pos", "web", "pos"):
+            await shop.client.publish(f"{publisher}:{TYPE}", b'{"number":7}', exchange=exchange, message_id="1")
+        await shop.client.publish(f"pos:{TYPE}", b'{"number":8}', exchange=exchange, message_id="2")
+
+        await eventually(lambda: Sold(8) in shop.seen, within=WITHIN)
+        await shop.has_seen(7, 7, 8)
+
+
 # ---------------------------------------------------------------- foreign consumers
 
 

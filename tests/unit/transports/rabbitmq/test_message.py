@@ -6,6 +6,7 @@ import hashlib
 import logging
 import re
 from datetime import UTC, datetime, timedelta, timezone
+from itertools import product
 from typing import Any
 from uuid import UUID
 
@@ -85,6 +86,18 @@ def foreign(about: Basic.Properties, body: bytes = b"{}", origin: Origin = TYPED
     found = received(about, body, origin)
     assert isinstance(found, Envelope), found
     return found
+
+
+def numbered(
+    broker: str, exchange: str, key: str, is_of_topic: bool = True, headers: dict[str, Any] | None = None
+) -> UUID:
+    """The id of message 17 of a publisher."""
+    origin = Origin("shop:mail", f"rabbitmq://{broker}/queue/shop:mail", "mail", is_of_topic)
+    about = Basic.Properties(message_id="17", headers=headers)
+    deliver = Basic.Deliver("tag", 1, False, exchange, key)
+    found = mapped(deliver, about, b"{}", origin=origin, limit_bytes=LIMIT, now=NOW)
+    assert isinstance(found, Envelope), found
+    return found.id
 
 
 def refused(about: Basic.Properties, body: bytes = b"{}", origin: Origin = TYPED) -> str:
@@ -264,6 +277,35 @@ class TestPropertiesOfOthers:
         assert first.id.version == 5
         assert foreign(Basic.Properties(message_id="18")).id != first.id
         assert foreign(about, origin=Origin("post", "rabbitmq://default/queue/post", "mail.requested")).id != first.id
+
+    @pytest.mark.parametrize("is_of_topic", [False, True])
+    def test_textual_ids_are_of_a_broker_and_on_a_topic_of_a_publisher(self, is_of_topic: bool) -> None:
+        brokers, exchanges, keys = ("default", "us"), ("durable", "events"), ("pos:mail", "web:mail")
+        ids = {
+            (broker, exchange, key): numbered(broker, exchange, key, is_of_topic)
+            for broker, exchange, key in product(brokers, exchanges, keys)
+        }
+
+        assert len(set(ids.values())) == (8 if is_of_topic else 2)
+        assert ids == {each: numbered(*each, is_of_topic) for each in ids}
+
+    def test_dead_lettered_message_keeps_the_id_of_its_first_publish(self) -> None:
+        first = {"queue": "shop:mail", "reason": "expired", "exchange": "durable", "routing-keys": ["pos:mail", "copy"]}
+        later = {"queue": "retry", "reason": "expired", "exchange": "dlx", "routing-keys": ["pos:mail"]}
+        noted = {"x-first-death-queue": "shop:mail", "x-first-death-reason": "expired"}
+        sent = numbered("default", "durable", "pos:mail")
+
+        for deaths in ([first], [later, first], [first, later]):
+            assert numbered("default", "", "shop:mail", headers={**noted, "x-death": deaths}) == sent
+
+    @pytest.mark.parametrize(
+        "told", [None, 7, [], [7], [{}], [{"queue": "shop:mail", "reason": "expired", "exchange": 7}],
+                 [{"queue": "shop:mail", "reason": "expired", "exchange": "durable", "routing-keys": []}]],
+    )  # fmt: skip
+    def test_unreadable_deaths_leave_the_way_of_the_delivery(self, told: Any) -> None:
+        headers = {"x-first-death-queue": "shop:mail", "x-first-death-reason": "expired", "x-death": told}
+
+        assert numbered("default", "", "shop:mail", headers=headers) == numbered("default", "", "shop:mail")
 
     def test_textual_correlation_id_is_left_out(self) -> None:
         found = foreign(Basic.Properties(message_id="17", correlation_id="18"))
