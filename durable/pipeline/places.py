@@ -144,8 +144,8 @@ def files(table_url: str) -> list[StoredFile]:
     return [StoredFile(info.path.removeprefix(root), info.mtime) for info in found if info.is_file]
 
 
-def empty_files(place: str) -> list[str]:
-    """The files of no byte at this place and in its folders, without those that Spark takes for no data."""
+def sizes(place: str) -> dict[str, int]:
+    """The sizes of the files at this place and in all of its folders, by their paths below it; of a file, its own."""
     from pyarrow.fs import FileSelector, LocalFileSystem
 
     if "://" in place:
@@ -154,8 +154,14 @@ def empty_files(place: str) -> list[str]:
         found, root = LocalFileSystem().get_file_info(FileSelector(place, recursive=True)), f"{place.rstrip('/')}/"
     else:
         found, root = LocalFileSystem().get_file_info([place]), f"{Path(place).parent}/"
-    names = (info.path.removeprefix(root) for info in found if info.is_file and info.size == 0)
-    return sorted(name for name in names if not any(part[0] in "._" for part in name.split("/")))
+    return {info.path.removeprefix(root): info.size for info in found if info.is_file}
+
+
+def beginning(place: str, path: str, length: int) -> bytes:
+    """The first bytes of a file at this place."""
+    root = place if "://" in place or Path(place).is_dir() else str(Path(place).parent)
+    with opened(root, path) as stream:
+        return bytes(stream.read(length))
 
 
 def read(table_url: str, path: str) -> bytes:

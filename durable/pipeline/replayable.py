@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from durable.errors import DurableError, InvalidSetting
-from durable.grammar import several
 from durable.pipeline import places
+from durable.pipeline.layouts import check_files
 from durable.pipeline.session import needs_spark, spark_errors
 from durable.pipeline.table_log import FOLDER
 from durable.pipeline.unwritable import in_one_line
@@ -64,15 +64,16 @@ _THIS_MACHINE: Final = re.compile("^file://(localhost)?", re.IGNORECASE)
 
 def check_place(place: str) -> None:
     """Raise InvalidSetting for a place whose files are those of a table of a lake: the log alone tells which of them
-    were replaced, such as by an erasure; and for one with an empty file, which Spark would pass over. Raises
-    DurableError for a store that cannot be looked at.
+    were replaced, such as by an erasure; and for one with a file that Spark would pass over. Raises DurableError for a
+    store that cannot be looked at.
     """
     from deltalake.exceptions import DeltaError
 
     bare = _THIS_MACHINE.sub("", place)
     try:
         is_table = any(places.names(each, FOLDER) for each in places.around(bare))
-        empty = [] if is_table else places.empty_files(bare)
+        if not is_table:
+            check_files(bare)
     except DeltaError:  # a store that no lake can be in
         return
     except OSError as error:
@@ -84,12 +85,6 @@ def check_place(place: str) -> None:
         raise InvalidSetting(
             f"--parquet: {place} is a table of a lake, whose files may hold erased messages; use --lake with the "
             "folder of the lake, or copy the rows that its readers see elsewhere"
-        )
-    if empty:
-        more = f", and {several(len(empty) - 1, 'other files', 'are')}" if len(empty) > 1 else ""
-        raise InvalidSetting(
-            f"--parquet: {empty[0]} in {place} is empty{more}, as a writer leaves it that has failed; write the files "
-            "again, or remove it"
         )
 
 

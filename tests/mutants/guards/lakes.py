@@ -1435,9 +1435,9 @@ ROWS = (
     Mutant(
         "lakes",
         "an empty file is passed over",
-        "durable/pipeline/replayable.py",
-        before="    if empty:\n",
-        after="    if False:\n",
+        "durable/pipeline/layouts.py",
+        before="[path for path in shown if not sizes[path]]",
+        after="[]",
         killed_by=(f"{_COLUMNS}::test_command_refuses_an_empty_file[folder]",),
     ),
     Mutant(
@@ -1470,10 +1470,29 @@ ROWS = (
         "lakes",
         "a type that Spark does not read is an inner failure",
         "durable/pipeline/replayable.py",
-        before='if error.getCondition() != "PARQUET_TYPE_ILLEGAL":',
-        after="if error:",
+        before='case "PARQUET_TYPE_ILLEGAL":',
+        after='case "NOTHING":',
         killed_by=(
             f"{_COLUMNS}::test_command_names_a_column_of_another_type_and_begins_nothing[new ids-sent_at in nanoseconds]",
         ),
+    ),
+    Mutant(
+        "lakes",
+        "files beside folders of partitions are passed over",
+        "durable/pipeline/layouts.py",
+        before="[path for path, layout in layouts.items() if layout != read]",
+        after="[]",
+        killed_by=(
+            "tests/pipeline/test_layouts.py::test_file_is_read_or_named[file beside a partition]",
+            "tests/pipeline/test_layouts.py::test_file_is_read_or_named[file beside a folder]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a hidden file of messages is passed over",
+        "durable/pipeline/layouts.py",
+        before=" in _MAGIC]",
+        after=" in ()]",
+        killed_by=("tests/pipeline/test_layouts.py::test_file_is_read_or_named[name with _]",),
     ),
 )
