@@ -18,6 +18,7 @@ from durable.pipeline.progress import Show
 from durable.pipeline.replayable import MOMENTS, check_types, with_time_zone
 from durable.pipeline.rows import records
 from durable.pipeline.session import spark_errors
+from durable.pipeline.statistics import unjudged
 from durable.pipeline.texts import check_texts
 from durable.transports.addresses import spellings
 
@@ -138,7 +139,7 @@ def complete(rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     check_types(rows.schema)
-    rows = with_time_zone(rows)
+    rows = unjudged(with_time_zone(rows))
     if "side" not in rows.columns and "destination" in rows.columns:
         rows = rows.withColumns({"side": F.lit("outgoing"), "address": F.col("destination")})
     for name in ("id", "side", "address", "message_type", "source", "body"):
