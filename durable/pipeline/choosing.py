@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from io import StringIO
 from itertools import chain
@@ -14,8 +14,9 @@ from uuid import UUID
 
 from durable.arguments import refuse_empty_period
 from durable.errors import InvalidSetting
+from durable.grammar import several
 from durable.pipeline.progress import Show
-from durable.pipeline.replayable import MOMENTS, check_types, with_time_zone
+from durable.pipeline.replayable import MOMENTS, check_types, times_of, with_time_zone
 from durable.pipeline.rows import records
 from durable.pipeline.session import spark_errors
 from durable.pipeline.statistics import unjudged
@@ -127,8 +128,6 @@ def choose(spark: SparkSession, lake: Lake, choice: Choice, show: Show = lambda 
     if choice.table == "dead_letters":
         rows = newest_states(rows).where(F.col("resolved_at").isNull() & F.col("replayable"))
         rows = rows.withColumn("seq", F.col("letter_id"))
-    else:
-        rows = rows.where(F.col("outcome").isin(*choice.outcomes))
     return matching(rows, choice)
 
 
@@ -150,8 +149,7 @@ def complete(rows: DataFrame) -> DataFrame:
             )
     missing = {name: F.lit(None).cast(kind) for name, kind in _OPTIONAL.items() if name not in rows.columns}
     rows = rows.withColumns(missing) if missing else rows
-    moment = next(name for name in MOMENTS if name in rows.columns)
-    return rows.withColumn(TIME, F.col(moment))
+    return rows.withColumn(TIME, F.coalesce(*map(F.col, times_of(rows))))
 
 
 def matching(rows: DataFrame, choice: Choice) -> DataFrame:
@@ -165,12 +163,59 @@ def matching(rows: DataFrame, choice: Choice) -> DataFrame:
         *([F.col("message_type").isin(*choice.types)] if choice.types else []),
         *([F.col("address").isin(*chain.from_iterable(map(spellings, choice.addresses)))] if choice.addresses else []),
         *([F.col("id").isin(*ids)] if ids else []),
-        *([F.col(TIME) >= F.lit(choice.since)] if choice.since else []),
-        *([F.col(TIME) < F.lit(choice.until)] if choice.until else []),
+        *(_within(rows, choice) if choice.since or choice.until else []),
+        *([_has_outcome(choice)] if choice.outcomes and tells_outcomes(rows, choice) else []),
     ]
     for condition in conditions:
         rows = rows.where(condition)
     return _narrowed(rows, choice.where) if choice.where else rows
+
+
+def _within(rows: DataFrame, choice: Choice) -> Iterator[Column]:
+    """Yield the conditions on the time; those on the first column of it alone are compared with statistics of files."""
+    from pyspark.sql import functions as F
+
+    first = F.col(times_of(rows)[0])
+    if choice.since is not None:
+        yield F.col(TIME) >= F.lit(choice.since)
+        yield first.isNull() | (first >= F.lit(choice.since))
+    if choice.until is not None:
+        yield F.col(TIME) < F.lit(choice.until)
+        yield first.isNull() | (first < F.lit(choice.until))
+
+
+def tells_outcomes(rows: DataFrame, choice: Choice) -> bool:
+    """Do the rows have outcomes as history has them? Those of another type tell nothing."""
+    return choice.table == "history" and dict(rows.dtypes).get("outcome") == "string"
+
+
+def _has_outcome(choice: Choice) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.col("outcome").isNull() | F.col("outcome").isin(*choice.outcomes)
+
+
+def count_of_other_outcomes(rows: DataFrame, choice: Choice) -> int:
+    """The number of rows that only their outcome leaves out."""
+    if not tells_outcomes(rows, choice):
+        return 0
+    with spark_errors():
+        return matching(rows, replace(choice, outcomes=())).where(~_has_outcome(choice)).count()
+
+
+def refuse_timeless(rows: DataFrame, choice: Choice) -> None:
+    """Raise InvalidSetting when `since` or `until` is to choose among rows without a time."""
+    from pyspark.sql import functions as F
+
+    if choice.since is None and choice.until is None:
+        return
+    with spark_errors():
+        timeless = matching(rows, replace(choice, since=None, until=None)).where(F.col(TIME).isNull()).count()
+    if timeless:
+        raise InvalidSetting(
+            f"--since, --until: {several(timeless, 'messages', 'have')} no time in {', '.join(times_of(rows))}; write "
+            "one in the files, or leave these messages out by --where"
+        )
 
 
 def before(rows: DataFrame, end: datetime | None) -> DataFrame:

@@ -6,6 +6,7 @@
     body                                                        BINARY or STRING
     sent_at, finished_at, failed_at                             TIMESTAMP; without a time zone, of UTC
     seq                                                         a number
+    outcome                                                     STRING, as in the history; of any other type, unread
 
 Files may have more columns, of any types that Spark reads.
 """
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 MOMENTS: Final = ("finished_at", "failed_at", "sent_at")
-"""The time of a message is the first of these columns that its file has."""
+"""The time of a message is the first of these columns that has a value in its row."""
 _BINARY: Final = ("binary",)
 _TEXT: Final = ("string",)
 _TIME: Final = ("timestamp", "timestamp_ntz")
@@ -106,7 +107,7 @@ def read(spark: SparkSession, place: str) -> DataFrame:
             if explained is None:
                 raise
             raise explained from error
-    return rows.withColumnsRenamed({name: name.lower() for name in rows.columns if name.lower() in TYPES})
+    return rows.withColumnsRenamed({name: name.lower() for name in rows.columns if name.lower() in (*TYPES, "outcome")})
 
 
 def _unread(error: Exception, place: str) -> InvalidSetting | None:
@@ -151,6 +152,12 @@ def check_types(schema: StructType) -> None:
                 f"column {name}: is {kind.upper()}, must be {_expected(name)}; convert it where the files are "
                 f"written, such as by {_conversion(name, kind)}, or leave it out where it has no value"
             )
+
+
+def times_of(rows: DataFrame) -> list[str]:
+    """The columns of these rows that the time of a message is taken from; those of another type tell nothing."""
+    kinds = dict(rows.dtypes)
+    return [name for name in MOMENTS if kinds.get(name) in _TIME]
 
 
 def with_time_zone(rows: DataFrame) -> DataFrame:

@@ -1256,8 +1256,8 @@ ROWS = (
         "lakes",
         "a replay that is repeated replays its own copies",
         "durable/cli/pipeline/replay.py",
-        before='before(_chosen(session, choice, place, plan["parquet"], phase), end_of(plan))',
-        after='_chosen(session, choice, place, plan["parquet"], phase)',
+        before="    end = end_of(plan)\n",
+        after="    end = None\n",
         killed_by=tuple(
             f"tests/pipeline/test_replay_continued.py::test_replay_leaves_its_archived_copies_out[{way}]"
             for way in ("lake", "end ahead", "files")
@@ -1518,5 +1518,31 @@ ROWS = (
         before="    if rows != total:\n",
         after="    if False:\n",
         killed_by=("tests/pipeline/test_statistics.py::test_replay_fails_when_messages_are_missing_at_its_end",),
+    ),
+    Mutant(
+        "lakes",
+        "the time of all rows is in the first column that some file has",
+        "durable/pipeline/choosing.py",
+        before="F.coalesce(*map(F.col, times_of(rows)))",
+        after="F.col(times_of(rows)[0])",
+        killed_by=("tests/pipeline/test_rows_of_files.py::test_time_of_a_row_is_its_first[two columns in two files]",),
+    ),
+    Mutant(
+        "lakes",
+        "a period leaves out rows without a time in silence",
+        "durable/cli/pipeline/replay.py",
+        before="        choosing.refuse_timeless(rows, choice)\n",
+        after="",
+        killed_by=(
+            "tests/pipeline/test_rows_of_files.py::test_rows_without_a_time_are_counted_when_a_period_is_given[no column---since]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "messages of files are replayed whatever became of them",
+        "durable/pipeline/choosing.py",
+        before="if choice.outcomes and tells_outcomes(rows, choice) else",
+        after="if False else",
+        killed_by=("tests/pipeline/test_rows_of_files.py::test_outcomes_of_files_choose_as_those_of_a_lake[outcome]",),
     ),
 )
