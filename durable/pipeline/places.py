@@ -27,7 +27,7 @@ _ID_BYTES: Final = 16
 _ALWAYS: Final = ("service", "id", "side", "outcome", "address", "sent_at", "finished_at")
 _ALWAYS_OF_LETTERS: Final = ("service", "letter_id", "side", "address", "failed_at")
 """Columns that have a value in every row of a lake, of every version."""
-_DAMAGE = (OSError, ValueError, NotImplementedError)  # Arrow's errors are of these kinds
+DAMAGE = (OSError, ValueError, NotImplementedError)  # Arrow's errors are of these kinds
 
 
 class _Foreign(ValueError):
@@ -153,15 +153,19 @@ def sizes(place: str) -> dict[str, int]:
     elif Path(place).is_dir():
         found, root = LocalFileSystem().get_file_info(FileSelector(place, recursive=True)), f"{place.rstrip('/')}/"
     else:
-        found, root = LocalFileSystem().get_file_info([place]), f"{Path(place).parent}/"
+        found, root = LocalFileSystem().get_file_info([place]), f"{folder_of(place)}/"
     return {info.path.removeprefix(root): info.size for info in found if info.is_file}
 
 
 def beginning(place: str, path: str, length: int) -> bytes:
     """The first bytes of a file at this place."""
-    root = place if "://" in place or Path(place).is_dir() else str(Path(place).parent)
-    with opened(root, path) as stream:
+    with opened(folder_of(place), path) as stream:
         return bytes(stream.read(length))
+
+
+def folder_of(place: str) -> str:
+    """The folder of files at this place, which may be one of them."""
+    return place if "://" in place or Path(place).is_dir() else str(Path(place).parent)
 
 
 def read(table_url: str, path: str) -> bytes:
@@ -256,7 +260,7 @@ class ParquetFiles:
     def _reading(self) -> Iterator[None]:
         try:
             yield
-        except _DAMAGE as error:
+        except DAMAGE as error:
             check_present(self._table_url, self._paths)
             raise self.named(error) from error
 
@@ -266,7 +270,7 @@ class ParquetFiles:
             try:
                 for batch in self._batches([path], {}):
                     self._check(batch)
-            except _DAMAGE as its_own:
+            except DAMAGE as its_own:
                 return unreadable(f"{self._table_url}/{path}", in_one_line(str(its_own)))
         return unreadable(self._table_url, in_one_line(str(error)))
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from durable.errors import DurableError, InvalidSetting
@@ -25,7 +26,7 @@ from durable.pipeline.table_log import FOLDER
 from durable.pipeline.unwritable import in_one_line
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.types import DataType, StructType
 
 MOMENTS: Final = ("finished_at", "failed_at", "sent_at")
@@ -60,6 +61,10 @@ _CONVERSIONS: Final[Mapping[Sequence[str], str]] = {
 }
 _NESTED: Final = ("array", "map", "struct")
 _NOT_MERGED: Final = re.compile(r'CANNOT_MERGE_SCHEMAS.*?"STRUCT<(.*?)>".*?"STRUCT<(.*?)>"', re.DOTALL)
+_INFERRED: Final = "spark.sql.sources.partitionColumnTypeInference.enabled"
+_NO_FOOTER: Final = re.compile(
+    r"CANNOT_READ_FILE_FOOTER\] Encountered error while reading file (?:file:)?(.+?)\. Could not read"
+)
 _THIS_MACHINE: Final = re.compile("^file://(localhost)?", re.IGNORECASE)
 
 
@@ -101,13 +106,32 @@ def read(spark: SparkSession, place: str) -> DataFrame:
     options = {"mergeSchema": "true", "__globPaths__": "false"}  # brackets are no patterns
     with spark_errors():
         try:
-            rows = spark.read.options(**options).parquet(place)
+            rows = _with_texts(spark.read.options(**options), place)
         except (PySparkException, Py4JError) as error:
-            explained = _differing(str(error)) or _unread(error, place)
+            explained = _differing(str(error)) or _foreign(str(error)) or _unread(error, place)
             if explained is None:
                 raise
             raise explained from error
     return rows.withColumnsRenamed({name: name.lower() for name in rows.columns if name.lower() in (*TYPES, "outcome")})
+
+
+def _with_texts(reader: DataFrameReader, place: str) -> DataFrame:
+    """Read the files, with texts in the names of their folders as they are: a service `001` is not the number 1."""
+    rows = reader.parquet(place)
+    texts = [name for name, kind in rows.dtypes if TYPES.get(name.lower()) is _TEXT and kind != "string"]
+    if not texts:
+        return rows
+    conf = rows.sparkSession.conf
+    before = conf.get(_INFERRED)
+    conf.set(_INFERRED, "false")
+    try:
+        named = reader.parquet(place).schema
+    finally:
+        conf.set(_INFERRED, str(before))
+    schema = rows.schema
+    for name in texts:
+        schema[name].dataType = named[name].dataType
+    return reader.schema(schema).parquet(place)
 
 
 def _unread(error: Exception, place: str) -> InvalidSetting | None:
@@ -125,8 +149,41 @@ def _unread(error: Exception, place: str) -> InvalidSetting | None:
             )
         case "UNABLE_TO_INFER_SCHEMA":
             return InvalidSetting(f"--parquet: there is no file of Parquet in {place}; name the files, or their folder")
+        case "UNSUPPORTED_TIME_TYPE":
+            return InvalidSetting(
+                f"--parquet: Spark reads no column of the type TIME{_of_time(place)}; write it as text or as a "
+                "number, or leave the column out"
+            )
+        case "COLUMN_ALREADY_EXISTS":
+            name = (error.getMessageParameters() or {}).get("columnName", "").strip("`")
+            return InvalidSetting(
+                f"column {name}: one file has several of this name, in upper or lower case; rename all but one of them"
+            )
         case _:
             return None
+
+
+def _of_time(place: str) -> str:
+    """Name the first column of times without a day, where the files can be looked at."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from deltalake.exceptions import DeltaError
+
+    bare = _THIS_MACHINE.sub("", place)
+    with suppress(DeltaError, *places.DAMAGE):
+        for path in sorted(places.sizes(bare)):
+            with places.opened(places.folder_of(bare), path) as stream:
+                for field in pq.read_schema(stream):
+                    if pa.types.is_time(field.type):
+                        return f", as column {field.name} of {path}"
+    return ""
+
+
+def _foreign(said: str) -> InvalidSetting | None:
+    """Explain which file is none of Parquet."""
+    if (found := _NO_FOOTER.search(said)) is None:
+        return None
+    return InvalidSetting(f"--parquet: {found[1]} is no whole file of Parquet; write it again, or remove it")
 
 
 def _differing(said: str) -> InvalidSetting | None:

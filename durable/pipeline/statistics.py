@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def is_misjudged(kind: DataType) -> bool:
-    """Is it a type, or does it have a field of one, for which statistics may leave out what a condition accepts?"""
+    """True of a type, and of a struct with a field of one, whose statistics may leave out what a condition accepts."""
     from pyspark.sql.types import FractionalType, StructType
 
     if isinstance(kind, StructType):

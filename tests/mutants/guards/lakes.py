@@ -21,6 +21,7 @@ _COPIES = "tests/pipeline/test_copied_lakes.py"
 
 _OUTAGES = "tests/pipeline/test_commands_in_outages.py"
 _COLUMNS = "tests/pipeline/test_replayable.py"
+_CONDITIONS = "tests/pipeline/test_where.py"
 _LOGS = "tests/unit/pipeline/test_table_log.py"
 
 _STREAMS = "tests/unit/cli/test_streams.py"
@@ -1544,5 +1545,55 @@ ROWS = (
         before="if choice.outcomes and tells_outcomes(rows, choice) else",
         after="if False else",
         killed_by=("tests/pipeline/test_rows_of_files.py::test_outcomes_of_files_choose_as_those_of_a_lake[outcome]",),
+    ),
+    Mutant(
+        "lakes",
+        "a column of the name of a query is taken for one",
+        "durable/pipeline/conditions.py",
+        before='return re.sub("|".join(ours), "column", analysed)',
+        after="return analysed",
+        killed_by=(f"{_CONDITIONS}::test_condition_over_one_row_chooses[a column that looks like a query]",),
+    ),
+    Mutant(
+        "lakes",
+        "every query is taken for a column of its name",
+        "durable/pipeline/conditions.py",
+        before="#{number}L?",
+        after="#\\d+L?",
+        killed_by=(
+            f"{_CONDITIONS}::test_condition_beyond_one_row_is_refused_in_one_line[a query beside a column of its name]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a text is taken for what it looks like",
+        "durable/pipeline/conditions.py",
+        before="    return _TOKEN.sub(altered, where)\n",
+        after="    return where\n",
+        killed_by=(f"{_CONDITIONS}::test_condition_over_one_row_chooses[a text that looks like the clock]",),
+    ),
+    Mutant(
+        "lakes",
+        "a folder of a service 001 is one of service 1",
+        "durable/pipeline/replayable.py",
+        before="    if not texts:\n",
+        after="    if True:\n",
+        killed_by=(f"{_COLUMNS}::test_texts_in_names_of_folders_stay_as_they_are[001]",),
+    ),
+    Mutant(
+        "lakes",
+        "a plan ends behind the last time of the calendar",
+        "durable/pipeline/plans.py",
+        before=" or last == _LAST else",
+        after=" else",
+        killed_by=(f"{_COLUMNS}::test_last_time_of_the_calendar_is_replayed",),
+    ),
+    Mutant(
+        "lakes",
+        "a file of something else is an inner failure",
+        "durable/pipeline/replayable.py",
+        before=" or _foreign(str(error))",
+        after="",
+        killed_by=(f"{_COLUMNS}::test_command_names_a_file_of_something_else[short]",),
     ),
 )
