@@ -1556,16 +1556,6 @@ ROWS = (
     ),
     Mutant(
         "lakes",
-        "every query is taken for a column of its name",
-        "durable/pipeline/conditions.py",
-        before="#{number}L?",
-        after="#\\d+L?",
-        killed_by=(
-            f"{_CONDITIONS}::test_condition_beyond_one_row_is_refused_in_one_line[a query beside a column of its name]",
-        ),
-    ),
-    Mutant(
-        "lakes",
         "a text is taken for what it looks like",
         "durable/pipeline/conditions.py",
         before="    return _TOKEN.sub(altered, where)\n",
