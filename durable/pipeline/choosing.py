@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
-from io import StringIO
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from durable.arguments import refuse_empty_period
 from durable.errors import InvalidSetting
+from durable.grammar import several
+from durable.pipeline.conditions import check_condition
 from durable.pipeline.progress import Show
-from durable.pipeline.replayable import MOMENTS, check_types, with_time_zone
+from durable.pipeline.replayable import MOMENTS, check_types, times_of, with_time_zone
 from durable.pipeline.rows import records
 from durable.pipeline.session import spark_errors
+from durable.pipeline.statistics import unjudged
 from durable.pipeline.texts import check_texts
 from durable.transports.addresses import spellings
 
@@ -42,31 +42,6 @@ _OPTIONAL: Final = {
     "sent_at": "timestamp",
     "seq": "bigint",
 }
-_BEYOND_THE_ROW: Final = re.compile(
-    r"\b(?P<query>exists|list|[a-z]+-subquery)#\d+"
-    r"|\b(?P<java>(?:try_)?reflect|java_method)\("
-    r"|\b(?P<chance>rand|randn|random|randstr|uniform|uuid|shuffle|aes_encrypt)\("
-    r"|\b(?P<place>monotonically_increasing_id|spark_partition_id|input_file_(?:name|block_start|block_length))\("
-    r"|\b(?P<clock>now|current_(?:timestamp|date|time)|localtimestamp)\("
-    r"|\bcast\(\s*(?P<word>now|today|tomorrow|yesterday)\b[^()]* as (?:date|timestamp)"
-    r"|\bto_(?:date|timestamp\w*)\(\s*(?P<read>now|today|tomorrow|yesterday)\b",
-    re.IGNORECASE,
-)
-"""How a plan shows what is more than a condition over the columns of one row."""
-_WORD: Final = re.compile(r"\b(?:date|timestamp\w*)\s*['\"]\s*(?:now|today|tomorrow|yesterday)\b", re.IGNORECASE)
-"""A literal of the time at which it is read, of which a plan shows the time only."""
-_OTHER: Final = "it is another one each time, so that the same replay would choose other messages"
-_MEANT: Final = {
-    "query": "it reads other tables or files",
-    "java": "it calls Java",
-    "chance": _OTHER,
-    "place": _OTHER,
-    **dict.fromkeys(
-        ("clock", "read", "word"), f"{_OTHER}; write a literal time, such as TIMESTAMP'2030-05-01 00:00:00'"
-    ),
-}
-_SHOWN_FIELDS: Final = "spark.sql.debug.maxToStringFields"
-_MOST_SHOWN: Final = 100  # characters of what somebody wrote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +101,6 @@ def choose(spark: SparkSession, lake: Lake, choice: Choice, show: Show = lambda 
     if choice.table == "dead_letters":
         rows = newest_states(rows).where(F.col("resolved_at").isNull() & F.col("replayable"))
         rows = rows.withColumn("seq", F.col("letter_id"))
-    else:
-        rows = rows.where(F.col("outcome").isin(*choice.outcomes))
     return matching(rows, choice)
 
 
@@ -138,7 +111,7 @@ def complete(rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     check_types(rows.schema)
-    rows = with_time_zone(rows)
+    rows = unjudged(with_time_zone(rows))
     if "side" not in rows.columns and "destination" in rows.columns:
         rows = rows.withColumns({"side": F.lit("outgoing"), "address": F.col("destination")})
     for name in ("id", "side", "address", "message_type", "source", "body"):
@@ -149,8 +122,7 @@ def complete(rows: DataFrame) -> DataFrame:
             )
     missing = {name: F.lit(None).cast(kind) for name, kind in _OPTIONAL.items() if name not in rows.columns}
     rows = rows.withColumns(missing) if missing else rows
-    moment = next(name for name in MOMENTS if name in rows.columns)
-    return rows.withColumn(TIME, F.col(moment))
+    return rows.withColumn(TIME, F.coalesce(*map(F.col, times_of(rows))))
 
 
 def matching(rows: DataFrame, choice: Choice) -> DataFrame:
@@ -164,12 +136,62 @@ def matching(rows: DataFrame, choice: Choice) -> DataFrame:
         *([F.col("message_type").isin(*choice.types)] if choice.types else []),
         *([F.col("address").isin(*chain.from_iterable(map(spellings, choice.addresses)))] if choice.addresses else []),
         *([F.col("id").isin(*ids)] if ids else []),
-        *([F.col(TIME) >= F.lit(choice.since)] if choice.since else []),
-        *([F.col(TIME) < F.lit(choice.until)] if choice.until else []),
+        *(_within(rows, choice) if choice.since or choice.until else []),
+        *([_has_outcome(choice)] if choice.outcomes and tells_outcomes(rows, choice) else []),
     ]
     for condition in conditions:
         rows = rows.where(condition)
-    return _narrowed(rows, choice.where) if choice.where else rows
+    if choice.where:
+        check_condition(rows, choice.where)
+        rows = rows.where(choice.where)
+    return rows
+
+
+def _within(rows: DataFrame, choice: Choice) -> Iterator[Column]:
+    """Yield the conditions on the time; those on the first column of it alone are compared with statistics of files."""
+    from pyspark.sql import functions as F
+
+    first = F.col(times_of(rows)[0])
+    if choice.since is not None:
+        yield F.col(TIME) >= F.lit(choice.since)
+        yield first.isNull() | (first >= F.lit(choice.since))
+    if choice.until is not None:
+        yield F.col(TIME) < F.lit(choice.until)
+        yield first.isNull() | (first < F.lit(choice.until))
+
+
+def tells_outcomes(rows: DataFrame, choice: Choice) -> bool:
+    """True of rows with outcomes as history has them; those of another type tell nothing."""
+    return choice.table == "history" and dict(rows.dtypes).get("outcome") == "string"
+
+
+def _has_outcome(choice: Choice) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.col("outcome").isNull() | F.col("outcome").isin(*choice.outcomes)
+
+
+def count_of_other_outcomes(rows: DataFrame, choice: Choice) -> int:
+    """The number of rows that only their outcome leaves out."""
+    if not tells_outcomes(rows, choice):
+        return 0
+    with spark_errors():
+        return matching(rows, replace(choice, outcomes=())).where(~_has_outcome(choice)).count()
+
+
+def refuse_timeless(rows: DataFrame, choice: Choice) -> None:
+    """Raise InvalidSetting when `since` or `until` is to choose among rows without a time."""
+    from pyspark.sql import functions as F
+
+    if choice.since is None and choice.until is None:
+        return
+    with spark_errors():
+        timeless = matching(rows, replace(choice, since=None, until=None)).where(F.col(TIME).isNull()).count()
+    if timeless:
+        raise InvalidSetting(
+            f"--since, --until: {several(timeless, 'messages', 'have')} no time in {', '.join(times_of(rows))}; write "
+            "one in the files, or leave these messages out by --where"
+        )
 
 
 def before(rows: DataFrame, end: datetime | None) -> DataFrame:
@@ -199,64 +221,3 @@ def survey(rows: DataFrame) -> list[Group]:
             f"column {names}: a time lies outside the years 1 to 9999; correct it in the files, or leave its row out "
             "by --where"
         ) from error
-
-
-def _narrowed(rows: DataFrame, where: str) -> DataFrame:
-    _check_condition(rows, where)
-    return rows.where(where)
-
-
-def _check_condition(rows: DataFrame, where: str) -> None:
-    """Raise InvalidSetting unless `where` is a condition over the columns of one row, and always the same for it.
-
-    Spark's SQL would also read any file of the machine, and call any static method of Java.
-    """
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    empty = rows.sparkSession.createDataFrame([], rows.schema)
-    try:
-        narrowed = empty.where(where)
-        planned = _plan(narrowed)
-        is_same = _is_deterministic(narrowed)
-    except (PySparkException, Py4JError) as error:
-        said = " ".join(str(error).partition("SQLSTATE")[0].split())
-        raise InvalidSetting(
-            f"option where: {_shortened(where)} is no condition over these columns: {_cause(said)}"
-        ) from error
-    beyond = _BEYOND_THE_ROW.search(planned)
-    found = beyond.lastgroup if beyond else "word" if _WORD.search(where) else None if is_same else "chance"
-    if found is not None:
-        raise InvalidSetting(f"option where: {_shortened(where)} is no condition over these columns: {_MEANT[found]}")
-
-
-def _is_deterministic(narrowed: DataFrame) -> bool:
-    """Ask Spark whether a condition is the same for the same row; where its JVM is out of reach, the names tell alone.
-
-    The current time is the same for Spark, throughout one query.
-    """
-    frame: Any = getattr(narrowed, "_jdf", None)
-    return frame is None or bool(frame.queryExecution().analyzed().condition().deterministic())
-
-
-def _plan(rows: DataFrame) -> str:
-    """Explain the rows by Spark's plan, with all of its expressions."""
-    conf = rows.sparkSession.conf
-    before = conf.get(_SHOWN_FIELDS)
-    conf.set(_SHOWN_FIELDS, str(1 << 30))
-    try:
-        with redirect_stdout(StringIO()) as explained:
-            rows.explain("extended")
-    finally:
-        conf.set(_SHOWN_FIELDS, str(before))
-    return explained.getvalue()
-
-
-def _shortened(text: str) -> str:
-    return repr(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...")
-
-
-def _cause(said: str) -> str:
-    if "StackOverflowError" in said:
-        return "it is nested too deeply"
-    return said if len(said) <= 4 * _MOST_SHOWN else f"{said[: 4 * _MOST_SHOWN]}..."

@@ -27,7 +27,7 @@ _ID_BYTES: Final = 16
 _ALWAYS: Final = ("service", "id", "side", "outcome", "address", "sent_at", "finished_at")
 _ALWAYS_OF_LETTERS: Final = ("service", "letter_id", "side", "address", "failed_at")
 """Columns that have a value in every row of a lake, of every version."""
-_DAMAGE = (OSError, ValueError, NotImplementedError)  # Arrow's errors are of these kinds
+DAMAGE = (OSError, ValueError, NotImplementedError)  # Arrow's errors are of these kinds
 
 
 class _Foreign(ValueError):
@@ -144,8 +144,8 @@ def files(table_url: str) -> list[StoredFile]:
     return [StoredFile(info.path.removeprefix(root), info.mtime) for info in found if info.is_file]
 
 
-def empty_files(place: str) -> list[str]:
-    """The files of no byte at this place and in its folders, without those that Spark takes for no data."""
+def sizes(place: str) -> dict[str, int]:
+    """The sizes of the files at this place and in all of its folders, by their paths below it; of a file, its own."""
     from pyarrow.fs import FileSelector, LocalFileSystem
 
     if "://" in place:
@@ -153,9 +153,19 @@ def empty_files(place: str) -> list[str]:
     elif Path(place).is_dir():
         found, root = LocalFileSystem().get_file_info(FileSelector(place, recursive=True)), f"{place.rstrip('/')}/"
     else:
-        found, root = LocalFileSystem().get_file_info([place]), f"{Path(place).parent}/"
-    names = (info.path.removeprefix(root) for info in found if info.is_file and info.size == 0)
-    return sorted(name for name in names if not any(part[0] in "._" for part in name.split("/")))
+        found, root = LocalFileSystem().get_file_info([place]), f"{folder_of(place)}/"
+    return {info.path.removeprefix(root): info.size for info in found if info.is_file}
+
+
+def beginning(place: str, path: str, length: int) -> bytes:
+    """The first bytes of a file at this place."""
+    with opened(folder_of(place), path) as stream:
+        return bytes(stream.read(length))
+
+
+def folder_of(place: str) -> str:
+    """The folder of files at this place, which may be one of them."""
+    return place if "://" in place or Path(place).is_dir() else str(Path(place).parent)
 
 
 def read(table_url: str, path: str) -> bytes:
@@ -250,7 +260,7 @@ class ParquetFiles:
     def _reading(self) -> Iterator[None]:
         try:
             yield
-        except _DAMAGE as error:
+        except DAMAGE as error:
             check_present(self._table_url, self._paths)
             raise self.named(error) from error
 
@@ -260,7 +270,7 @@ class ParquetFiles:
             try:
                 for batch in self._batches([path], {}):
                     self._check(batch)
-            except _DAMAGE as its_own:
+            except DAMAGE as its_own:
                 return unreadable(f"{self._table_url}/{path}", in_one_line(str(its_own)))
         return unreadable(self._table_url, in_one_line(str(error)))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from durable.errors import InvalidSetting
@@ -21,6 +21,7 @@ from durable.pipeline.spellings import absolute
 
 Plan = dict[str, Any]
 
+_LAST: Final = datetime.max.replace(tzinfo=UTC)
 _TIMES: Final = ("since", "until")
 _FOUND: Final = ("service", "side")
 _END: Final = "end"
@@ -77,7 +78,7 @@ def begun(plan: Plan, groups: Sequence[Group]) -> Plan:
     """
     last = max((group.last for group in groups if group.last), default=None)
     return {
-        _END: None if last is None else (last + timedelta(microseconds=1)).isoformat(),
+        _END: None if last is None or last == _LAST else (last + timedelta(microseconds=1)).isoformat(),
         _ONLY: {name: value for name in _FOUND for group in groups[:1] if (value := getattr(group, name))},
     } | plan
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from durable.envelope import new_id
-from durable.errors import InvalidSetting
+from durable.errors import DurableError, InvalidSetting
 from durable.grammar import suggestion
 from durable.messages.routing import LOCAL
 from durable.pipeline.chunks import chunks
@@ -31,6 +31,7 @@ from durable.pipeline.progress import Show
 from durable.pipeline.publish import publish, uuid8, uuid8_of
 from durable.pipeline.sealing import OLD_ID, Sealing, opening, sealed, unopened
 from durable.pipeline.session import spark_errors
+from durable.pipeline.statistics import quoted
 from durable.pipeline.texts import check_name, check_texts
 from durable.settings import Settings
 from durable.transports.addresses import canonical
@@ -125,7 +126,8 @@ def replay(
     """Publish messages(), `chunk_size` at a time and no more than `rate` a second. `total`: how many they are.
 
     Each chunk is one transaction; who is interrupted begins again under the same name, with the same messages. `check`
-    is called before each chunk and after the last, and what it raises ends the replay. Raises as publish() does.
+    is called before each chunk and after the last, and what it raises ends the replay. Raises as publish() does, and
+    DurableError when the chunks had another number of messages than `total`.
     """
     if rate is not None:
         chunk_size = max(1, min(chunk_size, int(rate * _SECONDS_OF_A_CHUNK)))
@@ -139,6 +141,11 @@ def replay(
             rows, added = rows + published.rows, added + published.added
         show(rows, total)
     check()
+    if rows != total:
+        raise DurableError(
+            f"replay: {rows:,} of {total:,} messages were found when they were read again; run it again under its name "
+            "once nothing else changes their files, which adds what is missing"
+        )
     return Replayed(rows, added)
 
 
@@ -216,9 +223,4 @@ def _order(rows: DataFrame, order_by: Sequence[str]) -> Column:
                 f"order_by: column {name} is {kinds[name].simpleString()}, must be decimal, {sortable}"
             )
     columns = [*order_by, "id", "address"]
-    return F.struct(*(F.col(_quoted(column)).alias(f"order_{number}") for number, column in enumerate(columns)))
-
-
-def _quoted(column: str) -> str:
-    """Return the name of this column as Spark reads it, whatever characters it has."""
-    return f"`{column.replace('`', '``')}`"
+    return F.struct(*(F.col(quoted(column)).alias(f"order_{number}") for number, column in enumerate(columns)))

@@ -6,6 +6,7 @@
     body                                                        BINARY or STRING
     sent_at, finished_at, failed_at                             TIMESTAMP; without a time zone, of UTC
     seq                                                         a number
+    outcome                                                     STRING, as in the history; of any other type, unread
 
 Files may have more columns, of any types that Spark reads.
 """
@@ -14,21 +15,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from durable.errors import DurableError, InvalidSetting
-from durable.grammar import several
 from durable.pipeline import places
+from durable.pipeline.layouts import check_files
 from durable.pipeline.session import needs_spark, spark_errors
 from durable.pipeline.table_log import FOLDER
 from durable.pipeline.unwritable import in_one_line
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.types import DataType, StructType
 
 MOMENTS: Final = ("finished_at", "failed_at", "sent_at")
-"""The time of a message is the first of these columns that its file has."""
+"""The time of a message is the first of these columns that has a value in its row."""
 _BINARY: Final = ("binary",)
 _TEXT: Final = ("string",)
 _TIME: Final = ("timestamp", "timestamp_ntz")
@@ -59,20 +61,25 @@ _CONVERSIONS: Final[Mapping[Sequence[str], str]] = {
 }
 _NESTED: Final = ("array", "map", "struct")
 _NOT_MERGED: Final = re.compile(r'CANNOT_MERGE_SCHEMAS.*?"STRUCT<(.*?)>".*?"STRUCT<(.*?)>"', re.DOTALL)
+_INFERRED: Final = "spark.sql.sources.partitionColumnTypeInference.enabled"
+_NO_FOOTER: Final = re.compile(
+    r"CANNOT_READ_FILE_FOOTER\] Encountered error while reading file (?:file:)?(.+?)\. Could not read"
+)
 _THIS_MACHINE: Final = re.compile("^file://(localhost)?", re.IGNORECASE)
 
 
 def check_place(place: str) -> None:
     """Raise InvalidSetting for a place whose files are those of a table of a lake: the log alone tells which of them
-    were replaced, such as by an erasure; and for one with an empty file, which Spark would pass over. Raises
-    DurableError for a store that cannot be looked at.
+    were replaced, such as by an erasure; and for one with a file that Spark would pass over. Raises DurableError for a
+    store that cannot be looked at.
     """
     from deltalake.exceptions import DeltaError
 
     bare = _THIS_MACHINE.sub("", place)
     try:
         is_table = any(places.names(each, FOLDER) for each in places.around(bare))
-        empty = [] if is_table else places.empty_files(bare)
+        if not is_table:
+            check_files(bare)
     except DeltaError:  # a store that no lake can be in
         return
     except OSError as error:
@@ -84,12 +91,6 @@ def check_place(place: str) -> None:
         raise InvalidSetting(
             f"--parquet: {place} is a table of a lake, whose files may hold erased messages; use --lake with the "
             "folder of the lake, or copy the rows that its readers see elsewhere"
-        )
-    if empty:
-        more = f", and {several(len(empty) - 1, 'other files', 'are')}" if len(empty) > 1 else ""
-        raise InvalidSetting(
-            f"--parquet: {empty[0]} in {place} is empty{more}, as a writer leaves it that has failed; write the files "
-            "again, or remove it"
         )
 
 
@@ -105,13 +106,32 @@ def read(spark: SparkSession, place: str) -> DataFrame:
     options = {"mergeSchema": "true", "__globPaths__": "false"}  # brackets are no patterns
     with spark_errors():
         try:
-            rows = spark.read.options(**options).parquet(place)
+            rows = _with_texts(spark.read.options(**options), place)
         except (PySparkException, Py4JError) as error:
-            explained = _differing(str(error)) or _unread(error, place)
+            explained = _differing(str(error)) or _foreign(str(error)) or _unread(error, place)
             if explained is None:
                 raise
             raise explained from error
-    return rows.withColumnsRenamed({name: name.lower() for name in rows.columns if name.lower() in TYPES})
+    return rows.withColumnsRenamed({name: name.lower() for name in rows.columns if name.lower() in (*TYPES, "outcome")})
+
+
+def _with_texts(reader: DataFrameReader, place: str) -> DataFrame:
+    """Read the files, with texts in the names of their folders as they are: a service `001` is not the number 1."""
+    rows = reader.parquet(place)
+    texts = [name for name, kind in rows.dtypes if TYPES.get(name.lower()) is _TEXT and kind != "string"]
+    if not texts:
+        return rows
+    conf = rows.sparkSession.conf
+    before = conf.get(_INFERRED)
+    conf.set(_INFERRED, "false")
+    try:
+        named = reader.parquet(place).schema
+    finally:
+        conf.set(_INFERRED, str(before))
+    schema = rows.schema
+    for name in texts:
+        schema[name].dataType = named[name].dataType
+    return reader.schema(schema).parquet(place)
 
 
 def _unread(error: Exception, place: str) -> InvalidSetting | None:
@@ -129,8 +149,41 @@ def _unread(error: Exception, place: str) -> InvalidSetting | None:
             )
         case "UNABLE_TO_INFER_SCHEMA":
             return InvalidSetting(f"--parquet: there is no file of Parquet in {place}; name the files, or their folder")
+        case "UNSUPPORTED_TIME_TYPE":
+            return InvalidSetting(
+                f"--parquet: Spark reads no column of the type TIME{_of_time(place)}; write it as text or as a "
+                "number, or leave the column out"
+            )
+        case "COLUMN_ALREADY_EXISTS":
+            name = (error.getMessageParameters() or {}).get("columnName", "").strip("`")
+            return InvalidSetting(
+                f"column {name}: one file has several of this name, in upper or lower case; rename all but one of them"
+            )
         case _:
             return None
+
+
+def _of_time(place: str) -> str:
+    """Name the first column of times without a day, where the files can be looked at."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from deltalake.exceptions import DeltaError
+
+    bare = _THIS_MACHINE.sub("", place)
+    with suppress(DeltaError, *places.DAMAGE):
+        for path in sorted(places.sizes(bare)):
+            with places.opened(places.folder_of(bare), path) as stream:
+                for field in pq.read_schema(stream):
+                    if pa.types.is_time(field.type):
+                        return f", as column {field.name} of {path}"
+    return ""
+
+
+def _foreign(said: str) -> InvalidSetting | None:
+    """Explain which file is none of Parquet."""
+    if (found := _NO_FOOTER.search(said)) is None:
+        return None
+    return InvalidSetting(f"--parquet: {found[1]} is no whole file of Parquet; write it again, or remove it")
 
 
 def _differing(said: str) -> InvalidSetting | None:
@@ -156,6 +209,12 @@ def check_types(schema: StructType) -> None:
                 f"column {name}: is {kind.upper()}, must be {_expected(name)}; convert it where the files are "
                 f"written, such as by {_conversion(name, kind)}, or leave it out where it has no value"
             )
+
+
+def times_of(rows: DataFrame) -> list[str]:
+    """The columns of these rows that the time of a message is taken from; those of another type tell nothing."""
+    kinds = dict(rows.dtypes)
+    return [name for name in MOMENTS if kinds.get(name) in _TIME]
 
 
 def with_time_zone(rows: DataFrame) -> DataFrame:

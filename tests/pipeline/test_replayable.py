@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -123,6 +123,11 @@ FILES: Final = {
     ),
     "sent_at in nanoseconds": ({"sent_at": pa.array([NOON], pa.timestamp("ns"))}, "--parquet: Spark reads no column"),
     "id of a type of its own": ({"id": pa.array([bytes(16)], pa.uuid())}, "--parquet: Spark reads no column"),
+    "a time of the day": (
+        {"t": [time(3)]},
+        "--parquet: Spark reads no column of the type TIME, as column t of messages.",
+    ),
+    "two bodies": ({"Body": [b"{}"]}, "column body: one file has several of this name, in upper or lower case; rename"),
     "only NULL": ({"causation_id": pa.nulls(1)}, "column causation_id: is INT, must be BINARY of 16 bytes"),
 }
 
@@ -212,6 +217,35 @@ def test_command_refuses_a_place_without_files_of_parquet(agent: Agent, tmp_path
     assert (
         ended.err == f"error: --parquet: there is no file of Parquet in {tmp_path}; name the files, or their folder\n"
     )
+
+
+@pytest.mark.parametrize("content", [b"h", b"a text of more than some bytes"], ids=["short", "long"])
+def test_command_names_a_file_of_something_else(agent: Agent, tmp_path: Path, content: bytes) -> None:
+    pq.write_table(message_table(1, {}), tmp_path / "a.parquet")
+    (tmp_path / "README.md").write_bytes(content)
+    ended = agent("pipeline", "replay", "--parquet", str(tmp_path), "--all", "--name", "x")
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1), ended
+    assert ended.err.startswith(f"error: --parquet: {tmp_path}/README.md is no whole file of Parquet; write it again")
+
+
+@pytest.mark.parametrize("value", ["001", "2030-05-01", "1.50", "true", "shop"])
+def test_texts_in_names_of_folders_stay_as_they_are(spark: SparkSession, tmp_path: Path, value: str) -> None:
+    folder = tmp_path / "hour=07" / "day=2030-05-01" / f"service={value}"
+    folder.mkdir(parents=True)
+    pq.write_table(message_table(1, {}), folder / "a.parquet")
+    rows = choosing.complete(replayable.read(spark, str(tmp_path)))
+    assert [group.service for group in choosing.survey(rows)] == [value]
+    kinds = dict(rows.dtypes)
+    assert (kinds["hour"], kinds["day"]) == ("int", "date"), "as Spark takes them"
+
+
+def test_last_time_of_the_calendar_is_replayed(agent: Agent, tmp_path: Path) -> None:
+    last = pa.array([datetime.max.replace(tzinfo=UTC)], pa.timestamp("us", tz="UTC"))
+    pq.write_table(message_table(1, {"finished_at": last}), tmp_path / "a.parquet")
+    for added in (1, 0):
+        ended = agent("pipeline", "replay", "--parquet", str(tmp_path), "--all", "--name", "x")
+        assert ended.code == 0, ended
+        assert f"1 message replayed, {added} of them added" in ended.out
 
 
 @pytest.mark.parametrize("column", ["content", "moment", "a.b", "a`b", "order_1"])

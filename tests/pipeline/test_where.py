@@ -82,6 +82,15 @@ REFUSED: dict[str, tuple[str, str]] = {
     "too many brackets": ("(" * 5_000 + "true" + ")" * 5_000, "nested too deeply"),
     "too many words": ("NOT " * 5_000 + "true", "nested too deeply"),
     "a long text": (f"colour = '{'x' * 100_000}'", "UNRESOLVED_COLUMN"),
+    "a query beside a column of its name": ("exists = 1 AND EXISTS (SELECT * FROM text.`/etc/passwd`)", READS),
+    "a list beside a column of its name": (
+        "list = 2 AND message_type IN (SELECT value FROM text.`/etc/passwd`)",
+        READS,
+    ),
+    "the time behind a text": ("message_type <> '\\' now(' AND sent_at > now()", LITERAL),
+    "the time between texts": ("message_type <> '\\'' AND sent_at > now() AND address <> ''", LITERAL),
+    "the time behind a comment": ("true /* ' */ AND sent_at > now() /* ' */", LITERAL),
+    "the time behind a name": ("`list` = 2 AND `now()` = 3 AND sent_at > now()", LITERAL),
     "bytes that are no text": (os.fsdecode(b"address = '\xff'"), "is no text in UTF-8"),
 }
 
@@ -102,6 +111,14 @@ CHOOSING: dict[str, tuple[str, int]] = {
     "a field of the body": ("get_json_object(decode(body, 'utf-8'), '$.order_id') = '7'", 1),
     "a time": ("sent_at > TIMESTAMP'2020-01-01' AND unix_timestamp(sent_at) > 0", 10),
     "a text that looks like a time": ("message_type <> 'now'", 10),
+    "a text that looks like the clock": ("decode(body, 'utf-8') NOT LIKE '%now()%'", 10),
+    "a text that looks like a function of Java": ('message_type <> "x reflect(1)"', 10),
+    "a raw text that looks like chance": (r"message_type <> r'\rand('", 10),
+    "a text that looks like a query in a plan": ("message_type <> 'it''s exists#1'", 10),
+    "a text that looks like a literal of a time": ("""message_type <> "timestamp 'now'" """, 10),
+    "a text that looks like a word that becomes a time": ("message_type <> 'cast(now as date)'", 10),
+    "a column that looks like a query": ("exists = 1 AND `list` = 2", 10),
+    "a column that looks like a function": ("`now()` = 3 AND `rand(` = 4", 10),
     "no row": ("message_type = 'x'", 0),
 }
 
@@ -114,7 +131,8 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 @pytest.fixture(scope="module")
 def messages(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
     place = str(tmp_path_factory.mktemp("hostile") / "messages")
-    history(spark).write.parquet(place)
+    odd = {name: F.lit(number) for number, name in enumerate(("exists", "list", "now()", "rand("), start=1)}
+    history(spark).withColumns(odd).write.parquet(place)
     return place
 
 

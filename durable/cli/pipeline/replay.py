@@ -78,7 +78,7 @@ def replay(
     chunk: Chunk = 50_000,
 ) -> Step:
     """Send archived messages again, or have them handled again. The same replay a second time adds nothing."""
-    from durable.pipeline.plans import begun, chosen_by, end_of, plan_of
+    from durable.pipeline.plans import begun, chosen_by, plan_of
     from durable.pipeline.replayable import check_place
 
     check_name("--name", name)
@@ -104,7 +104,6 @@ def replay(
     if bus is not None and not dry_run:
         _declare(bus, settings)
     with needs_spark():
-        from durable.pipeline.choosing import before
         from durable.pipeline.recognition import refuse_unrecognised
         from durable.pipeline.replay import messages, refuse_foreign, refuse_forgotten
         from durable.pipeline.sealing import Sealing
@@ -114,7 +113,7 @@ def replay(
         with phases("replay") as phase:
             phase("starting Spark")
             session = spark.open_session([place] if place else None)
-            rows = before(_chosen(session, choice, place, plan["parquet"], phase), end_of(plan))
+            rows, others = _chosen(session, choice, place, plan, phase)
             rows, repeats = stack.enter_context(_without_repeats(rows, choice, settings, phase))
             groups = _surveyed(rows, phase)
             refuse_unmatched(lambda: _every(session, choice, place, plan["parquet"]), given, groups)
@@ -137,7 +136,10 @@ def replay(
         if groups and not dry_run:
             _begin(settings, name, begun(plan, groups))
         left = _unopened(named, groups) if leave_unopened else 0
-        outcome = _replay(named, groups, left, settings, undisturbed, rate, chunk) | {"repeats": repeats}
+        outcome = _replay(named, groups, left, settings, undisturbed, rate, chunk) | {
+            "repeats": repeats,
+            "other_outcomes": others,
+        }
     return Ended(
         outcome | {"name": name, "dry_run": dry_run, "groups": [group._asdict() for group in groups]},
         [_table(groups), _sentence(outcome, dry_run)],
@@ -195,13 +197,18 @@ def _begin(settings: Settings, name: str, plan: Plan) -> None:
         raise InvalidSetting(f"replay {name!r}: another run has just begun it at another time; run it again")
 
 
-def _chosen(spark: SparkSession, choice: Choice, lake: Lake | None, parquet: str | None, phase: Phases) -> DataFrame:
+def _chosen(spark: SparkSession, choice: Choice, lake: Lake | None, plan: Plan, phase: Phases) -> tuple[DataFrame, int]:
+    """Read the messages of the choice; of files, count those that only their outcome leaves out."""
     from durable.pipeline import choosing
+    from durable.pipeline.plans import end_of
 
+    end = end_of(plan)
     if lake is not None:
-        return choosing.choose(spark, lake, choice, phase("comparing files"))
+        return choosing.before(choosing.choose(spark, lake, choice, phase("comparing files")), end), 0
     with spark_errors():
-        return choosing.matching(_every(spark, choice, None, parquet), choice)
+        rows = choosing.before(_every(spark, choice, None, plan["parquet"]), end)
+        choosing.refuse_timeless(rows, choice)
+        return choosing.matching(rows, choice), choosing.count_of_other_outcomes(rows, choice)
 
 
 def _every(spark: SparkSession, choice: Choice, lake: Lake | None, parquet: str | None) -> DataFrame:
@@ -297,6 +304,8 @@ def _sentence(outcome: dict[str, int], dry_run: bool) -> str:
     left = f"; {outcome['without_body']:,} have no body and stay out" if outcome["without_body"] else ""
     if outcome["repeats"]:
         left += f"; {several(outcome['repeats'], 'repeats', 'stay')} out"
+    if outcome["other_outcomes"]:
+        left += f"; {several(outcome['other_outcomes'], 'messages', 'have')} another outcome, and stay out"
     if outcome["unopened"]:
         left += f"; {several(outcome['unopened'], 'unopened bodies', 'stay')} out"
     if dry_run:

@@ -21,6 +21,7 @@ _COPIES = "tests/pipeline/test_copied_lakes.py"
 
 _OUTAGES = "tests/pipeline/test_commands_in_outages.py"
 _COLUMNS = "tests/pipeline/test_replayable.py"
+_CONDITIONS = "tests/pipeline/test_where.py"
 _LOGS = "tests/unit/pipeline/test_table_log.py"
 
 _STREAMS = "tests/unit/cli/test_streams.py"
@@ -1256,8 +1257,8 @@ ROWS = (
         "lakes",
         "a replay that is repeated replays its own copies",
         "durable/cli/pipeline/replay.py",
-        before='before(_chosen(session, choice, place, plan["parquet"], phase), end_of(plan))',
-        after='_chosen(session, choice, place, plan["parquet"], phase)',
+        before="    end = end_of(plan)\n",
+        after="    end = None\n",
         killed_by=tuple(
             f"tests/pipeline/test_replay_continued.py::test_replay_leaves_its_archived_copies_out[{way}]"
             for way in ("lake", "end ahead", "files")
@@ -1435,9 +1436,9 @@ ROWS = (
     Mutant(
         "lakes",
         "an empty file is passed over",
-        "durable/pipeline/replayable.py",
-        before="    if empty:\n",
-        after="    if False:\n",
+        "durable/pipeline/layouts.py",
+        before="[path for path in shown if not sizes[path]]",
+        after="[]",
         killed_by=(f"{_COLUMNS}::test_command_refuses_an_empty_file[folder]",),
     ),
     Mutant(
@@ -1462,18 +1463,127 @@ ROWS = (
         "lakes",
         "a time without a zone cannot be published under its id",
         "durable/pipeline/choosing.py",
-        before="    rows = with_time_zone(rows)\n",
-        after="",
+        before="    rows = unjudged(with_time_zone(rows))\n",
+        after="    rows = unjudged(rows)\n",
         killed_by=(f"{_COLUMNS}::test_column_of_a_fitting_type_is_replayed[sent_at-timestamp_ntz-True]",),
     ),
     Mutant(
         "lakes",
         "a type that Spark does not read is an inner failure",
         "durable/pipeline/replayable.py",
-        before="    match error.getCondition():\n",
-        after='    match "":\n',
+        before='case "PARQUET_TYPE_ILLEGAL":',
+        after='case "NOTHING":',
         killed_by=(
             f"{_COLUMNS}::test_command_names_a_column_of_another_type_and_begins_nothing[new ids-sent_at in nanoseconds]",
         ),
+    ),
+    Mutant(
+        "lakes",
+        "files beside folders of partitions are passed over",
+        "durable/pipeline/layouts.py",
+        before="[path for path, layout in layouts.items() if layout != read]",
+        after="[]",
+        killed_by=(
+            "tests/pipeline/test_layouts.py::test_file_is_read_or_named[file beside a partition]",
+            "tests/pipeline/test_layouts.py::test_file_is_read_or_named[file beside a folder]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a hidden file of messages is passed over",
+        "durable/pipeline/layouts.py",
+        before=" in _MAGIC]",
+        after=" in ()]",
+        killed_by=("tests/pipeline/test_layouts.py::test_file_is_read_or_named[name with _]",),
+    ),
+    Mutant(
+        "lakes",
+        "a condition over NaN is left to the statistics of files",
+        "durable/pipeline/choosing.py",
+        before="unjudged(with_time_zone(rows))",
+        after="with_time_zone(rows)",
+        killed_by=("tests/pipeline/test_statistics.py::test_condition_finds_rows_against_statistics[NaN]",),
+    ),
+    Mutant(
+        "lakes",
+        "chunks in the order of NaN are left to the statistics of files",
+        "durable/pipeline/chunks.py",
+        before="    if is_misjudged(kind.fields[0].dataType):\n",
+        after="    if False:\n",
+        killed_by=("tests/pipeline/test_statistics.py::test_chunks_have_all_rows_against_statistics[NaN]",),
+    ),
+    Mutant(
+        "lakes",
+        "a replay ends well that has not found all of its messages",
+        "durable/pipeline/replay.py",
+        before="    if rows != total:\n",
+        after="    if False:\n",
+        killed_by=("tests/pipeline/test_statistics.py::test_replay_fails_when_messages_are_missing_at_its_end",),
+    ),
+    Mutant(
+        "lakes",
+        "the time of all rows is in the first column that some file has",
+        "durable/pipeline/choosing.py",
+        before="F.coalesce(*map(F.col, times_of(rows)))",
+        after="F.col(times_of(rows)[0])",
+        killed_by=("tests/pipeline/test_rows_of_files.py::test_time_of_a_row_is_its_first[two columns in two files]",),
+    ),
+    Mutant(
+        "lakes",
+        "a period leaves out rows without a time in silence",
+        "durable/cli/pipeline/replay.py",
+        before="        choosing.refuse_timeless(rows, choice)\n",
+        after="",
+        killed_by=(
+            "tests/pipeline/test_rows_of_files.py::test_rows_without_a_time_are_counted_when_a_period_is_given[no column---since]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "messages of files are replayed whatever became of them",
+        "durable/pipeline/choosing.py",
+        before="if choice.outcomes and tells_outcomes(rows, choice) else",
+        after="if False else",
+        killed_by=("tests/pipeline/test_rows_of_files.py::test_outcomes_of_files_choose_as_those_of_a_lake[outcome]",),
+    ),
+    Mutant(
+        "lakes",
+        "a column of the name of a query is taken for one",
+        "durable/pipeline/conditions.py",
+        before='return re.sub("|".join(ours), "column", analysed)',
+        after="return analysed",
+        killed_by=(f"{_CONDITIONS}::test_condition_over_one_row_chooses[a column that looks like a query]",),
+    ),
+    Mutant(
+        "lakes",
+        "a text is taken for what it looks like",
+        "durable/pipeline/conditions.py",
+        before="    return _TOKEN.sub(altered, where)\n",
+        after="    return where\n",
+        killed_by=(f"{_CONDITIONS}::test_condition_over_one_row_chooses[a text that looks like the clock]",),
+    ),
+    Mutant(
+        "lakes",
+        "a folder of a service 001 is one of service 1",
+        "durable/pipeline/replayable.py",
+        before="    if not texts:\n",
+        after="    if True:\n",
+        killed_by=(f"{_COLUMNS}::test_texts_in_names_of_folders_stay_as_they_are[001]",),
+    ),
+    Mutant(
+        "lakes",
+        "a plan ends behind the last time of the calendar",
+        "durable/pipeline/plans.py",
+        before=" or last == _LAST else",
+        after=" else",
+        killed_by=(f"{_COLUMNS}::test_last_time_of_the_calendar_is_replayed",),
+    ),
+    Mutant(
+        "lakes",
+        "a file of something else is an inner failure",
+        "durable/pipeline/replayable.py",
+        before=" or _foreign(str(error))",
+        after="",
+        killed_by=(f"{_COLUMNS}::test_command_names_a_file_of_something_else[short]",),
     ),
 )

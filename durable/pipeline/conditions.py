@@ -1,0 +1,129 @@
+"""Condition over the columns of one row, in Spark's SQL: it reads nothing else, and is always the same for a row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from io import StringIO
+from typing import TYPE_CHECKING, Any, Final
+
+from durable.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_BEYOND_THE_ROW: Final = re.compile(
+    r"\b(?P<query>exists|list|[a-z]+-subquery)#\d+"
+    r"|\b(?P<java>(?:try_)?reflect|java_method)\("
+    r"|\b(?P<chance>rand|randn|random|randstr|uniform|uuid|shuffle|aes_encrypt)\("
+    r"|\b(?P<place>monotonically_increasing_id|spark_partition_id|input_file_(?:name|block_start|block_length))\("
+    r"|\b(?P<clock>now|current_(?:timestamp|date|time)|localtimestamp)\("
+    r"|\bcast\(\s*(?P<word>now|today|tomorrow|yesterday)\b[^()]* as (?:date|timestamp)"
+    r"|\bto_(?:date|timestamp\w*)\(\s*(?P<read>now|today|tomorrow|yesterday)\b",
+    re.IGNORECASE,
+)
+"""How a plan shows what is more than a condition over the columns of one row."""
+_WORD: Final = re.compile(r"\b(?:date|timestamp\w*)\s*['\"]\s*(?:now|today|tomorrow|yesterday)\b", re.IGNORECASE)
+"""A literal of the time at which it is read, of which a plan shows the time only."""
+_TOKEN: Final = re.compile(
+    r"--[^\n]*|/\*.*?\*/|`(?:[^`]|``)*`"
+    r"""|(?P<text>\br'[^']*'|\br"[^"]*"|'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")""",
+    re.IGNORECASE | re.DOTALL,
+)
+"""A comment, a name in backticks, or a text of Spark's SQL."""
+_HARMLESS: Final = str.maketrans("(#", "__")
+_OTHER: Final = "it is another one each time, so that the same replay would choose other messages"
+_MEANT: Final = {
+    "query": "it reads other tables or files",
+    "java": "it calls Java",
+    "chance": _OTHER,
+    "place": _OTHER,
+    **dict.fromkeys(
+        ("clock", "read", "word"), f"{_OTHER}; write a literal time, such as TIMESTAMP'2030-05-01 00:00:00'"
+    ),
+}
+_SHOWN_FIELDS: Final = "spark.sql.debug.maxToStringFields"
+_MOST_SHOWN: Final = 100  # characters of what somebody wrote
+
+
+def check_condition(rows: DataFrame, where: str) -> None:
+    """Raise InvalidSetting unless `where` is a condition over the columns of one row, and always the same for it.
+
+    Spark's SQL would also read any file of the machine, and call any static method of Java.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    empty = rows.sparkSession.createDataFrame([], rows.schema)
+    alike = _without_lookalikes(where)
+    try:
+        narrowed = empty.where(where)
+        planned = _without_columns(_plan(empty.where(alike)), rows.columns)
+        is_same = _is_deterministic(narrowed)
+    except (PySparkException, Py4JError) as error:
+        said = " ".join(str(error).partition("SQLSTATE")[0].split())
+        raise InvalidSetting(
+            f"option where: {_shortened(where)} is no condition over these columns: {_cause(said)}"
+        ) from error
+    beyond = _BEYOND_THE_ROW.search(planned)
+    found = beyond.lastgroup if beyond else "word" if _WORD.search(alike) else None if is_same else "chance"
+    if found is not None:
+        raise InvalidSetting(f"option where: {_shortened(where)} is no condition over these columns: {_MEANT[found]}")
+
+
+def _without_lookalikes(where: str) -> str:
+    """Return the condition with other texts in place of those that look like more than a condition.
+
+    What is taken for a text and is none loses one bracket of two, and is no condition any more.
+    """
+
+    def altered(found: re.Match[str]) -> str:
+        if found["text"] is None:
+            return found[0]
+        return _WORD.sub("word)", _BEYOND_THE_ROW.sub(lambda alike: alike[0].translate(_HARMLESS), found[0]))
+
+    return _TOKEN.sub(altered, where)
+
+
+def _without_columns(plan: str, columns: Sequence[str]) -> str:
+    """Return the plan as it is analysed, without its columns, whose names may be those of what is refused."""
+    listed = ", ".join(rf"{re.escape(name)}#(\d+)L?" for name in columns)
+    analysed = plan.partition("== Analyzed Logical Plan ==\n")[2].partition("\n")[2] or plan
+    found = re.search(rf"\[{listed}\]", analysed)
+    if found is None:
+        return analysed
+    ours = (rf"{re.escape(name)}#{number}L?(?!\d)" for name, number in zip(columns, found.groups(), strict=True))
+    return re.sub("|".join(ours), "column", analysed)
+
+
+def _is_deterministic(narrowed: DataFrame) -> bool:
+    """Ask Spark whether a condition is the same for the same row; where its JVM is out of reach, the names tell alone.
+
+    The current time is the same for Spark, throughout one query.
+    """
+    frame: Any = getattr(narrowed, "_jdf", None)
+    return frame is None or bool(frame.queryExecution().analyzed().condition().deterministic())
+
+
+def _plan(rows: DataFrame) -> str:
+    """Explain the rows by Spark's plan, with all of its expressions."""
+    conf = rows.sparkSession.conf
+    before = conf.get(_SHOWN_FIELDS)
+    conf.set(_SHOWN_FIELDS, str(1 << 30))
+    try:
+        with redirect_stdout(StringIO()) as explained:
+            rows.explain("extended")
+    finally:
+        conf.set(_SHOWN_FIELDS, str(before))
+    return explained.getvalue()
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...")
+
+
+def _cause(said: str) -> str:
+    if "StackOverflowError" in said:
+        return "it is nested too deeply"
+    return said if len(said) <= 4 * _MOST_SHOWN else f"{said[: 4 * _MOST_SHOWN]}..."
