@@ -1344,6 +1344,65 @@ ROWS = (
     ),
     Mutant(
         "lakes",
+        "messages of unknown age are replayed under the same ids",
+        "durable/pipeline/replay.py",
+        before="    if undated:\n",
+        after="    if False:\n",
+        killed_by=(
+            "tests/pipeline/test_replay.py::test_unfit_messages_are_refused_before_any_is_replayed[some of unknown age]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a sound message is left out as the repeat of an unopened one",
+        "durable/cli/pipeline/replay.py",
+        before="            if count and opened is not None:\n",
+        after="            if False:\n",
+        killed_by=(
+            "tests/pipeline/test_encrypted.py::"
+            "test_message_that_opens_is_no_repeat_of_one_left_out[(False, True, True)-new]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a replay gives a new id for one that is none",
+        "durable/pipeline/replay.py",
+        before="F.octet_length(column) == 16",
+        after="F.octet_length(column) >= 0",
+        killed_by=("tests/pipeline/test_replay.py::test_replay_refuses_an_id_of_another_length[30-has not 16 bytes]",),
+    ),
+    Mutant(
+        "lakes",
+        "files of messages to be published lose their order in a replay",
+        "durable/pipeline/replay.py",
+        before='    if tuple(order_by) == ORDER and "order_by" in (own := _own_columns(rows)):\n',
+        after='    if not order_by and "order_by" in (own := _own_columns(rows)):\n',
+        killed_by=(
+            "tests/pipeline/test_replay.py::test_messages_to_be_published_keep_their_order_and_times[options0-43210]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "files of messages to be published lose their times in a replay",
+        "durable/pipeline/replay.py",
+        before="        **_times_of(rows),\n",
+        after="",
+        killed_by=(
+            "tests/pipeline/test_replay.py::test_messages_to_be_published_keep_their_order_and_times[options2-01234]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "messages behind their deadline are replayed",
+        "durable/cli/pipeline/replay.py",
+        before="            refuse_overdue(named)\n",
+        after="            pass\n",
+        killed_by=(
+            "tests/pipeline/test_replay.py::test_messages_behind_their_deadline_are_refused_before_a_replay_begins",
+        ),
+    ),
+    Mutant(
+        "lakes",
         "a message under a freed key is taken for a repeat",
         "durable/pipeline/repeats.py",
         before='.otherwise(F.sha2("body", 256))',
