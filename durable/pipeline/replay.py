@@ -122,14 +122,15 @@ def opened(rows: DataFrame, *, same_ids: bool, destination: str | None, sealing:
         return rows
     if destination is not None and destination != LOCAL:
         destination = canonical(destination)
-    kept = [name for name in _OF_REPEATS if name in rows.columns]
-    kept += [name for name, kind in rows.dtypes if (name, kind) == ("outcome", "string")]
+    outcome = [name for name, kind in rows.dtypes if (name, kind) == ("outcome", "string")]
     made = {
         "destination": _destination(same_ids=same_ids, destination=destination),
         OLD_ID: _old_id(same_ids=same_ids, destination=destination),
     }
     bodies = rows.where(F.col("body").isNotNull())
-    return opening(bodies.select(*kept, *(column.alias(name) for name, column in made.items())), sealing)
+    return opening(
+        bodies.select(*_OF_REPEATS, *outcome, *(column.alias(name) for name, column in made.items())), sealing
+    )
 
 
 def _came_in() -> Column:

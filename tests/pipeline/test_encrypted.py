@@ -281,7 +281,7 @@ async def test_replay_tells_unopened_bodies_and_leaves_them_out_on_request(
 
 @pytest.mark.parametrize("options", [(), ("--same-ids", "--destination", "tcp://127.0.0.1:9")], ids=["new", "same"])
 @pytest.mark.parametrize("sound", [*product((False, True), repeat=3)], ids=str)
-def test_message_that_opens_is_no_repeat_of_one_left_out(
+def test_sound_message_is_no_repeat_of_an_unopened_one(
     spark: SparkSession,
     agent: Agent,
     database_url: str,

@@ -759,6 +759,6 @@ def test_archived_messages_are_replayed_without_their_deadline(spark: SparkSessi
 @pytest.mark.parametrize("column", ["deliver_by", "Execution_Time"])
 @pytest.mark.parametrize("sql", ["'2030-05-01'", "7", "DATE'2030-05-01'"])
 def test_time_of_another_type_is_named(spark: SparkSession, column: str, sql: str) -> None:
-    rows = history(spark, **{column: sql}).withColumnRenamed("address", "destination").drop("side")
+    rows = history(spark, 1, **{column: sql}).withColumnRenamed("address", "destination").drop("side")
     with pytest.raises(InvalidSetting, match=f"column {column}: is .*, must be TIMESTAMP; convert it"):
         replay.messages(choosing.complete(rows), name="x")

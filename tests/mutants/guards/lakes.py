@@ -1277,8 +1277,8 @@ ROWS = (
         "lakes",
         "repeats of a place are taken for those of other files in it",
         "durable/cli/pipeline/replay.py",
-        before="        found.unpersist()\n",
-        after="        pass\n",
+        before="    finally:\n        found.unpersist()\n",
+        after="    finally:\n        pass\n",
         killed_by=("tests/pipeline/test_repeats.py::test_repeats_are_those_of_the_files_as_they_are_now",),
     ),
     Mutant(
@@ -1360,7 +1360,7 @@ ROWS = (
         after="            if False:\n",
         killed_by=(
             "tests/pipeline/test_encrypted.py::"
-            "test_message_that_opens_is_no_repeat_of_one_left_out[(False, True, True)-new]",
+            "test_sound_message_is_no_repeat_of_an_unopened_one[(False, True, True)-new]",
         ),
     ),
     Mutant(
