@@ -526,7 +526,7 @@ ROWS = (
         "lakes",
         "incoming messages lose their endpoint on their way to the own inbox",
         "durable/pipeline/replay.py",
-        before="came_in if same_ids and destination == LOCAL else F.lit(destination is None)",
+        before="_came_in() if same_ids and destination == LOCAL else F.lit(destination is None)",
         after="F.lit(destination is None)",
         killed_by=(f"{_RECOGNITION}[own-came in-the inbox]",),
     ),
