@@ -33,7 +33,7 @@ from durable.pipeline import ledger, lost_lives, many_suspects, places, readdres
 from durable.pipeline.erasures import recorded
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import LakeTable, Whose
-from durable.pipeline.matching import BY_AGE, FINDINGS, FOUND, LOST, Edges, Judge
+from durable.pipeline.matching import BY_AGE, DEDUPE_WINDOW, FINDINGS, FOUND, LOST, PRECISION, Edges, Judge
 from durable.pipeline.spans import Span, common, joint, of_any, settled
 from durable.pipeline.spellings import absolute
 from durable.storage.days import within_reach
@@ -81,8 +81,8 @@ class Question:
     `since`, `until`: by the time when messages were sent. `archived_until`: up to when every service was archived;
     without it, up to when the lake has every row of it. `settle`: how long before that something must have happened for
     a message to have come to its end. `overdue_after`: how long a history may end before the newest one until what is
-    open fails. `lost_databases`: those that exist no more, and hold no end back. Raises InvalidSetting for a period
-    without any time.
+    open fails. `lost_databases`: those that exist no more, and hold no end back. `dedupe_window`: that of the services,
+    which tells the messages of one business key apart. Raises InvalidSetting for a period without any time.
     """
 
     since: datetime | None = None
@@ -92,6 +92,7 @@ class Question:
     late_after: timedelta | None = None
     overdue_after: timedelta = timedelta(days=1)
     lost_databases: Collection[str] = ()
+    dedupe_window: timedelta = DEDUPE_WINDOW
     example_count: int = 10
 
     def __post_init__(self) -> None:
@@ -179,7 +180,7 @@ class _Case:
 
     @property
     def judge(self) -> Judge:
-        return Judge(self.edges, self.question.late_after)
+        return Judge(self.edges, self.question.late_after, self.question.dedupe_window)
 
     @property
     def may_be_late(self) -> list[ledger.Wanted]:
@@ -199,9 +200,10 @@ class _Case:
 
     def _with_older(self, rows: pa.Table, most: int | None) -> pa.Table | None:
         """Add what lies before the days of the period to the rows of ids that are found without it: a message that is
-        published again may have been sent, and have come to its end, long before. None when this is too much.
+        published again may have been sent, and have come to its end, long before. So may the first message of a
+        business key, which tells where its use ends. None when this is too much.
         """
-        found = {} if self.since is None else _ids_by_time(self.judged(rows))
+        found = {} if self.since is None else _ids_by_time(self.judged(rows)) | _keys_used_again(rows)
         if self.since is None or not found:
             return rows
         first = None if None in found.values() else min(each for each in found.values() if each is not None)
@@ -287,6 +289,14 @@ def _ids_by_time(found: pa.Table) -> dict[bytes, int | None]:
     ids = (UUID(text) for text in found.filter(pc.not_equal(found["finding"], "late"))["id"].to_pylist())
     skew = _CLOCK_SKEW // _MILLISECOND
     return {each.bytes: None if (made := unix_ms(each)) is None else max(made - skew, 0) for each in ids}
+
+
+def _keys_used_again(rows: pa.Table) -> dict[bytes, int | None]:
+    """Return the business keys under which something was sent at several times."""
+    each = rows.group_by("id").aggregate([("sent_at", "min"), ("sent_at", "max")])
+    took = pc.subtract(each["sent_at_max"], each["sent_at_min"])
+    ids = each.filter(pc.greater(took, pa.scalar(PRECISION, pa.duration("us"))))["id"].to_pylist()
+    return {id_: None for id_ in ids if unix_ms(UUID(bytes=id_)) is None}
 
 
 def _milliseconds(day: date) -> int:

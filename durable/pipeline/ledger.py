@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
@@ -32,12 +33,12 @@ from durable.messages.routing import LOCAL
 from durable.pipeline import places
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import LakeTable, file_schema
-from durable.pipeline.matching import LETTER, MAY_BE_LATE, RECEIVED, ROWS, SENT, Edges
+from durable.pipeline.matching import LETTER, MAY_BE_LATE, PRECISION, RECEIVED, ROWS, SENT, Edges
 
 pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
 
 if TYPE_CHECKING:
-    from datetime import date, timedelta
+    from datetime import date
 
     from pyspark.sql import SparkSession
 
@@ -53,6 +54,7 @@ _SAMPLE: Final = 128  # one id in so many tells where an address leads
 # As in durable.pipeline.matching: what a row adds to the sum of its id.
 _SENT, _RECEIVED, _LOCAL, _ODD = 1, 1 << 20, 1 << 40, 1 << 50
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
+_SAME_TIME: Final = PRECISION // timedelta(microseconds=1)
 _INNOCENT: Final = (_SENT + _RECEIVED, _LOCAL)
 _ID: Final = pa.binary(16)
 SPARK_TYPES: Final = {
@@ -69,6 +71,7 @@ _COUNTED: Final = (
 _ROWS_DDL: Final = ", ".join(f"{each.name} {SPARK_TYPES[each.type]}" for each in ROWS)
 
 Ids: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"  # two numbers each
+Times: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"  # microseconds
 Weights: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Flags: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 Batches: TypeAlias = Iterable[pa.RecordBatch]
@@ -324,9 +327,9 @@ def _unbalanced(
 def _of_slice(of: Sequence[Source], edges: Edges, slices: int, few: int, number: int) -> Iterator[pa.RecordBatch]:
     pieces = [piece for source in of for piece in _weighed(source, edges, number, slices)]
     if pieces:
-        ids, weights = (np.concatenate(column) for column in zip(*pieces, strict=True))
+        ids, weights, times = (np.concatenate(column) for column in zip(*pieces, strict=True))
         pieces.clear()
-        rest = _uneven(ids, weights)
+        rest = _uneven(ids, weights, times)
         if len(rest) > few:
             yield from _looked_at(of, edges, number, slices, rest)
         elif len(rest):
@@ -346,8 +349,9 @@ def _up_to(most: int | None, batches: Batches) -> Iterator[pa.RecordBatch]:
                 return
 
 
-def _uneven(ids: Ids, weights: Weights) -> Ids:
-    """Select the ids whose weights do not come to those of an innocent one.
+def _uneven(ids: Ids, weights: Weights, times: Times) -> Ids:
+    """Select the ids whose weights do not come to those of an innocent one, or whose rows were sent at several times:
+    they may be messages of their own under one business key.
 
     Rows are sorted by a number of 64 bits for each id. Where different ids have the same number, none is innocent.
     """
@@ -355,12 +359,13 @@ def _uneven(ids: Ids, weights: Weights) -> Ids:
         return ids
     numbers = ids[:, 0] * _MIX ^ ids[:, 1]
     order = np.argsort(numbers)
-    numbers, weights = numbers[order], weights[order]
+    numbers, weights, times = numbers[order], weights[order], times[order]
     first, second = (np.ascontiguousarray(ids[:, half])[order] for half in (0, 1))
     is_same = numbers[1:] == numbers[:-1]
     weights[1:][is_same & ((first[1:] != first[:-1]) | (second[1:] != second[:-1]))] = _ODD
     starts = np.concatenate([[0], np.flatnonzero(~is_same) + 1])
     is_innocent = np.isin(np.add.reduceat(weights, starts), _INNOCENT) & (np.maximum.reduceat(weights, starts) < _ODD)
+    is_innocent &= np.maximum.reduceat(times, starts) - np.minimum.reduceat(times, starts) <= _SAME_TIME
     is_left = np.repeat(~is_innocent, np.diff(starts, append=len(weights)))
     return np.unique(np.stack([first[is_left], second[is_left]], axis=1), axis=0)
 
@@ -370,7 +375,7 @@ def _looked_at(of: Sequence[Source], edges: Edges, number: int, slices: int, ids
     rest = _as_arrow(ids)
     pieces = [piece for source in of for piece in _placed(source, edges, number, slices, rest)]
     each = pa.Table.from_batches(pieces).group_by(["id", "service", "address", "side"], use_threads=False)
-    found = each.aggregate([([], "count_all"), ("weight", "max")])
+    found = each.aggregate([([], "count_all"), ("weight", "max"), ("first", "min"), ("last", "max")])
     weight, count = found["weight_max"], found["count_all"]
     is_sent, is_received = pc.equal(weight, _SENT), pc.equal(weight, _RECEIVED)
     by_id = pa.table(
@@ -380,30 +385,38 @@ def _looked_at(of: Sequence[Source], edges: Edges, number: int, slices: int, ids
             "sent": pc.if_else(is_sent, count, 0),
             "places": pc.if_else(is_received, 1, 0),
             "repeated": pc.if_else(is_sent, 0, count),
+            "first": found["first_min"],
+            "last": found["last_max"],
         }
     ).group_by("id", use_threads=False)
-    sums = by_id.aggregate([("weight", "max"), ("sent", "sum"), ("places", "sum"), ("repeated", "max")])
+    sums = by_id.aggregate(
+        [("weight", "max"), ("sent", "sum"), ("places", "sum"), ("repeated", "max"), ("first", "min"), ("last", "max")]
+    )
     is_balanced = pc.and_(
         pc.and_(pc.less(sums["weight_max"], _ODD), pc.equal(sums["sent_sum"], sums["places_sum"])),
-        pc.less_equal(sums["repeated_max"], 1),
+        pc.and_(
+            pc.less_equal(sums["repeated_max"], 1),
+            pc.less_equal(pc.subtract(sums["last_max"], sums["first_min"]), _SAME_TIME),
+        ),
     )
     yield from sums.filter(pc.invert(is_balanced)).select(["id"]).cast(_IDS).to_batches()
 
 
-def _weighed(source: Source, edges: Edges, number: int, slices: int) -> Iterator[tuple[Ids, Weights]]:
-    """The ids of one slice, and what each of their rows adds to the sum."""
-    for batch in source.batches(["id", "outcome", "address"], _between(edges)):
+def _weighed(source: Source, edges: Edges, number: int, slices: int) -> Iterator[tuple[Ids, Weights, Times]]:
+    """The ids of one slice, what each of their rows adds to the sum, and when it was sent."""
+    for batch in source.batches(["id", "outcome", "address", "sent_at"], _between(edges)):
         ids = _ids(batch["id"])
         here = _is_of(ids, number, slices)
-        yield ids[here], _weights(source, batch)[here]
+        yield ids[here], _weights(source, batch)[here], _times(batch).to_numpy(zero_copy_only=False)[here]
 
 
 def _placed(source: Source, edges: Edges, number: int, slices: int, rest: pa.Array) -> Iterator[pa.RecordBatch]:
-    """The rows of these ids of one slice: `id`, what it adds to the sum, and where it was."""
+    """The rows of these ids of one slice: `id`, what it adds to the sum, when it was sent, and where it was."""
     names = ("service", "address")
-    for batch in source.batches(["id", "outcome", *names], _between(edges)):
+    for batch in source.batches(["id", "outcome", "sent_at", *names], _between(edges)):
         here = pc.and_(_is_of(_ids(batch["id"]), number, slices), pc.is_in(batch["id"].cast(_ID), rest))
         columns = {"id": batch["id"].cast(_ID), "weight": pa.array(_weights(source, batch))}
+        columns |= dict.fromkeys(("first", "last"), _times(batch))
         columns |= {name: batch[name].cast(pa.string()) for name in names}
         yield pa.RecordBatch.from_pydict(columns | {"side": pa.repeat(source.side, len(batch))}).filter(here)
 
@@ -413,6 +426,10 @@ def _weights(source: Source, batch: pa.RecordBatch) -> Weights:
     weight = _SENT if source.side == "outgoing" else _RECEIVED
     is_local, is_expected = _each(batch["address"], LOCAL), _each(batch["outcome"], source.expected)
     return np.where(is_expected, np.where(is_local, _LOCAL, weight), _ODD)
+
+
+def _times(batch: pa.RecordBatch) -> pa.Array:
+    return pc.fill_null(batch["sent_at"].cast(pa.int64()), 0)
 
 
 def _each(coded: pa.DictionaryArray, value: str) -> Flags:

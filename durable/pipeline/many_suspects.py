@@ -6,7 +6,7 @@ lakes ──> suspects ──> their rows, by id and sorted ──> tasks: match
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date
+from datetime import date, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +20,7 @@ from durable.messages.routing import LOCAL
 from durable.pipeline import ledger, lost_lives
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import LakeTable
-from durable.pipeline.matching import BY_AGE, LETTER, LOST, RECEIVED, ROWS, SENT, Edges, Judge
+from durable.pipeline.matching import BY_AGE, LETTER, LOST, PRECISION, RECEIVED, ROWS, SENT, Edges, Judge
 from durable.pipeline.rows import records
 
 if TYPE_CHECKING:
@@ -112,17 +112,23 @@ def told(found: DataFrame, example_count: int) -> tuple[dict[str, int], list[dic
 
 
 def unbalanced(sent: DataFrame, received: DataFrame) -> DataFrame:
-    """The ids (column `id`) that are not simply sent to n places, seen at n places, and handled once at each."""
-    sends = sent.select("id", *_entry(F.col("outcome") == "sent", _SENT, F.lit(0)))
+    """The ids (column `id`) that are not simply sent at one time to n places, seen at n places, and handled once at
+    each.
+    """
+    sends = sent.select("id", "sent_at", *_entry(F.col("outcome") == "sent", _SENT, F.lit(0)))
     is_local = F.col("address") == LOCAL
     place = F.expr(f"shiftleft(1L, CAST(pmod(xxhash64(service, address), {_PLACE_BITS}) AS INT))")
     weight, places = F.when(is_local, _LOCAL).otherwise(_RECEIVED), F.when(is_local, 0).otherwise(place)
-    receipts = received.select("id", *_entry(F.col("outcome") == "handled", weight, places))
+    receipts = received.select("id", "sent_at", *_entry(F.col("outcome") == "handled", weight, places))
     ids = (
         sends.unionByName(receipts)
         .repartition("id")  # nearly every id is a new one: what a partial aggregation before the shuffle does is lost
         .groupBy("id")
-        .agg(F.sum("weight").alias("weight"), F.bit_or("places").alias("places"))
+        .agg(
+            F.sum("weight").alias("weight"),
+            F.bit_or("places").alias("places"),
+            (F.max(F.unix_micros("sent_at")) - F.min(F.unix_micros("sent_at"))).alias("took"),
+        )
     )
     sent_count, received_count = _count(0), _count(_COUNT_BITS)
     is_balanced = (
@@ -130,6 +136,7 @@ def unbalanced(sent: DataFrame, received: DataFrame) -> DataFrame:
         & (sent_count == received_count)
         & (received_count == F.bit_count("places"))
         & (F.shiftright("weight", 2 * _COUNT_BITS) <= 1)
+        & (F.coalesce("took", F.lit(0)) <= PRECISION // timedelta(microseconds=1))
     )
     return ids.where(~is_balanced).select("id")
 

@@ -14,12 +14,16 @@ expired are all ends, and so is a quarantined dead letter, which has no row of h
     only an incoming row    a local message, which is its sender's own
     several rows            a dead letter that was replayed: `dead-lettered`, then `handled`
 
+The id of a business key is of several messages, one for each use of the key (durable.pipeline.uses): each is judged
+alone, by the rows that were sent in it.
+
 A row of a life that its database has lost is no delivery and no receipt: what it tells of is undone there. It says only
 why a counterpart is missing, `undone` at the receiver, or `forgotten` by the sender.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,9 +36,11 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
+from durable.envelope import unix_ms
 from durable.messages.routing import LOCAL
 from durable.pipeline.lake_tables import LakeTable
 from durable.pipeline.spans import NO_SPAN, Span, common, of_any
+from durable.pipeline.uses import beginnings
 
 FINDINGS: Final = ("lost", "undone", "twice", "overdue", "forgotten", "alien", "late", "open", "unarchived")
 
@@ -74,7 +80,9 @@ _AT_ONCE: Final = 10_000  # findings of a batch that leaves a worker
 
 # Transports may carry times with less precision than the database keeps: the counterpart of a row just inside the
 # edge must not be cut off.
-_PRECISION: Final = timedelta(seconds=1)
+PRECISION: Final = timedelta(seconds=1)
+DEDUPE_WINDOW: Final = timedelta(days=7)
+"""The `dedupe_window` of services that have the default."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -109,7 +117,7 @@ class Edges:
 
     def widened(self) -> Edges:
         """Let in the counterparts of rows just inside the limits."""
-        since, until = self.since and self.since - _PRECISION, self.until and self.until + _PRECISION
+        since, until = self.since and self.since - PRECISION, self.until and self.until + PRECISION
         return replace(self, since=since, until=until)
 
     def of_suspects(self) -> Edges:
@@ -213,11 +221,15 @@ class _Way:
 class Judge:
     """Findings of each id among all of its rows: an id whose rows are not all there is judged by what is.
 
-    `late_after`: so long after it was sent a message is late, whatever its deadline. Travels to tasks.
+    `late_after`: so long after it was sent a message is late, whatever its deadline. `dedupe_window`: that of the
+    services. Travels to tasks.
     """
 
-    def __init__(self, edges: Edges, late_after: timedelta | None = None) -> None:
+    def __init__(
+        self, edges: Edges, late_after: timedelta | None = None, dedupe_window: timedelta = DEDUPE_WINDOW
+    ) -> None:
         self._edges = edges
+        self._dedupe_window = dedupe_window // timedelta(microseconds=1)
         self._late_after = None if late_after is None else late_after // timedelta(microseconds=1)
         self._since, self._until = _microseconds(edges.since), _microseconds(edges.until)
         self._due = _microseconds(edges.due)
@@ -246,9 +258,25 @@ class Judge:
 
     def _findings(self, rows: Sequence[Row]) -> Iterator[Finding]:
         lost_keys = {row.key for row in rows if row.role in LOST.values()}
+        there = [row for row in {row.identity: row for row in rows}.values() if row.role not in LOST.values()]
+        for of_use in self._uses(sorted(there, key=_age)):
+            yield from self._findings_of_use(of_use, lost_keys)
+
+    def _uses(self, rows: Sequence[Row]) -> Sequence[Sequence[Row]]:
+        """Part the rows of one id by the uses of its key: those of an id that carries its time are of one message."""
+        if not rows or unix_ms(UUID(bytes=rows[0].id)) is not None:
+            return [rows]
+        begins = beginnings((row.sent_at for row in rows if row.sent_at), self._dedupe_window)
+        uses: list[list[Row]] = [[] for _ in begins or [0]]
+        for row in rows:
+            moment = (row.sent_at or row.failed_at or 0) + PRECISION // timedelta(microseconds=1)
+            uses[max(bisect_right(begins, moment) - 1, 0)].append(row)
+        return uses
+
+    def _findings_of_use(self, rows: Sequence[Row], lost_keys: Collection[object]) -> Iterator[Finding]:
         living: defaultdict[str, list[Row]] = defaultdict(list)
         undone: defaultdict[str, list[Row]] = defaultdict(list)
-        for row in sorted({row.identity: row for row in rows}.values(), key=_age):
+        for row in rows:
             (undone if row.key in lost_keys else living)[row.role].append(row)
         ends, undone_ends = ([*_remote(of[RECEIVED]), *_remote(of[LETTER])] for of in (living, undone))
         yield from self._missing(living[SENT], ends, undone_ends)

@@ -2,8 +2,8 @@
 
     history of the sender ──> sent messages of one id, content and address, in time ──> the first of each use, repeats
 
-A use of a key ends `dedupe_window` after its first message: from then on the key is another message's. What has another
-content is no repeat, but a message under a key that was freed: both are messages of their own.
+A use of a key is that of durable.pipeline.uses. What has another content is no repeat, but a message under a key that
+was freed: both are messages of their own.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Final
 from durable.messages.sealed import DIGEST_BYTES, MAGIC
 from durable.pipeline.replay import unix_ms
 from durable.pipeline.sealing import is_sealed_column
+from durable.pipeline.uses import after_the_first
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 _CONTENT: Final = "content of the message"
 """Files may have columns of any name that is one word."""
@@ -36,7 +37,7 @@ def repeats(rows: DataFrame, dedupe_window: timedelta) -> DataFrame:
         sent &= F.col("outcome") == "sent"
     places = _with_content(rows.where(sent & unix_ms("id").isNull())).groupBy(*_ONE)
     found = places.agg(F.sort_array(F.collect_set(F.struct(*_PLACE))).alias("places")).where(F.size("places") > 1)
-    return found.select(*_ONE, F.inline(_after_the_first("places", dedupe_window)))
+    return found.select(*_ONE, F.inline(after_the_first("places", dedupe_window)))
 
 
 def without(rows: DataFrame, repeated: DataFrame) -> DataFrame:
@@ -55,21 +56,3 @@ def _with_content(rows: DataFrame) -> DataFrame:
 
     of_sealed = F.hex(F.substring("body", len(MAGIC) + 1, DIGEST_BYTES))
     return rows.withColumn(_CONTENT, F.when(is_sealed_column(), of_sealed).otherwise(F.sha2("body", 256)))
-
-
-def _after_the_first(places: str, dedupe_window: timedelta) -> Column:
-    """The places of one id in time, without the first one of each use."""
-    from pyspark.sql import functions as F
-
-    window = F.make_dt_interval(secs=F.lit(dedupe_window.total_seconds()))
-    nothing = F.struct(
-        F.lit(None).cast("timestamp").alias("since"), F.filter(places, lambda _: F.lit(False)).alias("found")
-    )
-
-    def follow(known: Column, place: Column) -> Column:
-        is_first = known["since"].isNull() | (place["sent_at"] >= known["since"] + window)
-        since = F.when(is_first, place["sent_at"]).otherwise(known["since"])
-        found = F.when(is_first, known["found"]).otherwise(F.concat(known["found"], F.array(place)))
-        return F.struct(since.alias("since"), found.alias("found"))
-
-    return F.aggregate(places, nothing, follow, lambda known: known["found"])

@@ -7,7 +7,8 @@ the second time, and one with another name does it again. With `same_ids` the id
 message handles it.
 
 The order is that of `sent_at`, then of `seq`, which is the order of commits, then of the old ids; or of other columns.
-All rows are in it, so chunks follow each other in it too, and messages of one key are handled in it.
+All rows are in it, so chunks follow each other in it too, and messages of one key are handled in it. Rows with the
+columns of publish.envelopes() keep their own order and times; what was archived is replayed without a deadline.
 
 What was outgoing goes into the outbox again, and what was incoming into the inbox. Both remember what was replayed for
 as long as duplicates are recognised.
@@ -38,10 +39,15 @@ from durable.transports.addresses import canonical
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
 
 CHUNK: Final = 50_000
 ORDER: Final = ("sent_at", "seq")
 """The columns of order by default."""
+_OWN: Final = ("order_by", "deliver_by", "execution_time")
+"""The columns of publish.envelopes() that no history has, or that are of its first sending there."""
+_OF_REPEATS: Final = ("service", "side", "address", "message_type", "id", "sent_at", "seq", "headers", "body")
+"""The columns by which repeats are known and bodies are opened, besides `outcome`."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _SECONDS_OF_A_CHUNK = 5  # when the rate is limited: nobody is to be flooded for longer
@@ -66,10 +72,12 @@ def messages(
 ) -> DataFrame:
     """The rows that have a body, as the messages of this replay: for where they went, or came in, or `destination`.
 
-    They keep their correlation and causation. With `same_ids` they also keep the time at which they were sent, and what
-    came in keeps its endpoint where the destination is `local`: its receiver knows it there. They are published in the
-    order of `order_by`. Encrypted bodies are sealed anew by `sealing`, where the id or the address is another; without
-    it Spark fails at the first of them. `leave_unopened`: leave out those that do not open.
+    They keep their correlation and causation, and rows with the columns of envelopes() their `deliver_by` and
+    `execution_time`. With `same_ids` they also keep the time at which they were sent, and what came in keeps its
+    endpoint where the destination is `local`: its receiver knows it there. They are published in the order of
+    `order_by`, which by default is their own where they have one. Encrypted bodies are sealed anew by `sealing`, where
+    the id or the address is another; without it Spark fails at the first of them. `leave_unopened`: leave out those
+    that do not open.
 
     Raises InvalidSetting when `order_by` names a column which they do not have, for a name that is not printable or too
     long, for a destination that is no address, and for encrypted bodies that do not open.
@@ -80,20 +88,21 @@ def messages(
     check_texts(destination=destination, order_by=order_by)
     if destination is not None and destination != LOCAL:
         destination = canonical(destination)
-    came_in = F.col("side").eqNullSafe("incoming")
+    came_in, goes_back = _came_in(), _goes_back(same_ids=same_ids, destination=destination)
     sent_at = F.coalesce(F.concat(F.lit("/"), F.unix_micros("sent_at").cast("string")), F.lit(""))
-    goes_back = came_in if same_ids and destination == LOCAL else F.lit(destination is None)
+    new_ids = F.when(_is_whole("id"), uuid8(F.concat(F.lit(f"{name}/"), F.lower(F.hex("id")), sent_at)))
     columns: dict[str, Column] = {
-        "id": F.col("id") if same_ids else uuid8(F.concat(F.lit(f"{name}/"), F.lower(F.hex("id")), sent_at)),
-        "destination": F.when(goes_back, F.col("address")).otherwise(F.lit(destination).cast("string")),
+        "id": F.col("id") if same_ids else new_ids.otherwise(F.col("id")),
+        "destination": _destination(same_ids=same_ids, destination=destination),
         "endpoint": F.when(goes_back & came_in, F.col("address")),
         **{kept: F.col(kept) for kept in ("message_type", "source", "body", "correlation_id", "causation_id")},
         **{kept: F.col(kept) for kept in ("partition_key", "content_type", "headers")},
         **({"sent_at": F.col("sent_at")} if same_ids else {}),
+        **_times_of(rows),
         "order_by": _order(rows, order_by),
     }
     if not same_ids or destination is not None:
-        columns[OLD_ID] = F.when(F.lit(not same_ids) | ~goes_back, F.col("id"))
+        columns[OLD_ID] = _old_id(same_ids=same_ids, destination=destination)
     found = rows.where(F.col("body").isNotNull()).select(*(column.alias(kept) for kept, column in columns.items()))
     if OLD_ID in columns and leave_unopened:
         found = opening(found, sealing)
@@ -104,6 +113,60 @@ def messages(
             advice = "give each key, or " if left.missing else ""
             raise InvalidSetting(f"encryption_keys: {left}; {advice}leave them out with --leave-unopened")
     return sealed(found, sealing)
+
+
+def opened(rows: DataFrame, *, same_ids: bool, destination: str | None, sealing: Sealing | None) -> DataFrame:
+    """The parts by which repeats are known, of the rows that messages() does not leave out with `leave_unopened`."""
+    from pyspark.sql import functions as F
+
+    if same_ids and destination is None:
+        return rows
+    if destination is not None and destination != LOCAL:
+        destination = canonical(destination)
+    outcome = [name for name, kind in rows.dtypes if (name, kind) == ("outcome", "string")]
+    made = {
+        "destination": _destination(same_ids=same_ids, destination=destination),
+        OLD_ID: _old_id(same_ids=same_ids, destination=destination),
+    }
+    bodies = rows.where(F.col("body").isNotNull())
+    return opening(
+        bodies.select(*_OF_REPEATS, *outcome, *(column.alias(name) for name, column in made.items())), sealing
+    )
+
+
+def _came_in() -> Column:
+    from pyspark.sql import functions as F
+
+    return F.col("side").eqNullSafe("incoming")
+
+
+def _goes_back(*, same_ids: bool, destination: str | None) -> Column:
+    """Tell whether a message goes to where it was before."""
+    from pyspark.sql import functions as F
+
+    return _came_in() if same_ids and destination == LOCAL else F.lit(destination is None)
+
+
+def _destination(*, same_ids: bool, destination: str | None) -> Column:
+    from pyspark.sql import functions as F
+
+    goes_back = _goes_back(same_ids=same_ids, destination=destination)
+    return F.when(goes_back, F.col("address")).otherwise(F.lit(destination).cast("string"))
+
+
+def _old_id(*, same_ids: bool, destination: str | None) -> Column:
+    """The id that a body was sealed for, where it has to be opened."""
+    from pyspark.sql import functions as F
+
+    goes_back = _goes_back(same_ids=same_ids, destination=destination)
+    return F.when(F.lit(not same_ids) | ~goes_back, F.col("id"))
+
+
+def _is_whole(column: str) -> Column:
+    """Tell ids of 16 bytes: a new id of any other would hide from the writer that it is none."""
+    from pyspark.sql import functions as F
+
+    return F.octet_length(column) == 16
 
 
 def new_id_of(old: UUID, *, name: str, sent_at: datetime | None) -> UUID:
@@ -162,19 +225,43 @@ def refuse_forgotten(chosen: DataFrame, dedupe_window: timedelta, dropped_until:
     kept = F.lit(0 if dropped_until is None else int(dropped_until.timestamp() * 1_000) + 1)
     is_local = F.coalesce(F.col("endpoint") == LOCAL, F.col("destination") == LOCAL)
     with spark_errors():
-        forgotten, local = chosen.select(
-            F.count_if(made < oldest), F.count_if(is_local & (F.least(made, sent) < kept))
+        forgotten, undated, local = chosen.select(
+            F.count_if(made < oldest), F.count_if(made.isNull()), F.count_if(is_local & (F.least(made, sent) < kept))
         ).collect()[0]
     if forgotten:
         raise InvalidSetting(
             f"same_ids: {forgotten:,} of these messages are older than dedupe_window ({dedupe_window}), and nobody "
             "could tell whether they were received; choose later ones, or replay them under new ids"
         )
+    if undated:
+        raise InvalidSetting(
+            f"same_ids: {undated:,} of these messages have no sent_at, and ids without a time in them, and nobody "
+            f"could tell whether they are older than dedupe_window ({dedupe_window}); write the column sent_at, leave "
+            "them out, such as by --where, or replay them under new ids"
+        )
     if local:
         raise InvalidSetting(
             f"same_ids: {local:,} of these messages are local and were sent before {_shown(dropped_until)}; history "
             "was dropped up to then, and nothing else knew whether they were handled; choose later ones, by --where, "
             "or replay them under new ids. pipeline purge --keep and history_retention must not be below dedupe_window"
+        )
+
+
+def refuse_overdue(chosen: DataFrame) -> None:
+    """Raise InvalidSetting when the deadline of some of these messages is over: they would expire, and not be handled.
+
+    Not for a replay that goes on: its messages were in time when it began.
+    """
+    from pyspark.sql import functions as F
+
+    if "deliver_by" not in chosen.columns:
+        return
+    with spark_errors():
+        (overdue,) = chosen.select(F.count_if(F.col("deliver_by") <= F.current_timestamp())).collect()[0]
+    if overdue:
+        raise InvalidSetting(
+            f"column deliver_by: {overdue:,} of these messages have a deadline that is over, and would expire at once; "
+            "choose the others, by --where, or replay files without the column, and so without a deadline"
         )
 
 
@@ -209,11 +296,33 @@ def unix_ms(column: str) -> Column:
     return F.when((version == "7") & variant.isin("8", "9", "A", "B"), made)
 
 
+def _own_columns(rows: DataFrame) -> dict[str, str]:
+    """Return the columns that only rows of publish.envelopes() have, by their names in lower case."""
+    known = {name.lower(): name for name in rows.columns}
+    return {name: known[name] for name in _OWN if name in known} if "destination" in known else {}
+
+
+def _times_of(rows: DataFrame) -> dict[str, Column]:
+    from pyspark.sql import functions as F
+
+    own, kinds = _own_columns(rows), dict(rows.dtypes)
+    times = {name: written for name, written in own.items() if name != "order_by"}
+    for written in times.values():
+        if not kinds[written].startswith("timestamp"):
+            raise InvalidSetting(
+                f"column {written}: is {kinds[written].upper()}, must be TIMESTAMP; convert it where the files are "
+                f"written, such as by CAST({written} AS TIMESTAMP), or leave it out"
+            )
+    return {name: F.col(quoted(written)).cast("timestamp") for name, written in times.items()}
+
+
 def _order(rows: DataFrame, order_by: Sequence[str]) -> Column:
     """Build the order of the rows. The old id and the address come last, to tell any two rows apart."""
     from pyspark.sql import functions as F
 
     kinds = {field.name: field.dataType for field in rows.schema.fields}
+    if tuple(order_by) == ORDER and "order_by" in (own := _own_columns(rows)):
+        order_by = (own["order_by"],)
     for name in order_by:
         if name not in kinds:
             raise InvalidSetting(f"order_by: there is no column {name!r}{suggestion(name, kinds)}")
@@ -222,5 +331,15 @@ def _order(rows: DataFrame, order_by: Sequence[str]) -> Column:
             raise InvalidSetting(
                 f"order_by: column {name} is {kinds[name].simpleString()}, must be decimal, {sortable}"
             )
-    columns = [*order_by, "id", "address"]
-    return F.struct(*(F.col(quoted(column)).alias(f"order_{number}") for number, column in enumerate(columns)))
+    fields = [field for name in order_by for field in _fields(F.col(quoted(name)), kinds[name])]
+    fields += [F.col("id"), F.col("address")]
+    return F.struct(*(field.alias(f"order_{number}") for number, field in enumerate(fields)))
+
+
+def _fields(column: Column, kind: DataType) -> list[Column]:
+    """Take a struct apart: chunks begin at values of the first field, which is none."""
+    from pyspark.sql.types import StructType
+
+    if not isinstance(kind, StructType):
+        return [column]
+    return [each for field in kind.fields for each in _fields(column.getField(field.name), field.dataType)]

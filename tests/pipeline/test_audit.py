@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -27,8 +29,10 @@ from durable.pipeline.matching import FINDINGS, Edges
 from durable.pipeline.rows import records
 from durable.pipeline.spans import Gap, Span
 from tests.support.audits import numbered, own, own_service, part
+from tests.support.command import Agent
 from tests.support.lakes import SHOP, at, fill, frame, handled, letter, many, message_id, sent, table
 
+DAY: Final = 86_400
 NOTHING = dict.fromkeys(FINDINGS, 0)
 Rows = Sequence[Mapping[str, Any]]
 Findings = set[tuple[str, int]]
@@ -81,6 +85,8 @@ def test_slices_of_files_and_a_shuffle_suspect_the_same_ids(spark: SparkSession,
         *(sent(9), sent(9), handled(9)),
         *(sent(10), handled(10)),  # in order
         *(sent(11, outcome="expired"), handled(12)),
+        *(sent(14), handled(14, sent_at=at(9 * DAY))),  # two uses of one key
+        *(sent(15), sent(15, sent_at=at(9 * DAY)), handled(15), handled(15, service="shipping")),
         *(sent(13), handled(13), *[handled(13, outcome="expired")] * (1 << 14)),  # so many that a sum comes round
     ]
     lake = fill(Lake(str(tmp_path / "lake")), table(rows[::2]), table(rows[1::2]))
@@ -91,10 +97,10 @@ def test_slices_of_files_and_a_shuffle_suspect_the_same_ids(spark: SparkSession,
     assert sliced is not None
     assert here is not None
     for found in (*([row["id"] for row in records(each)] for each in (shuffled, sliced)), here):
-        assert sorted(map(int.from_bytes, found)) == [2, 3, 5, 6, 8, 9, 11, 12, 13]
+        assert sorted(map(int.from_bytes, found)) == [2, 3, 5, 6, 8, 9, *range(11, 16)]
     quickly = ledger.suspects(ledger.on(spark), sources, Edges(), 1_000)
     assert quickly is not None
-    assert sorted(map(int.from_bytes, quickly)) == [*range(1, 7), 8, 9, 11, 12, 13]
+    assert sorted(map(int.from_bytes, quickly)) == [*range(1, 7), 8, 9, *range(11, 16)]
     assert ledger.suspects(ledger.here, sources, Edges(), 8) is None
 
 
@@ -250,6 +256,20 @@ def test_audits_of_few_and_of_many_suspects_judge_alike(
     out = str(tmp_path / "findings")
     assert audit(spark, lakes, lakes, question, out=out) == here
     assert len(pq.read_table(out)) == len(here.examples)
+
+
+@pytest.mark.parametrize(("window", "code"), [("7d", 0), ("2d", 1)])
+def test_audit_tells_uses_of_a_key_apart_by_the_dedupe_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], window: str, code: int
+) -> None:
+    """The second message of the key, three days later, is a repeat of the first, or lost."""
+    later = {"sent_at": at(3 * DAY), "finished_at": at(3 * DAY + 1)}
+    rows = [sent(1), handled(1), sent(1, **later), sent(2), handled(2)]
+    lake = fill(Lake(str(tmp_path / "lake")), table(rows))
+    monkeypatch.setenv("DURABLE_DEDUPE_WINDOW", window)
+    agent = Agent(tmp_path, monkeypatch, capsys)
+    ended = agent("pipeline", "audit", "--json", "--sender", lake.url, "--receiver", lake.url, "--settle", "0s")
+    assert (ended.code, json.loads(ended.out)["counts"]["lost"]) == (code, code)
 
 
 # ---------------------------------------------------------------- histories that end at different times
@@ -585,6 +605,11 @@ PUBLISHED: Final = 400
 """Messages of the random lakes, half a day of which the ids come from."""
 
 
+def dated(second: float, number: int) -> UUID:
+    """An id of version 7."""
+    return UUID(int=int(at(second).timestamp() * 1_000) << 80 | 7 << 76 | 2 << 62 | number)
+
+
 class Published(NamedTuple):
     """Rows of random messages in all of their shapes, and those that are of lost lives."""
 
@@ -596,8 +621,8 @@ class Published(NamedTuple):
 
 def published_again() -> Published:
     """Messages that were sent once or more under an id, over a week: at one time to several places, or later again
-    there or elsewhere; of each some copies came to an end, once or twice, at the first time or any other, and some
-    sendings or ends are of lost lives.
+    there or elsewhere, also when the key of the id was freed; of each some copies came to an end, once or twice, at the
+    first time or any other, and some sendings or ends are of lost lives. Some ids carry their time.
     """
     random, of_each = np.random.default_rng(2031), [list[dict[str, Any]]() for _ in Published._fields]
 
@@ -609,8 +634,10 @@ def published_again() -> Published:
     rows, letters, lost_rows, lost_letters = of_each
     for number in range(PUBLISHED):
         first = number / PUBLISHED * 12 * HALF_DAY
-        for time in sorted({0, *random.choice([0, 0, 0, 0.9, HALF_DAY, 5 * HALF_DAY], 3).tolist()}):
-            moment = {"sent_at": at(first + time)}
+        again = random.choice([0, 0, 0, 0.9, HALF_DAY, 5 * HALF_DAY, 12 * HALF_DAY, 15 * HALF_DAY, 21 * HALF_DAY], 3)
+        id_ = message_id(number) if number % 5 else dated(first, number)
+        for time in sorted({0, *again.tolist()}):
+            moment = {"id": id_, "sent_at": at(first + time)}
             for place in ("billing", "shipping")[: random.choice([1, 1, 1, 2])]:
                 address = f"{place}:{random.choice([1, 1, 1, 2])}"
                 if number % 12:

@@ -6,25 +6,30 @@ import asyncio
 import base64
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import psycopg
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from durable import Bus, Keys, Retry, message
+from durable.encryption.ring import KeyRing
 from durable.errors import Forged, InvalidMessage, InvalidSetting, MissingKey
 from durable.messages.sealed import KEY_ID_AT, MAGIC, is_sealed, parted
 from durable.pipeline import publish
 from durable.pipeline.archive import archive
 from durable.pipeline.lake import Lake
 from durable.pipeline.origin import Origin
-from durable.pipeline.sealing import OLD_ID, Sealing, _faults
+from durable.pipeline.sealing import OLD_ID, Sealing, _envelope, _faults
 from durable.pipeline.source import register
 from durable.settings import load_settings
 from durable.testing import eventually
@@ -272,6 +277,36 @@ async def test_replay_tells_unopened_bodies_and_leaves_them_out_on_request(
     assert ended.code == 0, ended.err
     told = json.loads(ended.out)
     assert (told["messages"], told["unopened"], told["added"]) == (opened, left, 0 if dry_run else opened)
+
+
+@pytest.mark.parametrize("options", [(), ("--same-ids", "--destination", "tcp://127.0.0.1:9")], ids=["new", "same"])
+@pytest.mark.parametrize("sound", [*product((False, True), repeat=3)], ids=str)
+def test_sound_message_is_no_repeat_of_an_unopened_one(
+    spark: SparkSession,
+    agent: Agent,
+    database_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sound: tuple[bool, ...],
+    options: tuple[str, ...],
+) -> None:
+    """Three sendings under one key, and a message of its own that opens."""
+    give(monkeypatch, a=A)
+    ring, now = KeyRing(lambda: Keys({"a": A})), datetime.now(UTC).replace(microsecond=0)
+    address, rows = "tcp://127.0.0.1:2301", list[dict[str, Any]]()
+    for number, (id_, opens) in enumerate([*((1, each) for each in sound), (2, True)]):
+        row = {"id": UUID(int=id_).bytes, "message_type": "sealed.placed", "destination": address, "headers": "{}"}
+        body = ring.seal(_envelope(row, b"{}"), b"{}", address)
+        rows.append(row | {"body": body if opens else body[:-5], "sent_at": now + timedelta(minutes=number - 60)})
+    place = tmp_path / "messages.parquet"
+    pq.write_table(pa.Table.from_pylist([row | {"source": "shop"} for row in rows]), place)
+    asked = ("pipeline", "replay", "--json", "--parquet", str(place), "--database", database_url, "--name", "x")
+    ended = agent(*asked, "--all", "--leave-unopened", *options)
+    assert ended.code == 0, ended.err
+    told = json.loads(ended.out)
+    of_key = 1 if any(sound) else 0
+    counts = (told["messages"], told["added"], told["repeats"], told["unopened"])
+    assert counts == (1 + of_key, 1 + of_key, sum(sound) - of_key, 3 - sum(sound))
 
 
 @settings(deadline=None)

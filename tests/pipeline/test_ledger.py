@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,9 +24,10 @@ def colliding(first: int) -> tuple[int, int]:
     return first, 77 ^ first * mix & (1 << 64) - 1
 
 
-def uneven(rows: Sequence[Row]) -> set[tuple[int, int]]:
+def uneven(rows: Sequence[Row], times: Sequence[int] | None = None) -> set[tuple[int, int]]:
     ids = np.array([each for each, _ in rows], np.uint64).reshape(-1, 2)
-    found = ledger._uneven(ids, np.array([weight for _, weight in rows], np.int64))
+    weights, moments = [weight for _, weight in rows], times or [0] * len(rows)
+    found = ledger._uneven(ids, np.array(weights, np.int64), np.array(moments, np.int64))
     return {(int(first), int(second)) for first, second in found}
 
 
@@ -55,3 +57,9 @@ def test_uneven_ids_include_both_of_a_pair_with_one_number() -> None:
 def test_uneven_ids_include_one_with_a_sum_of_odd_rows_like_an_innocent_one() -> None:
     rows = [((1, 2), SENT), ((1, 2), RECEIVED), *[((1, 2), ODD)] * (1 << 14)]
     assert uneven(rows) == {(1, 2)}
+
+
+@pytest.mark.parametrize(("later", "found"), [(1_000_000, set()), (1_000_001, {(1, 2)})])
+def test_uneven_ids_include_one_of_two_times(later: int, found: set[tuple[int, int]]) -> None:
+    """A second is what transports may round away."""
+    assert uneven([((1, 2), SENT), ((3, 4), LOCAL), ((1, 2), RECEIVED)], [7, 10**9, 7 + later]) == found

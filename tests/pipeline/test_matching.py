@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import product
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -14,10 +15,10 @@ from hypothesis import strategies as st
 
 from durable.pipeline import ledger
 from durable.pipeline.lake_tables import LakeTable
-from durable.pipeline.matching import FOUND, LETTER, LOST, MAY_BE_LATE, RECEIVED, SENT, Edges, Judge
+from durable.pipeline.matching import DEDUPE_WINDOW, FOUND, LETTER, LOST, MAY_BE_LATE, RECEIVED, SENT, Edges, Judge
 from durable.pipeline.spans import NO_SPAN, Span
 from tests.support.audits import numbered, with_own_id
-from tests.support.lakes import SHOP, at, handled, letter, sent, table
+from tests.support.lakes import SHOP, at, handled, letter, message_id, sent, table
 
 EVERYTHING = Edges()
 OF_SHOP = Edges(senders={SHOP: NO_SPAN})
@@ -41,11 +42,14 @@ class Case(NamedTuple):
 
 
 def judged(
-    shown: Mapping[str, Rows], edges: Edges = EVERYTHING, late_after: timedelta | None = None
+    shown: Mapping[str, Rows],
+    edges: Edges = EVERYTHING,
+    late_after: timedelta | None = None,
+    dedupe_window: timedelta = DEDUPE_WINDOW,
 ) -> list[dict[str, Any]]:
     """The findings among these rows of each role."""
     rows = pa.concat_tables(ledger.in_role(role, table(of_role, TABLES[role])) for role, of_role in shown.items())
-    found = Judge(edges, late_after)(rows.sort_by("id").to_batches(max_chunksize=3))
+    found = Judge(edges, late_after, dedupe_window)(rows.sort_by("id").to_batches(max_chunksize=3))
     listed: list[dict[str, Any]] = pa.Table.from_batches(found, FOUND).to_pylist()
     return listed
 
@@ -71,6 +75,9 @@ TWO_PLACES = ("tcp://billing:1", "tcp://shipping:1")
 LOCAL = handled(1, service=SHOP, address="local")
 GIVEN_UP = {outcome: sent(1, outcome=outcome) for outcome in ("dead-lettered", "expired")}
 REPLAYED = [sent(1, outcome="dead-lettered"), sent(1, finished_at=at(60))]
+MONTH = 30 * 86_400
+AGAIN = {"sent_at": at(MONTH), "finished_at": at(MONTH + 1)}
+TWO_USES = [sent(1), sent(1, **AGAIN)]
 EVENTS = [sent(n, address=address) for n in (1, 2, 3) for address in TWO_PLACES]
 DUE = [handled(1, deliver_by=at(1.024)), handled(2, deliver_by=at(2.026)), handled(3)]
 ONE_TO_THREE = [sent(1), sent(2), sent(3)]
@@ -127,6 +134,13 @@ AMONG_ROWS: Mapping[str, Case] = {
         [sent(1), sent(1, finished_at=at(60))], [handled(1)], set()
     ),
     "message handled after its deadline is late": Case(ONE_TO_THREE, DUE, {("late", 1)}),
+    "key that was freed is handled once for each use": Case(TWO_USES, [handled(1), handled(1, **AGAIN)], set()),
+    "first message of a freed key is lost": Case(TWO_USES, [handled(1, **AGAIN)], {("lost", 1)}),
+    "second message of a freed key is lost": Case(TWO_USES, [handled(1)], {("lost", 1)}),
+    "second message of a freed key is no alien beside the first": Case(
+        [sent(1)], [handled(1), handled(1, **AGAIN)], {("alien", 1)}
+    ),
+    "local messages of a freed key are handled once each": Case([], [LOCAL, LOCAL | AGAIN], set()),
 }
 
 
@@ -168,6 +182,57 @@ WITHIN_TEN_SECONDS: Mapping[str, Case] = {
 @pytest.mark.parametrize("name", WITHIN_TEN_SECONDS)
 def test_rows_at_the_edges_are_judged(name: str) -> None:
     assert found([WITHIN_TEN_SECONDS[name]], Edges(since=at(10), until=at(20))) == [WITHIN_TEN_SECONDS[name].findings]
+
+
+# ---------------------------------------------------------------- business keys that are used again
+
+DAY = 86_400
+UUIDV7 = UUID("01890000-0000-7000-8000-000000000000")
+
+
+class Use(NamedTuple):
+    """A sending, the day on which it was, and how often it was handled."""
+
+    day: int
+    handled: int
+
+
+@pytest.mark.parametrize(("key", "window"), [(message_id(1), 7), (message_id(1), 2), (UUIDV7, 7)])
+@given(st.lists(st.builds(Use, st.integers(0, 20), st.integers(0, 2)), min_size=1, unique_by=lambda use: use.day))
+def test_messages_of_one_id_are_judged_by_the_uses_of_its_key(key: UUID, window: int, sendings: list[Use]) -> None:
+    """An id that carries its time is of one message."""
+    uses: list[list[Use]] = []
+    for use in sorted(sendings):
+        if not uses or (key != UUIDV7 and use.day >= uses[-1][0].day + window):
+            uses.append([])
+        uses[-1].append(use)
+    expected = []
+    for of_use in uses:
+        times, ends = [at(use.day * DAY) for use in of_use], [use for use in of_use if use.handled]
+        expected += [] if ends else [("lost", times[0])]
+        expected += [("twice", at(ends[0].day * DAY))] if sum(use.handled for use in of_use) > 1 else []
+    rows = {
+        SENT: [sent(1, id=key, sent_at=at(each.day * DAY), finished_at=at(each.day * DAY)) for each in sendings],
+        RECEIVED: [
+            handled(1, id=key, sent_at=at(each.day * DAY), finished_at=at(each.day * DAY + time))
+            for each in sendings
+            for time in range(each.handled)
+        ],
+    }
+    found = judged(rows, dedupe_window=timedelta(days=window))
+    assert sorted((row["finding"], row["sent_at"]) for row in found) == sorted(expected)
+
+
+@pytest.mark.parametrize("rounding", [timedelta(milliseconds=-600), timedelta(0), timedelta(milliseconds=600)])
+@pytest.mark.parametrize("offset", [timedelta(milliseconds=each) for each in (-300, 0, 300)])
+def test_message_at_the_end_of_a_use_meets_its_counterpart(rounding: timedelta, offset: timedelta) -> None:
+    """Transports may round the time of sending."""
+    sends = [at(1), at(1) + timedelta(days=7) + offset]
+    rows = {
+        SENT: [sent(1, sent_at=each, finished_at=each) for each in sends],
+        RECEIVED: [handled(1, sent_at=each + rounding, finished_at=each) for each in sends],
+    }
+    assert [row for row in judged(rows) if row["finding"] in ("lost", "alien")] == []
 
 
 # ---------------------------------------------------------------- lives that databases have lost

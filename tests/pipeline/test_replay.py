@@ -25,7 +25,7 @@ from durable import Bus, Context, message
 from durable.envelope import unix_ms
 from durable.errors import InvalidSetting
 from durable.messages.routing import LOCAL
-from durable.pipeline import choosing, replay
+from durable.pipeline import choosing, publish, replay
 from durable.pipeline.archive import archive
 from durable.pipeline.choosing import Choice
 from durable.pipeline.chunks import chunks
@@ -616,6 +616,11 @@ WRONG_ROWS: dict[str, tuple[dict[str, str], tuple[str, ...], str]] = {
         ("--same-ids",),
         "same_ids: 10 of these messages are older than dedupe_window",
     ),
+    "some of unknown age": (
+        {"sent_at": f"IF(n > 5, NULL, TIMESTAMP'{NOW:%Y-%m-%d %H:%M:%S}')"},
+        ("--same-ids",),
+        "same_ids: 4 of these messages have no sent_at, and ids without a time in them",
+    ),
 }
 
 
@@ -631,6 +636,19 @@ def test_unfit_messages_are_refused_before_any_is_replayed(
     ended = agent(*command, *options)
     assert (ended.code, ended.err.count("\n")) == (2, 1), ended.err
     assert reason in ended.err
+    assert Outbox(database_url).orders == []
+
+
+@pytest.mark.parametrize(("digits", "fault"), [(0, "has not 16 bytes"), (30, "has not 16 bytes"), (34, "has not 16")])
+def test_replay_refuses_an_id_of_another_length(
+    agent: Agent, spark: SparkSession, database_url: str, tmp_path: Path, digits: int, fault: str
+) -> None:
+    """A new id would hide it."""
+    place = str(tmp_path / "messages")
+    history(spark, 10, id=f"unhex(lpad(hex(n), IF(n = 7, {digits}, 32), '0'))").write.parquet(place)
+    ended = agent(*("pipeline", "replay", "--name", "x", "--parquet", place, "--all", "--database", database_url))
+    assert ended.code == 1
+    assert f"column id: {fault}" in ended.err
     assert Outbox(database_url).orders == []
 
 
@@ -668,3 +686,79 @@ def test_lone_surrogate_in_a_text_of_a_replay_is_refused(spark: SparkSession, op
     with pytest.raises(InvalidSetting, match=rf"^{option}: .*\\ud800"):
         replay.messages(rows, **named)
     assert spark.range(3).count() == 3
+
+
+# ---------------------------------------------------------------- files of messages that wait to be published
+
+SENDINGS = "SELECT convert_from(body, 'UTF8'), deliver_by, execution_time FROM durable.outgoing_envelopes ORDER BY seq"
+
+
+def write_envelopes(spark: SparkSession, place: str, count: int = 5, **columns: str) -> None:
+    """Write messages whose order is that of their negated numbers."""
+    rows = spark.range(0, count, 1, 2).selectExpr("id AS n", *(f"{sql} AS {name}" for name, sql in columns.items()))
+    made = publish.envelopes(
+        rows,
+        key="n",
+        message_type="placed",
+        source="shop",
+        destination="tcp://127.0.0.1:2301",
+        body=F.col("n").cast("string"),
+        partition_key=F.lit("one"),
+        order_by=[-F.col("n"), "n"],
+        deliver_by="deliver_by",
+        execution_time="execution_time",
+    )
+    made.write.mode("overwrite").parquet(place)
+
+
+def in_sql(moment: datetime) -> str:
+    return f"TIMESTAMP'{moment:%Y-%m-%d %H:%M:%S}Z'"
+
+
+@pytest.mark.parametrize(
+    ("options", "order"), [((), "43210"), (("--chunk", "2"), "43210"), (("--order-by", "body"), "01234")]
+)
+def test_messages_to_be_published_keep_their_order_and_times(
+    agent: Agent, spark: SparkSession, database_url: str, tmp_path: Path, options: tuple[str, ...], order: str
+) -> None:
+    place, (due, end) = str(tmp_path / "made"), (NOW + timedelta(days=days) for days in (1, 2))
+    write_envelopes(spark, place, deliver_by=in_sql(end), execution_time=f"IF(n = 3, {in_sql(due)}, NULL)")
+    ended = agent(
+        *("pipeline", "replay", "--name", "x", "--parquet", place, "--all", "--database", database_url, *options)
+    )
+    assert ended.code == 0, ended.err
+    assert Outbox(database_url).rows(SENDINGS) == [(each, end, due if each == "3" else None) for each in order]
+
+
+def test_messages_behind_their_deadline_are_refused_before_a_replay_begins(
+    agent: Agent, spark: SparkSession, database_url: str, tmp_path: Path
+) -> None:
+    """A replay that goes on has begun in time."""
+    place, over = str(tmp_path / "made"), in_sql(NOW - timedelta(days=1))
+    command = ("pipeline", "replay", "--name", "x", "--parquet", place, "--all", "--database", database_url)
+    write_envelopes(spark, place, deliver_by=f"IF(n < 2, {over}, NULL)", execution_time="CAST(NULL AS TIMESTAMP)")
+    for more in ("--dry-run",), ():
+        ended = agent(*command, *more)
+        assert (ended.code, ended.err.count("\n")) == (2, 1), ended.err
+        assert "column deliver_by: 2 of these messages have a deadline that is over" in ended.err
+    assert Outbox(database_url).rows(SENDINGS) == []
+    ahead = f"IF(n < 5, {in_sql(NOW + timedelta(days=1))}, {over})"
+    for count in (5, 6):
+        write_envelopes(spark, place, count, deliver_by=ahead, execution_time="CAST(NULL AS TIMESTAMP)")
+        ended = agent(*command)
+        assert ended.code == 0, ended.err
+        assert len(Outbox(database_url).rows(SENDINGS)) == count
+
+
+def test_archived_messages_are_replayed_without_their_deadline(spark: SparkSession) -> None:
+    rows = history(spark, deliver_by="TIMESTAMP'2020-01-01 00:00:00'", execution_time="TIMESTAMP'2020-01-01 00:00:00'")
+    columns = replay.messages(choosing.complete(rows), name="x").columns
+    assert {"deliver_by", "execution_time"}.isdisjoint(columns)
+
+
+@pytest.mark.parametrize("column", ["deliver_by", "Execution_Time"])
+@pytest.mark.parametrize("sql", ["'2030-05-01'", "7", "DATE'2030-05-01'"])
+def test_time_of_another_type_is_named(spark: SparkSession, column: str, sql: str) -> None:
+    rows = history(spark, 1, **{column: sql}).withColumnRenamed("address", "destination").drop("side")
+    with pytest.raises(InvalidSetting, match=f"column {column}: is .*, must be TIMESTAMP; convert it"):
+        replay.messages(choosing.complete(rows), name="x")

@@ -104,7 +104,7 @@ def audit(
     """Prove from history that no message was lost, undone or handled twice. Ends with 1 when one was."""
     from durable.pipeline.audit import Question, audit, audit_here
 
-    now, (first, last) = datetime.now(UTC), parse_period(since, until)
+    now, settings, (first, last) = datetime.now(UTC), load_settings(), parse_period(since, until)
     if first is not None and first >= now:
         raise InvalidSetting(f"--since: {since} is not in the past, and nothing was sent since; give an earlier time")
     question = Question(
@@ -115,6 +115,7 @@ def audit(
         late_after=None if late_after is None else parse_span(late_after, option="--late-after"),
         overdue_after=parse_span(overdue_after, option="--overdue-after"),
         lost_databases=lost_database or (),
+        dedupe_window=settings.dedupe_window,
         example_count=examples,
     )
     place = None if out is None else absolute(out)
@@ -122,7 +123,7 @@ def audit(
         raise InvalidSetting(f"--out: {out} is there already; name a new folder")
     lakes = [lake_of("--sender", each) for each in sender], [lake_of("--receiver", each) for each in receiver]
     spark.check()
-    local_rows = spark.few_rows(load_settings())
+    local_rows = spark.few_rows(settings)
     yield
     for lake in (*lakes[0], *lakes[1]):
         lake.require("history")

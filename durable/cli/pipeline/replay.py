@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -95,7 +96,7 @@ def replay(
     )
     spark.check()
     yield
-    plan = _continued(settings, name, plan)
+    asked, plan = plan, _continued(settings, name, plan)
     given, choice = choice, chosen_by(plan, choice)
     if place is not None:
         place.require(choice.table)
@@ -105,23 +106,25 @@ def replay(
         _declare(bus, settings)
     with needs_spark():
         from durable.pipeline.recognition import refuse_unrecognised
-        from durable.pipeline.replay import messages, refuse_foreign, refuse_forgotten
+        from durable.pipeline.replay import messages, opened, refuse_foreign, refuse_forgotten, refuse_overdue
         from durable.pipeline.sealing import Sealing
         from durable.pipeline.unmatched import refuse_unmatched
+    sealing = Sealing.of(ring_of(target))
     with ExitStack() as stack:
         undisturbed = None if dry_run else stack.enter_context(publishing(settings, place))
         with phases("replay") as phase:
             phase("starting Spark")
             session = spark.open_session([place] if place else None)
             rows, others = _chosen(session, choice, place, plan, phase)
-            rows, repeats = stack.enter_context(_without_repeats(rows, choice, settings, phase))
+            of_opened = partial(opened, same_ids=same_ids, destination=destination, sealing=sealing)
+            found = _without_repeats(rows, choice, settings, phase, of_opened if leave_unopened else None)
+            rows, repeats = stack.enter_context(found)
             groups = _surveyed(rows, phase)
             refuse_unmatched(lambda: _every(session, choice, place, plan["parquet"]), given, groups)
             if same_ids:
                 refuse_unrecognised(groups, destination, _here(target))
             if same_ids and place is not None:
                 refuse_foreign(rows, _database(settings))
-        sealing = Sealing.of(ring_of(target))
         named = messages(
             rows,
             name=name,
@@ -133,6 +136,8 @@ def replay(
         )
         if same_ids:
             refuse_forgotten(named, settings.dedupe_window, _dropped_until(settings))
+        if plan is asked:
+            refuse_overdue(named)
         if groups and not dry_run:
             _begin(settings, name, begun(plan, groups))
         left = _unopened(named, groups) if leave_unopened else 0
@@ -220,12 +225,17 @@ def _every(spark: SparkSession, choice: Choice, lake: Lake | None, parquet: str 
 
 @contextmanager
 def _without_repeats(
-    rows: DataFrame, choice: Choice, settings: Settings, phase: Phases
+    rows: DataFrame,
+    choice: Choice,
+    settings: Settings,
+    phase: Phases,
+    opened: Callable[[DataFrame], DataFrame] | None = None,
 ) -> Iterator[tuple[DataFrame, int]]:
     """Leave out what was sent once more under a business key; return the number of those, too.
 
     They are looked at for each chunk, and are kept until the context ends: Spark would take what it keeps for the
-    repeats of other files that are put into the same place.
+    repeats of other files that are put into the same place. With `opened`, they are those of the rows that it returns:
+    what is left out has no repeat. It is asked only where there are any.
     """
     from durable.pipeline import repeats
 
@@ -238,6 +248,10 @@ def _without_repeats(
     try:
         with spark_errors():
             count = found.count()
+            if count and opened is not None:
+                found.unpersist()
+                found = repeats.repeats(opened(rows), settings.dedupe_window).persist()
+                count = found.count()
         yield (repeats.without(rows, found) if count else rows), count
     finally:
         found.unpersist()

@@ -128,8 +128,8 @@ ROWS = (
         "lives",
         "a late message of two lakes is late twice",
         "durable/pipeline/matching.py",
-        before="        for row in sorted({row.identity: row for row in rows}.values(), key=_age):\n",
-        after="        for row in sorted(rows, key=_age):\n",
+        before="in {row.identity: row for row in rows}.values() if",
+        after="in rows if",
         killed_by=(f"{_LATE}[2-now]",),
     ),
     Mutant(
