@@ -727,7 +727,7 @@ class Bus:
         **named: Unpack[PauseTarget],
     ) -> None:
         """Pause one handler, key, listener, destination or schedule on every node. The class of an older version, which
-        the handler of a newer one takes, pauses the messages of that version alone.
+        the handler of a newer one takes, pauses the messages of that version alone. A key stops no ordered handler.
 
         The pause lasts for `for_` (`60`, "1m" or a timedelta), or until resume(). Messages wait meanwhile; senders to a
         paused listener see Busy; occurrences of a paused schedule are passed over. The pause is a row of `circuits`,

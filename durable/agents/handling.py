@@ -157,11 +157,11 @@ class HandlingAgent:
         self._changed.set()
 
     def observe_parked(self, keys: Set[str]) -> None:
-        """Apply `circuits`: no message of these keys is begun, and their waiting messages are handed back."""
+        """Apply `circuits`: no message of these ordering keys is begun, and their waiting messages are handed back."""
         self._delivery.parked = keys
         if keys:
-            of_them = [lease for lease in self.buffer.waiting() if lease.envelope.partition_key in keys]
-            self._unwanted += self.buffer.withdraw({lease.ordering_key for lease in of_them if lease.ordering_key})
+            waiting = {lease.ordering_key for lease in self.buffer.waiting() if lease.ordering_key}
+            self._unwanted += self.buffer.withdraw(waiting & keys)
             self._changed.set()
 
     def slowest(self) -> Standing | None:

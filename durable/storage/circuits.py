@@ -184,9 +184,14 @@ def _forget_counts(conn: Connection, schema: str, kind: CircuitKind, key: str) -
         conn.execute(circuit_statements.FORGET_COUNTS.within(schema), {"handler": key})
 
 
-def count_parked(conn: Connection, schema: str, keys: Sequence[str]) -> dict[str, int]:
-    """Count the waiting messages of each of these keys; the inbox is read whole for it."""
-    rows = conn.execute(circuit_statements.COUNT_PARKED.within(schema), {"keys": list(keys)}) if keys else ()
+def count_behind(
+    conn: Connection, schema: str, keys: Sequence[str], *, limit: int | None = None, groups: int | None = None
+) -> dict[str, int]:
+    """Count the messages that wait in the order of each of these ordering keys, of each up to a limit; with `groups`,
+    only of so many keys: the first behind which any waits.
+    """
+    params = {"keys": list(keys), "limit": limit, "groups": groups}
+    rows = conn.execute(circuit_statements.COUNT_BEHIND.within(schema), params) if keys else ()
     return {row.key: row.waiting for row in rows}
 
 

@@ -117,8 +117,7 @@ _BOUNDS: Final = {"limit": MOST_COUNTED, "groups": _MOST_GROUPS}
 
 def waiting_behind(conn: Connection, schema: str, keys: Sequence[str]) -> dict[str, int]:
     """Count the messages that wait in the order of each of these keys; only the first of those where any waits."""
-    params = {"keys": list(keys), **_BOUNDS}
-    return {row.key: row.waiting for row in conn.execute(gauge_statements.COUNT_BEHIND.within(schema), params)}
+    return circuits.count_behind(conn, schema, keys, **_BOUNDS)
 
 
 def _parked_keys(stopped: Sequence[OpenCircuit]) -> list[str]:

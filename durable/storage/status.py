@@ -76,7 +76,7 @@ def read(conn: Connection, schema: str, size: int = SHOWN) -> StatusSnapshot:
         gauges=gauges.read(conn, schema),
         dead_letters=[DeadLetterCount(*row) for row in conn.execute(housekeeping.COUNT_DEAD_LETTERS.within(schema))],
         circuits=stopped,
-        parked=circuits.count_parked(conn, schema, circuits.keys_of(stopped.rows)),
+        parked=circuits.count_behind(conn, schema, circuits.keys_of(stopped.rows)),
     )
 
 

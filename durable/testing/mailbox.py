@@ -110,9 +110,7 @@ class Mailbox:
         held: set[str] = set()
         for row in self.incoming.values():
             fits = not taken or row.type == taken[0].envelope.message_type
-            is_stopped = (
-                row.type in stopped or self.circuits.of(CircuitKind.KEY, row.envelope.partition_key or "") is not None
-            )
+            is_stopped = row.type in stopped or self.circuits.of(CircuitKind.KEY, row.ordering_key or "") is not None
             may_go = row.is_due(now) and not is_stopped and not row.is_parked
             if fits and row.ordering_key not in held and may_go:
                 taken.append(row.lease())

@@ -169,9 +169,13 @@ WHERE handler = :handler AND node_id <> :node AND counted_at >= clock_timestamp(
 """)
 FORGET_COUNTS: Final = Statement("DELETE FROM {schema}.handler_counts WHERE handler = :handler")
 
-# How much waits of each of these keys; no index tells it, and nobody but an operator asks.
-COUNT_PARKED: Final = Statement(f"""
-SELECT row.partition_key AS key, count(*) AS waiting
-FROM {INBOX.rows} AS row JOIN unnest(CAST(:keys AS text[])) AS parked (key) ON key = row.partition_key
-WHERE {ORDERED} GROUP BY row.partition_key
+# How much waits in the order of each of these keys: of the first ones, behind which anything waits. NULL: no limit.
+COUNT_BEHIND: Final = Statement(f"""
+SELECT parked.key, (SELECT count(*) FROM (
+    SELECT FROM {INBOX.rows} WHERE {ORDERED} AND ordering_key = parked.key
+    LIMIT CAST(:limit AS bigint)) AS counted) AS waiting
+FROM (
+    SELECT key FROM unnest(CAST(:keys AS text[])) WITH ORDINALITY AS named (key, place)
+    WHERE EXISTS (SELECT FROM {INBOX.rows} WHERE {ORDERED} AND ordering_key = named.key)
+    ORDER BY place LIMIT CAST(:groups AS bigint)) AS parked
 """)

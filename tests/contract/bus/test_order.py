@@ -153,6 +153,32 @@ class TestOrder:
             await world.settle()
             assert seen == [OrderPlaced(10), OrderPlaced(1)]
 
+    @pytest.mark.parametrize("how", ["paused", "parked"])
+    async def test_ordered_handler_ignores_stops_of_keys(self, world: World, how: str) -> None:
+        shipped: list[int] = []
+
+        @world.bus.handles(OrderPlaced, retry=NEVER, on_dead_letter="park")
+        async def place(order: OrderPlaced) -> None:
+            raise RuntimeError("broken")
+
+        @world.bus.handles(OrderShipped, ordered=True)
+        async def ship(order: OrderShipped) -> None:
+            shipped.append(order.number)
+
+        async with world:
+            if how == "paused":
+                await world.bus.pause(key="a")
+            else:
+                await self.send(world, OrderPlaced(1))
+                await world.settle()
+            await self.send(world, OrderShipped(1))
+            await self.send(world, OrderShipped(2), key="b")
+            await self.send(world, OrderPlaced(2))
+            await world.settle()
+            assert shipped == [1, 2]
+            assert len(world.dead_letters()) == (how == "parked")
+            assert await world.bus.resume(key="a")
+
     async def test_an_ordered_handler_has_one_message_at_a_time_in_their_order(self, world: World) -> None:
         seen: list[int] = []
 

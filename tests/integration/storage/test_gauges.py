@@ -13,6 +13,7 @@ from durable.embedded import Embedded
 from durable.storage import circuits, gauges
 from durable.storage.circuits import CircuitKind
 from durable.storage.gauges import MOST_COUNTED, Side
+from durable.storage.sql import circuits as circuit_statements
 from durable.storage.sql import gauges as gauge_statements
 from durable.storage.sql.statement import Statement
 from tests.conftest import fresh_databases
@@ -87,7 +88,7 @@ def test_messages_behind_a_dead_letter_are_counted_by_their_key(conn: Connection
     conn.execute(text("ANALYZE durable.incoming_envelopes"))
     plan = "\n".join(
         conn.execute(
-            text(f"EXPLAIN {gauge_statements.COUNT_BEHIND.within('durable').text}"),
+            text(f"EXPLAIN {circuit_statements.COUNT_BEHIND.within('durable').text}"),
             {"limit": MOST_COUNTED, "groups": 200, "keys": ["k1", "gone"]},
         ).scalars()
     )

@@ -1450,4 +1450,49 @@ ROWS = (
             "test_handler_of_a_parked_stream_claims_nothing[handling.placed-False]",
         ),
     ),
+    Mutant(
+        "handling",
+        "a stopped key stops the claims of an ordered handler",
+        "durable/storage/sql/ordering.py",
+        before="kind = 'key' AND key = found.key AND {_OPEN})",
+        after="""kind = 'key' AND {_OPEN} AND key = (
+                    SELECT partition_key FROM {{schema}}.incoming_envelopes AS own WHERE own.id = first.id))""",
+        killed_by=tuple(
+            f"tests/contract/bus/test_order.py::TestOrder::test_ordered_handler_ignores_stops_of_keys[postgres-{how}]"
+            for how in ("paused", "parked")
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a stopped key stops a message that an ordered handler has claimed",
+        "durable/agents/delivery.py",
+        before="if lease.ordering_key in self.parked or",
+        after="if lease.envelope.partition_key in self.parked or",
+        killed_by=tuple(
+            f"tests/contract/bus/test_order.py::TestOrder::test_ordered_handler_ignores_stops_of_keys[postgres-{how}]"
+            for how in ("paused", "parked")
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a stopped key stops an ordered handler in memory",
+        "durable/testing/mailbox.py",
+        before="self.circuits.of(CircuitKind.KEY, row.ordering_key or ",
+        after="self.circuits.of(CircuitKind.KEY, row.envelope.partition_key or ",
+        killed_by=tuple(
+            f"tests/contract/bus/test_order.py::TestOrder::test_ordered_handler_ignores_stops_of_keys[memory-{how}]"
+            for how in ("paused", "parked")
+        ),
+    ),
+    Mutant(
+        "handling",
+        "messages of ordered handlers count as behind their own keys",
+        "durable/storage/sql/circuits.py",
+        before="SELECT FROM {INBOX.rows} WHERE {ORDERED} AND ordering_key = parked.key",
+        after="SELECT FROM {INBOX.rows} WHERE {ORDERED} AND partition_key = parked.key",
+        killed_by=(
+            "tests/integration/storage/test_parks.py::"
+            "test_message_of_an_ordered_handler_is_not_counted_behind_its_own_key",
+        ),
+    ),
 )
