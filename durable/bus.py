@@ -768,7 +768,7 @@ class Bus:
             names = ", ".join(f"{name}=" for name in PauseTarget.__annotations__)
             raise InvalidSetting(f"pause: name a message class, or one of {names}; one of them")
         kind, key = chosen[0]
-        if not key.strip():
+        if not (key if kind is CircuitKind.KEY else key.strip()):
             raise InvalidSetting(f"pause: {kind.value}={key!r} is no name; give that of a {kind.value}")
         if kind is CircuitKind.DESTINATION:
             return [(kind, each) for each in self.runtime.envelope_factory.destinations_of(key)]

@@ -168,6 +168,7 @@ _NOTHING: Final = Gauges(
     dead_letters=0,
     parked=(),
     behind={},
+    parked_types={},
     circuits=(),
     open_circuits={},
     nodes=(),

@@ -26,7 +26,8 @@ _HANDLED_HERE: Final = f"""EXISTS (
             SELECT FROM unnest(CAST(:message_types AS text[]), CAST(:handlers AS text[])) AS here (name, handler)
             WHERE here.name = first.message_type AND NOT EXISTS (
                 SELECT FROM {{schema}}.circuits
-                WHERE kind = 'handler' AND key IN (here.name, here.handler) AND {_OPEN} AND {_UNTRIED}))"""
+                WHERE kind = 'handler' AND key IN (here.name, here.handler) AND NOT parked
+                    AND {_OPEN} AND {_UNTRIED}))"""
 # A key by its name, which is none of an ordered handler; that one by the key of its stream, which nodes with other
 # versions have, too.
 _NOT_PARKED: Final = f"""NOT EXISTS (
@@ -183,5 +184,5 @@ SHARED_INCOMING: Final = Shared(
     INBOX,
     f"""NOT EXISTS (
         SELECT FROM {{schema}}.circuits
-        WHERE kind = 'handler' AND key IN (:lane, :handler) AND {_OPEN} AND {_UNTRIED})""",
+        WHERE kind = 'handler' AND key IN (:lane, :handler) AND NOT parked AND {_OPEN} AND {_UNTRIED})""",
 )
