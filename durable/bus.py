@@ -729,7 +729,7 @@ class Bus:
         **named: Unpack[PauseTarget],
     ) -> None:
         """Pause one handler, key, listener, destination or schedule on every node. The class of an older version, which
-        the handler of a newer one takes, pauses the messages of that version alone.
+        the handler of a newer one takes, pauses the messages of that version alone. A key stops no ordered handler.
 
         The pause lasts for `for_` (`60`, "1m" or a timedelta), or until resume(). Messages wait meanwhile; senders to a
         paused listener see Busy; occurrences of a paused schedule are passed over. The pause is a row of `circuits`,
@@ -770,7 +770,7 @@ class Bus:
             names = ", ".join(f"{name}=" for name in PauseTarget.__annotations__)
             raise InvalidSetting(f"pause: name a message class, or one of {names}; one of them")
         kind, key = chosen[0]
-        if not key.strip():
+        if not (key if kind is CircuitKind.KEY else key.strip()):
             raise InvalidSetting(f"pause: {kind.value}={key!r} is no name; give that of a {kind.value}")
         if kind is CircuitKind.DESTINATION:
             return [(kind, each) for each in self.runtime.envelope_factory.destinations_of(key)]

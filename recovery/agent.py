@@ -266,12 +266,10 @@ class RecoveryAgent:
     ) -> None:
         senders = self._agents.senders
         probing = {(row.kind, row.key): row.probing for row in rows}
-        of_handlers = [row for row in rows if row.kind == CircuitKind.HANDLER]
-        stopped = {row.key: row.probing for row in of_handlers if not row.parked}
-        streams = {row.key for row in of_handlers if row.parked}
-        parked = {key for kind, key in probing if kind == CircuitKind.KEY}
+        stopped = {row.key: row.probing for row in rows if row.kind == CircuitKind.HANDLER and not row.parked}
+        parked = {row.order for row in rows if row.order is not None}
         for handler, generation in handlers.items():
-            handler.observe_circuits(stopped, generation, streams)
+            handler.observe_circuits(stopped, generation)
             handler.observe_parked(parked)
         receiver = self._agents.receiver
         assert receiver is not None

@@ -197,7 +197,7 @@ class Delivery:
         is not too late. Otherwise it is handed back, or ends.
         """
         release = self.settling.hand_back if tried is None else self.settling.give_back
-        if lease.envelope.partition_key in self.parked or self._is_stopped(lease, has_threads=has_threads):
+        if lease.ordering_key in self.parked or self._is_stopped(lease, has_threads=has_threads):
             held.hold(lease)
             await release([lease])
             return False

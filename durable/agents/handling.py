@@ -30,7 +30,6 @@ from durable.application.handlers import Handler
 from durable.application.retry import Policy
 from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, LeaseKey, NodeId
 from durable.failpoints import failpoint
-from durable.messages.ordering import stream_of
 from durable.statistics import HandlingStatistics
 from durable.tasks.cancelling import current_task
 from durable.tasks.crew import Crew
@@ -108,16 +107,15 @@ class HandlingAgent:
         self.buffer.reserve_unchecked(claimed)
         self.accept(claimed)
 
-    def observe_circuits(self, is_probing: Mapping[str, bool], generation: int, parked: Set[str] = frozenset()) -> None:
-        """Follow the open circuits, and the parks of streams, as read from this generation of its own on; older
-        readings are ignored. Messages of a paused older version wait alone, and nothing is tried behind a park.
+    def observe_circuits(self, is_probing: Mapping[str, bool], generation: int) -> None:
+        """Follow the open circuits as read from this generation of its own on; older readings are ignored. Messages of
+        a paused older version wait alone.
         """
         if not self.circuit.generation.is_current(generation):
             return
         own = self.handler.message_type
         self._delivery.paused_versions = is_probing.keys() - {own}
-        is_parked = stream_of(own) in parked
-        self.observe_circuit(is_parked or own in is_probing, probing=not is_parked and is_probing.get(own, False))
+        self.observe_circuit(own in is_probing, probing=is_probing.get(own, False))
 
     def takes(self, message_type: str) -> bool:
         """Tell whether messages of this type may be claimed for this handler."""
@@ -157,11 +155,11 @@ class HandlingAgent:
         self._changed.set()
 
     def observe_parked(self, keys: Set[str]) -> None:
-        """Apply `circuits`: no message of these keys is begun, and their waiting messages are handed back."""
+        """Apply `circuits`: no message of these ordering keys is begun, and their waiting messages are handed back."""
         self._delivery.parked = keys
         if keys:
-            of_them = [lease for lease in self.buffer.waiting() if lease.envelope.partition_key in keys]
-            self._unwanted += self.buffer.withdraw({lease.ordering_key for lease in of_them if lease.ordering_key})
+            waiting = {lease.ordering_key for lease in self.buffer.waiting() if lease.ordering_key}
+            self._unwanted += self.buffer.withdraw(waiting & keys)
             self._changed.set()
 
     def slowest(self) -> Standing | None:

@@ -69,11 +69,11 @@ def circuit_rows(snapshot: StatusSnapshot) -> Listed[Row]:
     by_type, by_destination = _due(snapshot.incoming), _due(snapshot.outgoing)
     waiting: Mapping[str, Callable[[OpenCircuit], int]] = {
         CircuitKind.DESTINATION: lambda circuit: by_destination.get(circuit.key, 0),
-        CircuitKind.HANDLER: lambda circuit: stops.waiting(circuit, by_type),
-        CircuitKind.KEY: lambda circuit: snapshot.parked.get(circuit.key, 0),
+        CircuitKind.HANDLER: lambda circuit: stops.waiting(circuit, by_type, snapshot.parked),
+        CircuitKind.KEY: lambda circuit: stops.waiting(circuit, by_type, snapshot.parked),
     }
     rows = [
-        circuit._asdict()
+        {name: value for name, value in circuit._asdict().items() if name != "ordering_key"}
         | {
             "state": _state(circuit, now),
             "open_seconds": (now - circuit.since).total_seconds(),

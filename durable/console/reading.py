@@ -174,9 +174,9 @@ class Reading:
 
     async def park(self, person: Person, kind: str, key: str) -> OpenCircuit | None:
         """Find the park of a key, or of an ordered handler."""
-        found = await self._bus.runtime.database.transaction(circuits.read)
+        found = await self._bus.runtime.database.transaction(read_circuits_of, kind, key)
         shown = found if _sees_contents(person) else viewers.of_circuits(found)
-        return next((each for each in shown if each.parked and each[:2] == (kind, key)), None)
+        return next((each for each in shown if each.parked), None)
 
     async def keys(self, person: Person, page: int) -> Keys:
         """Read a page of the paused and parked keys."""
@@ -319,9 +319,15 @@ def read_survey(conn: Connection, schema: str, selection: Selection) -> Look[Sur
     return look(conn, schema, dead_letters.survey, selection)
 
 
+def read_circuits_of(conn: Connection, schema: str, kind: str, key: str) -> Sequence[OpenCircuit]:
+    if kind not in list(CircuitKind):
+        return []
+    return circuits.of_name(conn, schema, circuits.read(conn, schema), CircuitKind(kind), key)
+
+
 def read_keys(conn: Connection, schema: str, page: int) -> Keys:
     found = circuits.listed(conn, schema, SHOWN, page, kind=CircuitKind.KEY)
-    return Keys(found, gauges.waiting_behind(conn, schema, circuits.keys_of(found.rows)))
+    return Keys(found, gauges.waiting_behind(conn, schema, circuits.orders_of(found.rows)))
 
 
 def read_scheduled(conn: Connection, schema: str) -> Scheduled:
@@ -332,11 +338,16 @@ def read_scheduled(conn: Connection, schema: str) -> Scheduled:
 def _lanes(read: Gauges, side: Side, kind: CircuitKind, declared: Sequence[str]) -> list[Lane]:
     """Return those with waiting messages, those that are stopped, and those that this bus declares."""
     waiting = {group.name: group for group in read.unowned[side]}
-    opened = {circuit.key: [circuit] for circuit in read.circuits if circuit.kind == kind}
+    opened: dict[str, list[OpenCircuit]] = {}
+    for circuit in read.circuits:
+        if circuit.kind == kind:
+            opened.setdefault(circuit.key, []).append(circuit)
     stops = Stops(read)
 
     def stopping(name: str) -> Sequence[OpenCircuit]:
-        return stops.of(name) if kind == CircuitKind.HANDLER else opened.get(name, [])
+        """Return what stops it, or has its name: a park may have that of a handler of another release."""
+        stopped = stops.of(name) if kind == CircuitKind.HANDLER else []
+        return [*stopped, *(each for each in opened.get(name, []) if each not in stopped)]
 
     lanes = [
         Lane(name, group.waiting if (group := waiting.get(name)) else 0, group and group.oldest_age, stopping(name))

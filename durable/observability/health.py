@@ -255,8 +255,7 @@ def _parked(gauges: Gauges, settings: Settings) -> Iterator[str]:
 def _behind(gauges: Gauges, settings: Settings) -> Iterator[str]:
     by_type, stops = {group.name: group.waiting for group in gauges.unowned[Side.INCOMING]}, Stops(gauges)
     for circuit in gauges.circuits:
-        is_of_key = circuit.kind == CircuitKind.KEY
-        waiting = gauges.behind.get(circuit.key, 0) if is_of_key else stops.waiting(circuit, by_type)
+        waiting = stops.waiting(circuit, by_type, gauges.behind)
         if circuit.parked and waiting and gauges.now - circuit.since >= settings.health_unattended:
             yield (
                 f"{circuit.kind} {circuit.key} is parked by a dead letter ({circuit.reason}), and "

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Any, Concatenate, NamedTuple, ParamSpec
 from uuid import UUID, uuid4
 
@@ -148,14 +149,15 @@ def resume(
 
     `seen`: only what has been stopped since then; nothing when it was stopped anew, or is paused besides.
     """
-    before = _open(conn, schema, named)
-    ends = {(each.kind, each.key): each for each in reversed(before)}.values()  # a pause before the park beside it
-    if seen is not None and any(each.since != seen for each in ends):
+    before = _open_of_each(conn, schema, named)
+    ends = [[row for row in rows if row.parked == rows[0].parked] for rows in before if rows]
+    if seen is not None and any(all(row.since != seen for row in rows) for rows in ends):
         return Resumed(False)
     resumed = circuits.resume_each(conn, schema, named)
     if resumed.was_open:
         after = _kept(_open(conn, schema, named))
-        action = Action(actor=actor, verb="resume", target=_names(named), before=_kept(before), after=after or None)
+        was = _kept(list(chain.from_iterable(before)))
+        action = Action(actor=actor, verb="resume", target=_names(named), before=was, after=after or None)
         record(conn, schema, action, max(1, len(ends)))
     return resumed
 
@@ -212,10 +214,15 @@ def _noted(conn: Connection, schema: str, action: Action, *, done: bool) -> bool
 
 
 def _open(conn: Connection, schema: str, named: Sequence[tuple[CircuitKind, str]]) -> list[OpenCircuit]:
-    """Return the open circuits among these, a pause before the park beside it."""
-    wanted = {(kind.value, key, False) for kind, key in named}
-    wanted |= {(kind.value, circuits.parked_key(kind, key), True) for kind, key in named}
-    return [each for each in circuits.read(conn, schema) if (each.kind, each.key, each.parked) in wanted]
+    """Return the open circuits among these."""
+    return list(chain.from_iterable(_open_of_each(conn, schema, named)))
+
+
+def _open_of_each(
+    conn: Connection, schema: str, named: Sequence[tuple[CircuitKind, str]]
+) -> list[Sequence[OpenCircuit]]:
+    found = circuits.read(conn, schema)
+    return [circuits.of_name(conn, schema, found, kind, key) for kind, key in named]
 
 
 def _kept(stopped: Sequence[OpenCircuit]) -> Mapping[str, Any]:

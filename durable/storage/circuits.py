@@ -40,6 +40,13 @@ class OpenCircuit(NamedTuple):
     """True if failures opened the circuit, so that a success closes it."""
     parked: bool = False
     """True for a key, or an ordered handler, that a dead letter has stopped until a resume."""
+    ordering_key: str | None = None
+    """That of the dead letter, for a park."""
+
+    @property
+    def order(self) -> str | None:
+        """The ordering key of the messages that it stops: of a key, and of a park."""
+        return self.key if self.kind == CircuitKind.KEY else self.ordering_key
 
 
 class Resumed(NamedTuple):
@@ -132,15 +139,42 @@ def park(
 def resume(conn: Connection, schema: str, kind: CircuitKind, key: str) -> Resumed:
     """End its pause, or what failures have opened; without one of these its park. The nodes are told at once.
 
-    The park of an ordered handler is that of all versions of its message.
+    The park of an ordered handler is that of all versions of its message, and of the older names that it had.
     """
-    params = _named(schema, kind, key) | {"parked_key": parked_key(kind, key)}
+    parked = {"parked_key": parked_key(kind, key), "orders": orders(conn, schema, kind, key)}
+    params = _named(schema, kind, key) | parked
     return Resumed(*conn.execute(circuit_statements.RESUME.within(schema), params).one())
 
 
 def parked_key(kind: CircuitKind, key: str) -> str:
     """Return the key of a park of this: an ordered handler is parked by its stream."""
     return stream_of(key) if kind is CircuitKind.HANDLER else key
+
+
+def orders(conn: Connection, schema: str, kind: CircuitKind, key: str) -> list[str]:
+    """Read the ordering keys that a park of this has, as far as they are known: nodes declare those of handlers."""
+    if kind is not CircuitKind.HANDLER:
+        return []
+    params = {"key": key, "parked_key": parked_key(kind, key)}
+    return list(conn.execute(circuit_statements.READ_ORDERS.within(schema), params).scalars())
+
+
+def of_name(
+    conn: Connection, schema: str, found: Sequence[OpenCircuit], kind: CircuitKind, key: str
+) -> Sequence[OpenCircuit]:
+    """Choose the circuits of this name from those that are open: what a resume ends first, before its parks."""
+    known, parked = orders(conn, schema, kind, key), parked_key(kind, key)
+    of_kind = [each for each in found if each.kind == kind]
+    parks = [each for each in of_kind if each.parked and (each.key == parked or each.order in known)]
+    return [each for each in of_kind if each.key == key and not each.parked] + parks
+
+
+def parked_types(conn: Connection, schema: str) -> dict[str, set[str]]:
+    """Read the message types behind parks of ordered handlers, each with the ordering keys of these parks."""
+    found: dict[str, set[str]] = {}
+    for name, ordering_key in conn.execute(circuit_statements.READ_PARKED_TYPES.within(schema)):
+        found.setdefault(name, set()).add(ordering_key)
+    return found
 
 
 def close_ended(conn: Connection, schema: str) -> None:
@@ -184,15 +218,20 @@ def _forget_counts(conn: Connection, schema: str, kind: CircuitKind, key: str) -
         conn.execute(circuit_statements.FORGET_COUNTS.within(schema), {"handler": key})
 
 
-def count_parked(conn: Connection, schema: str, keys: Sequence[str]) -> dict[str, int]:
-    """Count the waiting messages of each of these keys; the inbox is read whole for it."""
-    rows = conn.execute(circuit_statements.COUNT_PARKED.within(schema), {"keys": list(keys)}) if keys else ()
+def count_behind(
+    conn: Connection, schema: str, keys: Sequence[str], *, limit: int | None = None, groups: int | None = None
+) -> dict[str, int]:
+    """Count the messages that wait in the order of each of these ordering keys, of each up to a limit; with `groups`,
+    only of so many keys: the first behind which any waits.
+    """
+    params = {"keys": list(keys), "limit": limit, "groups": groups}
+    rows = conn.execute(circuit_statements.COUNT_BEHIND.within(schema), params) if keys else ()
     return {row.key: row.waiting for row in rows}
 
 
-def keys_of(circuits: Iterable[OpenCircuit]) -> list[str]:
-    """Return the keys that are paused or parked among these, each once."""
-    return list(dict.fromkeys(each.key for each in circuits if each.kind == CircuitKind.KEY))
+def orders_of(circuits: Iterable[OpenCircuit]) -> list[str]:
+    """Return the ordering keys that these stop, each once."""
+    return list(dict.fromkeys(each.order for each in circuits if each.order is not None))
 
 
 def read(conn: Connection, schema: str) -> list[OpenCircuit]:

@@ -6,7 +6,7 @@ durable.storage.status counts every row, and takes 90 ms for that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import chain
@@ -65,7 +65,9 @@ class Gauges(NamedTuple):
     parked: Sequence[Parked]
     """Messages that wait for an encryption key, by key."""
     behind: Mapping[str, int]
-    """Messages that wait behind a dead letter, by their key, which it has parked."""
+    """Messages that wait behind a dead letter, by their ordering key, which it has parked."""
+    parked_types: Mapping[str, Collection[str]]
+    """Message types behind parks of ordered handlers, with the ordering keys of these parks."""
     circuits: Sequence[OpenCircuit]
     """The open ones; of keys the oldest."""
     open_circuits: Mapping[str, int]
@@ -96,7 +98,8 @@ def read(conn: Connection, schema: str) -> Gauges:
         late_schedules=schedules.late(conn, schema, _MOST_GROUPS),
         dead_letters=conn.execute(gauge_statements.COUNT_UNRESOLVED.within(schema), limit).scalar_one(),
         parked=parked.read(conn, schema, MOST_COUNTED),
-        behind=waiting_behind(conn, schema, _parked_keys(stopped)),
+        behind=waiting_behind(conn, schema, _parked_orders(stopped)),
+        parked_types=circuits.parked_types(conn, schema),
         circuits=stopped,
         open_circuits=circuits.count(conn, schema),
         nodes=nodes.read(conn, schema),
@@ -119,17 +122,16 @@ _BOUNDS: Final = {"limit": MOST_COUNTED, "groups": _MOST_GROUPS}
 
 def waiting_behind(conn: Connection, schema: str, keys: Sequence[str]) -> dict[str, int]:
     """Count the messages that wait in the order of each of these keys; only the first of those where any waits."""
-    params = {"keys": list(keys), **_BOUNDS}
-    return {row.key: row.waiting for row in conn.execute(gauge_statements.COUNT_BEHIND.within(schema), params)}
+    return circuits.count_behind(conn, schema, keys, **_BOUNDS)
 
 
-def _parked_keys(stopped: Sequence[OpenCircuit]) -> list[str]:
-    """Return the keys that dead letters have parked, the oldest first."""
-    return circuits.keys_of(sorted((each for each in stopped if each.parked), key=_since))
+def _parked_orders(stopped: Sequence[OpenCircuit]) -> list[str]:
+    """Return the ordering keys that dead letters have parked: those of handlers, then the keys, the oldest first."""
+    return circuits.orders_of(sorted((each for each in stopped if each.parked), key=_keys_last))
 
 
-def _since(circuit: OpenCircuit) -> datetime:
-    return circuit.since
+def _keys_last(circuit: OpenCircuit) -> tuple[bool, datetime]:
+    return circuit.kind == circuits.CircuitKind.KEY, circuit.since
 
 
 def _unowned(conn: Connection, schema: str, statements: Sequence[Statement]) -> list[Unowned]:

@@ -59,7 +59,7 @@ class StatusSnapshot(NamedTuple):
     circuits: Listed[OpenCircuit]
     """The first of the open circuits and pauses."""
     parked: Mapping[str, int]
-    """The number of waiting messages of each key among them."""
+    """The number of messages that wait in each order that one of them stops."""
 
 
 def read(conn: Connection, schema: str, size: int = SHOWN) -> StatusSnapshot:
@@ -76,7 +76,7 @@ def read(conn: Connection, schema: str, size: int = SHOWN) -> StatusSnapshot:
         gauges=gauges.read(conn, schema),
         dead_letters=[DeadLetterCount(*row) for row in conn.execute(housekeeping.COUNT_DEAD_LETTERS.within(schema))],
         circuits=stopped,
-        parked=circuits.count_parked(conn, schema, circuits.keys_of(stopped.rows)),
+        parked=circuits.count_behind(conn, schema, circuits.orders_of(stopped.rows)),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from durable.clock import Clock
+from durable.messages.ordering import OrderingRules
 from durable.storage.circuits import CircuitKind, Resumed, parked_key
 
 
@@ -18,6 +19,7 @@ class MemoryCircuit:
     until: datetime | None
     actor: str
     probing: bool
+    ordering_key: str | None = None
 
     def has_ended(self, now: datetime) -> bool:
         return not self.probing and self.until is not None and self.until <= now
@@ -28,15 +30,23 @@ class MemoryCircuit:
 
 @dataclass
 class MemoryCircuits:
-    """Time is the bus's own clock."""
+    """Time is the bus's own clock; `places` tell the orders of ordered handlers."""
 
     clock: Clock
+    places: OrderingRules = field(default_factory=OrderingRules)
     _rows: dict[tuple[str, str], MemoryCircuit] = field(default_factory=dict)
     _parks: dict[tuple[str, str], MemoryCircuit] = field(default_factory=dict)
 
     def of(self, kind: CircuitKind, key: str) -> MemoryCircuit | None:
-        """The circuit, if it is open; of a park and what is beside it the park, which no trial ends."""
-        return self._parks.get((kind, parked_key(kind, key))) or self._unparked(kind, key)
+        """The circuit, if it is open; a park stops an order."""
+        return self._unparked(kind, key)
+
+    def stops_order(self, ordering_key: str | None) -> bool:
+        """Tell whether a park, or a pause of a key, stops the messages of this order."""
+        if ordering_key is None:
+            return False
+        is_parked = any(park.ordering_key == ordering_key for park in self._parks.values())
+        return is_parked or self._unparked(CircuitKind.KEY, ordering_key) is not None
 
     def may_take(self, message_type: str) -> bool:
         circuit = self.of(CircuitKind.HANDLER, message_type)
@@ -58,15 +68,25 @@ class MemoryCircuits:
             until = None if duration is None else now + duration
             self._rows[kind, key] = MemoryCircuit(reason, known.since, until, actor, probing=False)
 
-    def park(self, kind: CircuitKind, key: str, *, reason: str, actor: str) -> None:
-        self._parks.setdefault((kind, key), MemoryCircuit(reason, self.clock.now(), None, actor, probing=False))
+    def park(self, kind: CircuitKind, key: str, *, reason: str, actor: str, ordering_key: str) -> None:
+        park = MemoryCircuit(reason, self.clock.now(), None, actor, probing=False, ordering_key=ordering_key)
+        self._parks.setdefault((kind, key), park)
 
     def resume(self, kind: CircuitKind, key: str) -> Resumed:
-        if self._unparked(kind, key) is None:
-            return Resumed(self._parks.pop((kind, parked_key(kind, key)), None) is not None)
-        del self._rows[kind, key]
-        park = self._parks.get((kind, parked_key(kind, key)))
-        return Resumed(True, None if park is None else park.reason)
+        parks = self._parks_of(kind, key)
+        if self._unparked(kind, key) is not None:
+            del self._rows[kind, key]
+            return Resumed(True, next((self._parks[each].reason for each in parks), None))
+        for each in parks:
+            del self._parks[each]
+        return Resumed(bool(parks))
+
+    def _parks_of(self, kind: CircuitKind, key: str) -> list[tuple[str, str]]:
+        name = kind, parked_key(kind, key)
+        orders = {park.ordering_key for each, park in self._parks.items() if each == name}
+        if kind is CircuitKind.HANDLER:
+            orders.add(self.places.of_type(key).ordering_key)
+        return [each for each, park in self._parks.items() if each[0] == kind and park.ordering_key in orders]
 
     def open_circuit(
         self, kind: CircuitKind, key: str, *, reason: str, actor: str, duration: timedelta | None = None

@@ -60,7 +60,7 @@ class Mailbox:
     ids: KnownIds = field(init=False)
 
     def __post_init__(self) -> None:
-        self.circuits = MemoryCircuits(self.clock)
+        self.circuits = MemoryCircuits(self.clock, self.places)
         self.history = MemoryHistory(self.clock, self.ring)
         self.ids = KnownIds(self.clock, self.ring)
 
@@ -110,9 +110,7 @@ class Mailbox:
         held: set[str] = set()
         for row in self.incoming.values():
             fits = not taken or row.type == taken[0].envelope.message_type
-            is_stopped = (
-                row.type in stopped or self.circuits.of(CircuitKind.KEY, row.envelope.partition_key or "") is not None
-            )
+            is_stopped = row.type in stopped or self.circuits.stops_order(row.ordering_key)
             may_go = row.is_due(now) and not is_stopped and not row.is_parked
             if fits and row.ordering_key not in held and may_go:
                 taken.append(row.lease())
@@ -268,7 +266,8 @@ class Mailbox:
             return False
         row = self.incoming.pop(_key(lease))
         if parks is not None and lease.ordering_key is not None:
-            self.circuits.park(*Place.of(lease).circuit(parks), reason=letter.reason, actor=_NODE)
+            kind, key = Place.of(lease).circuit(parks)
+            self.circuits.park(kind, key, reason=letter.reason, actor=_NODE, ordering_key=lease.ordering_key)
         row.attempts += tried.counted
         self.history.bury(row, letter)
         return True

@@ -118,7 +118,8 @@ def make(chance: Random, now: datetime, addresses: Sequence[str], endpoints: Seq
         execution_time=None if due is None else now + due,
         deliver_by=None if late is None else now + late,
     )
-    return envelope, QueueKeys(key, tenant), chance.choice(endpoints), NodeId(chance.choice([0, 0, 0, 1, 2]))
+    ordering_key = chance.choice([key, key, KEYS[-1]])  # its own, or that of an ordered handler or destination
+    return envelope, QueueKeys(ordering_key, tenant), chance.choice(endpoints), NodeId(chance.choice([0, 0, 0, 1, 2]))
 
 
 chances = st.integers(0, 1 << 32).map(Random)

@@ -128,7 +128,9 @@ class Shop:
         await self.tables.change(
             "UPDATE durable.incoming_envelopes SET attempts = %s, interruptions = %s", attempts, interruptions
         )
-        leases = [LeasedEnvelope(e, 0, "shop", attempts, interruptions) for e in envelopes]
+        leases = [
+            LeasedEnvelope(e, 0, "shop", attempts, interruptions, ordering_key=e.partition_key) for e in envelopes
+        ]
         self.agent.accept(leases)
         return leases
 

@@ -23,6 +23,7 @@ def quiet_gauges(now: datetime, node: Node, **changes: Any) -> Gauges:
         dead_letters=0,
         parked=[],
         behind={},
+        parked_types={},
         circuits=[],
         open_circuits={},
         nodes=[node],

@@ -233,11 +233,11 @@ def _parked(chosen: Chosen) -> list[Row]:
     """The keys and handlers that dead letters have parked: what is replayed waits there until they are resumed."""
     with schema_connection(chosen.settings) as conn:
         stopped = [each for each in circuits.read(conn, chosen.settings.db_schema) if each.parked]
-        waiting = circuits.count_parked(conn, chosen.settings.db_schema, circuits.keys_of(stopped))
+        waiting = circuits.count_behind(conn, chosen.settings.db_schema, circuits.orders_of(stopped))
     return [
-        {"kind": circuit.kind, "key": circuit.key, "waiting": waiting.get(circuit.key)}
+        {"kind": circuit.kind, "key": circuit.key, "waiting": waiting.get(circuit.order or "")}
         for circuit in stopped
-        if circuit.kind != CircuitKind.KEY or circuit.key in waiting
+        if circuit.kind != CircuitKind.KEY or circuit.order in waiting
     ]
 
 

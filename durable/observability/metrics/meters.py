@@ -169,6 +169,7 @@ _NOTHING: Final = Gauges(
     dead_letters=0,
     parked=(),
     behind={},
+    parked_types={},
     circuits=(),
     open_circuits={},
     nodes=(),

@@ -5,7 +5,8 @@ probing  false: an operator, a handler or plain SQL has paused it; it ends at `u
          true:  an agent has opened it because of failures; it stays open until something gets through, and from
                 `until` on it is tried: a destination by pings, a handler by one message at a time
 
-A park has its row beside that of a pause or of failures: neither ends the other, and both stop the same messages.
+A park has its row beside that of a pause or of failures, and neither ends the other. A park stops the messages of its
+`ordering_key`, under whatever names other releases have the handler.
 """
 
 from __future__ import annotations
@@ -78,33 +79,44 @@ WITH parked AS (
 )
 SELECT pg_notify(CAST(:channel AS text), '') FROM parked
 """)
+# The places of a message type in an order: that which its nodes declare, and that of a park of its name.
+READ_ORDERS: Final = Statement("""
+SELECT ordering_key FROM {schema}.placements
+WHERE side = 'incoming' AND name = :key AND ordering_key IS NOT NULL
+UNION
+SELECT ordering_key FROM {schema}.circuits
+WHERE kind = 'handler' AND key = :parked_key AND parked AND ordering_key IS NOT NULL
+""")
+_PARK_OF_IT: Final = "parked AND (key = :parked_key OR ordering_key = ANY (CAST(:orders AS text[])))"
 # Of a pause beside a park the pause alone, also where another resume ends that pause at the same time.
 # The row of a schedule stays, with its end: whoever looks at the schedule next passes over what came meanwhile.
-RESUME: Final = Statement("""
+RESUME: Final = Statement(f"""
 WITH paused AS MATERIALIZED (
-    SELECT FROM {schema}.circuits
+    SELECT FROM {{schema}}.circuits
     WHERE kind = :kind AND key = :key AND NOT parked AND (probing OR until IS NULL OR until > now())
 ), deleted AS (
-    DELETE FROM {schema}.circuits
-    WHERE kind = :kind AND kind <> 'schedule' AND key = CASE WHEN parked THEN :parked_key ELSE :key END
-        AND (NOT parked OR NOT EXISTS (SELECT FROM paused))
+    DELETE FROM {{schema}}.circuits
+    WHERE kind = :kind AND kind <> 'schedule'
+        AND (NOT parked AND key = :key OR {_PARK_OF_IT} AND NOT EXISTS (SELECT FROM paused))
     RETURNING probing OR until IS NULL OR until > now() AS was_open
 ), ended AS (
-    UPDATE {schema}.circuits SET until = now()
+    UPDATE {{schema}}.circuits SET until = now()
     WHERE kind = :kind AND key = :key AND kind = 'schedule' AND (until IS NULL OR until > now())
     RETURNING true AS was_open
 ), resumed AS (
     SELECT was_open FROM deleted UNION ALL SELECT was_open FROM ended
 ), told AS (SELECT was_open, pg_notify(CAST(:channel AS text), '') FROM resumed)
 SELECT EXISTS (SELECT FROM told WHERE was_open) AS was_open, (
-    SELECT reason FROM {schema}.circuits
-    WHERE kind = :kind AND key = :parked_key AND parked AND EXISTS (SELECT FROM paused)) AS still_parked
+    SELECT reason FROM {{schema}}.circuits
+    WHERE kind = :kind AND {_PARK_OF_IT} AND EXISTS (SELECT FROM paused)
+    ORDER BY since LIMIT 1) AS still_parked
 """)
 CLOSE_ENDED_CIRCUITS: Final = Statement("""
 DELETE FROM {schema}.circuits WHERE until <= now() AND NOT probing
     AND (kind <> 'schedule' OR NOT EXISTS (SELECT FROM {schema}.schedules WHERE name = key))
 """)
-_OPEN_ROWS: Final = f"""SELECT kind, key, reason, {SINCE} AS since, {UNTIL} AS until, actor, probing, parked
+_OPEN_ROWS: Final = f"""
+SELECT kind, key, reason, {SINCE} AS since, {UNTIL} AS until, actor, probing, parked, ordering_key
 FROM {{schema}}.circuits WHERE (probing OR until IS NULL OR until > now())"""
 
 # A pause comes before the park beside it: so does a resume end them.
@@ -159,7 +171,7 @@ WITH stale AS (
     SELECT :handler, :node, :messages, :failures
     WHERE NOT EXISTS (
         SELECT FROM {schema}.circuits
-        WHERE kind = 'handler' AND key = :handler AND (probing OR until IS NULL OR until > now()))
+        WHERE kind = 'handler' AND key = :handler AND NOT parked AND (probing OR until IS NULL OR until > now()))
     ON CONFLICT (handler, node_id) DO UPDATE
     SET messages = excluded.messages, failures = excluded.failures, counted_at = clock_timestamp()
 )
@@ -169,9 +181,26 @@ WHERE handler = :handler AND node_id <> :node AND counted_at >= clock_timestamp(
 """)
 FORGET_COUNTS: Final = Statement("DELETE FROM {schema}.handler_counts WHERE handler = :handler")
 
-# How much waits of each of these keys; no index tells it, and nobody but an operator asks.
-COUNT_PARKED: Final = Statement(f"""
-SELECT row.partition_key AS key, count(*) AS waiting
-FROM {INBOX.rows} AS row JOIN unnest(CAST(:keys AS text[])) AS parked (key) ON key = row.partition_key
-WHERE {ORDERED} GROUP BY row.partition_key
+# Of each message type the parked orders in which it waits, or in which its messages are placed.
+READ_PARKED_TYPES: Final = Statement(f"""
+WITH RECURSIVE {INBOX.distinct("message_type", ORDERED)}, parks AS (
+    SELECT ordering_key FROM {{schema}}.circuits WHERE kind = 'handler' AND parked
+)
+SELECT name, ordering_key FROM found CROSS JOIN parks
+WHERE EXISTS (
+    SELECT FROM {INBOX.rows} AS row
+    WHERE {ORDERED} AND row.message_type = found.name AND row.ordering_key = parks.ordering_key)
+UNION
+SELECT name, ordering_key FROM {{schema}}.placements JOIN parks USING (ordering_key) WHERE side = 'incoming'
+""")
+
+# How much waits in the order of each of these keys: of the first ones, behind which anything waits. NULL: no limit.
+COUNT_BEHIND: Final = Statement(f"""
+SELECT parked.key, (SELECT count(*) FROM (
+    SELECT FROM {INBOX.rows} WHERE {ORDERED} AND ordering_key = parked.key
+    LIMIT CAST(:limit AS bigint)) AS counted) AS waiting
+FROM (
+    SELECT key FROM unnest(CAST(:keys AS text[])) WITH ORDINALITY AS named (key, place)
+    WHERE EXISTS (SELECT FROM {INBOX.rows} WHERE {ORDERED} AND ordering_key = named.key)
+    ORDER BY place LIMIT CAST(:groups AS bigint)) AS parked
 """)

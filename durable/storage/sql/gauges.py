@@ -6,7 +6,7 @@ as one of :limit. Groups are found by a loose scan, one step each, and only the 
 
 from __future__ import annotations
 
-from durable.storage.sql.columns import FREE, ORDERED, QUEUED
+from durable.storage.sql.columns import FREE, QUEUED
 from durable.storage.sql.statement import Statement
 from durable.storage.sql.work import INBOX, OUTBOX, WorkTable
 
@@ -61,16 +61,6 @@ SELECT clock_timestamp() AS now,
 
 COUNT_UNRESOLVED = Statement("""
 SELECT count(*) FROM (SELECT FROM {schema}.dead_letters WHERE resolved_at IS NULL LIMIT :limit) AS counted
-""")
-
-# How much waits in the order of each of these keys: of the first ones, behind which anything waits.
-COUNT_BEHIND = Statement(f"""
-SELECT parked.key, (SELECT count(*) FROM (
-    SELECT FROM {INBOX.rows} WHERE {ORDERED} AND ordering_key = parked.key LIMIT :limit) AS counted) AS waiting
-FROM (
-    SELECT key FROM unnest(CAST(:keys AS text[])) WITH ORDINALITY AS named (key, place)
-    WHERE EXISTS (SELECT FROM {INBOX.rows} WHERE {ORDERED} AND ordering_key = named.key)
-    ORDER BY place LIMIT :groups) AS parked
 """)
 
 # From the statistics that Postgres keeps of every table anyway.

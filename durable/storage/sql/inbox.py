@@ -106,7 +106,8 @@ CLAIM_INCOMING = INBOX.next(
         AND (deliver_by IS NULL OR deliver_by > now())
         AND NOT EXISTS (
             SELECT FROM {{schema}}.circuits
-            WHERE kind = 'handler' AND key IN (:message_type, :handler) AND (probing OR until IS NULL OR until > now())
+            WHERE kind = 'handler' AND key IN (:message_type, :handler) AND NOT parked
+                AND (probing OR until IS NULL OR until > now())
                 AND NOT (probing AND CAST(:is_trial AS boolean))
         ){{only}}
     ORDER BY seq LIMIT :batch_size""",

@@ -26,10 +26,12 @@ _HANDLED_HERE: Final = f"""EXISTS (
             SELECT FROM unnest(CAST(:message_types AS text[]), CAST(:handlers AS text[])) AS here (name, handler)
             WHERE here.name = first.message_type AND NOT EXISTS (
                 SELECT FROM {{schema}}.circuits
-                WHERE kind = 'handler' AND key IN (here.name, here.handler) AND {_OPEN} AND {_UNTRIED}))"""
-# A key by its name; an ordered handler by the key of its stream, which nodes with other versions have, too.
+                WHERE kind = 'handler' AND key IN (here.name, here.handler) AND NOT parked
+                    AND {_OPEN} AND {_UNTRIED}))"""
+# A key by its name, which is none of an ordered handler; that one by the key of its stream, which nodes with other
+# versions have, too.
 _NOT_PARKED: Final = f"""NOT EXISTS (
-                SELECT FROM {{schema}}.circuits WHERE kind = 'key' AND key = row.partition_key AND {_OPEN})
+                SELECT FROM {{schema}}.circuits WHERE kind = 'key' AND key = found.key AND {_OPEN})
             AND NOT EXISTS (
                 SELECT FROM {{schema}}.circuits WHERE kind = 'handler' AND parked AND ordering_key = found.key)"""
 
@@ -47,7 +49,7 @@ class Ordered:
         within = "destination = found.scope AND " if is_scoped else ""
         turns = "unnest(CAST(:scopes AS text[]), CAST(:keys AS text[])) AS found (scope, key)"
         head = f"""
-        SELECT id, {address}, epoch, seq, message_type, partition_key FROM {rows}
+        SELECT id, {address}, epoch, seq, message_type FROM {rows}
         WHERE {within}{ORDERED} AND ordering_key = found.key AND {_IN_TIME} ORDER BY seq LIMIT 1"""
         # Of a key that is free: the first row that waits for its retry, if any. No row comes of one that is owned.
         free = f"""
@@ -92,7 +94,7 @@ WITH heads AS MATERIALIZED (
         SELECT id, {address}, row_number() OVER (ORDER BY seq) AS round,
             bool_and({fits_head}) OVER (ORDER BY seq) AS fits
         FROM (
-            SELECT id, {address}, seq, message_type, partition_key FROM {rows}
+            SELECT id, {address}, seq, message_type FROM {rows}
             WHERE {within}{ORDERED} AND ordering_key = found.key AND {_IN_TIME} AND seq < found.ends_before
             ORDER BY seq LIMIT :longest_run
         ) AS row
@@ -128,9 +130,9 @@ OUTGOING: Final = Ordered(
 INCOMING: Final = Ordered(
     INBOX,
     is_scoped=False,
-    may_start=_HANDLED_HERE,
-    is_open=_NOT_PARKED.replace("row.", "first."),
-    fits_head=f"message_type = found.message_type AND {_NOT_PARKED}",
+    may_start=f"{_HANDLED_HERE} AND {_NOT_PARKED}",
+    is_open=_NOT_PARKED,
+    fits_head="message_type = found.message_type",
 )
 
 ORDERED_DESTINATIONS: Final = Statement(OUTBOX.next_names("destination", ORDERED))
@@ -182,5 +184,5 @@ SHARED_INCOMING: Final = Shared(
     INBOX,
     f"""NOT EXISTS (
         SELECT FROM {{schema}}.circuits
-        WHERE kind = 'handler' AND key IN (:lane, :handler) AND {_OPEN} AND {_UNTRIED})""",
+        WHERE kind = 'handler' AND key IN (:lane, :handler) AND NOT parked AND {_OPEN} AND {_UNTRIED})""",
 )

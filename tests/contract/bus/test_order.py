@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from durable import (
-    Context,
-    Retry,
-)
+from durable import Context, Retry, message, upcaster
+from durable.errors import InvalidSetting
 from tests.contract.bus.orders import MINUTE, NEVER, OrderPlaced, OrderShipped, collect
 from tests.contract.bus.worlds import World
+
+
+@message("contract.booking")
+class Booking(msgspec.Struct):
+    number: int
+
+
+@message("contract.ordering")
+class Ordering(msgspec.Struct):
+    number: int
+
+
+@upcaster(Booking, to=Ordering)
+def to_ordering(old: Booking) -> Ordering:
+    return Ordering(old.number)
 
 
 class TestOrder:
@@ -140,6 +154,26 @@ class TestOrder:
             await world.settle()
             assert seen == [2]
 
+    @pytest.mark.parametrize("key", [" ", "\xa0", " a "])
+    async def test_key_of_white_space_is_parked_and_resumed(self, world: World, key: str) -> None:
+        seen: list[int] = []
+
+        @world.bus.handles(OrderPlaced, retry=NEVER, on_dead_letter="park")
+        async def handle(order: OrderPlaced) -> None:
+            if order.number == 1:
+                raise RuntimeError("broken")
+            seen.append(order.number)
+
+        async with world:
+            await self.send(world, *map(OrderPlaced, (1, 2)), key=key)
+            await world.settle()
+            assert seen == []
+            assert await world.bus.resume(key=key)
+            await world.settle()
+            assert seen == [2]
+            with pytest.raises(InvalidSetting, match="is no name"):
+                await world.bus.resume(key="")
+
     async def test_paused_key_waits_and_others_proceed(self, world: World) -> None:
         seen = collect(world.bus)
         async with world:
@@ -152,6 +186,55 @@ class TestOrder:
             assert not await world.bus.resume(key="a")
             await world.settle()
             assert seen == [OrderPlaced(10), OrderPlaced(1)]
+
+    @pytest.mark.parametrize("how", ["paused", "parked"])
+    async def test_ordered_handler_ignores_stops_of_keys(self, world: World, how: str) -> None:
+        shipped: list[int] = []
+
+        @world.bus.handles(OrderPlaced, retry=NEVER, on_dead_letter="park")
+        async def place(order: OrderPlaced) -> None:
+            raise RuntimeError("broken")
+
+        @world.bus.handles(OrderShipped, ordered=True)
+        async def ship(order: OrderShipped) -> None:
+            shipped.append(order.number)
+
+        async with world:
+            if how == "paused":
+                await world.bus.pause(key="a")
+            else:
+                await self.send(world, OrderPlaced(1))
+                await world.settle()
+            await self.send(world, OrderShipped(1))
+            await self.send(world, OrderShipped(2), key="b")
+            await self.send(world, OrderPlaced(2))
+            await world.settle()
+            assert shipped == [1, 2]
+            assert len(world.dead_letters()) == (how == "parked")
+            assert await world.bus.resume(key="a")
+
+    @pytest.mark.parametrize("resumed", [Booking, Ordering])
+    @pytest.mark.parametrize("cls", [Booking, Ordering])
+    async def test_park_of_a_renamed_handler_is_ended_under_both_names(
+        self, world: World, cls: type[Any], resumed: type[Any]
+    ) -> None:
+        seen: list[int] = []
+
+        @world.bus.handles(Ordering, retry=NEVER, on_dead_letter="park", ordered=True)
+        async def handle(order: Ordering) -> None:
+            if order.number == 1:
+                raise RuntimeError("broken")
+            seen.append(order.number)
+
+        async with world:
+            await self.send(world, cls(1))
+            await self.send(world, cls(2))
+            await world.settle()
+            assert seen == []
+            assert await world.bus.resume(resumed)
+            assert not await world.bus.resume(resumed)
+            await world.settle()
+            assert seen == [2]
 
     async def test_an_ordered_handler_has_one_message_at_a_time_in_their_order(self, world: World) -> None:
         seen: list[int] = []

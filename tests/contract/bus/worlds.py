@@ -102,8 +102,8 @@ class World(ABC):
 HELD = """((deliver_by IS NULL OR deliver_by >= now()) AND (
     EXISTS (SELECT FROM durable.incoming_envelopes AS earlier WHERE earlier.ordering_key = row.ordering_key
         AND earlier.seq < row.seq AND earlier.attempts > 0 AND earlier.execution_time > now())
-    OR EXISTS (SELECT FROM durable.circuits WHERE (kind, key) IN (('key', row.partition_key),
-        ('handler', row.message_type)))))"""
+    OR EXISTS (SELECT FROM durable.circuits WHERE (kind, key) IN (('key', row.ordering_key),
+        ('handler', row.message_type)) OR ordering_key = row.ordering_key)))"""
 
 
 class OnPostgres(World):

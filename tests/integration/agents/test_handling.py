@@ -325,14 +325,6 @@ class TestConcurrency:
         assert (shop.attempts.has_threads, shop.attempts.has_last_threads) == left
         assert shop.attempts.standing() is None  # a former node of the process has lost them, and ended for it
 
-    @pytest.mark.parametrize(("parked", "takes"), [("handling.placed", False), ("handling.older", True)])
-    async def test_handler_of_a_parked_stream_claims_nothing(self, shop: Shop, parked: str, takes: bool) -> None:
-        async def handle(order: Placed) -> None: ...
-
-        shop.handles(handle)
-        shop.agent.observe_circuits({}, shop.agent.circuit.generation.number, {parked})
-        assert shop.agent.takes("handling.placed") == takes
-
     @pytest.mark.parametrize(
         ("stopped", "claimed"),
         [

@@ -332,6 +332,14 @@ def test_resume_command_ends_a_pause_before_a_park(agent: Agent, database_url: s
     assert agent("resume", flag, "k").code == 1
 
 
+@pytest.mark.parametrize("key", [" ", "\xa0"])
+def test_key_of_white_space_is_paused_and_resumed(agent: Agent, key: str) -> None:
+    assert agent("pause", "--key", key, "--anyway").code == 0
+    assert agent("resume", "--key", key).code == 0
+    for flag, name in (("--key", ""), ("--handler", key)):
+        assert agent("resume", flag, name).code == 2
+
+
 def test_pause_and_resume_commands_stop_and_restart_a_handler(agent: Agent) -> None:
     assert agent("pause", "--handler", "a.b", "--for", "60", "--reason", "moving house", "--anyway") == (
         0,
@@ -357,7 +365,7 @@ def test_pause_and_resume_commands_stop_and_restart_a_handler(agent: Agent) -> N
         (["--handler", "a", "--listener", "b"], "give one of --handler"),
         (["--destination", "tcp://127.0.0.1:1", "--listener", "b"], "give one of --handler"),
         (["--handler", "", "--anyway"], "--handler: '' is not a name"),
-        (["--key", " ", "--anyway"], "--key: ' ' is not a name"),
+        (["--key", "", "--anyway"], "--key: '' is not a name"),
         (["--handler", "a", "--for", "0"], "--for: 0 is not a duration"),
         (["--handler", "a", "--for", "nan"], "--for: 'nan' is no length of time"),
         (["--handler", "a", "--for", "1 fortnight"], "--for: '1 fortnight' is no length of time"),

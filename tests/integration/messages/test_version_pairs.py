@@ -6,15 +6,24 @@ The old code declared its handler as the new one does; between its rows lie some
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from itertools import product
 from typing import Any
 
 import msgspec
 import pytest
+from sqlalchemy import text
 
 from durable import Bus, CircuitBreaker, Retry, message, upcaster
+from durable.cli import views
+from durable.console import reading
 from durable.envelope import ANY_NODE, Envelope
-from durable.storage import inbox
+from durable.grammar import several
+from durable.observability import health
+from durable.settings import Settings
+from durable.storage import inbox, status
+from durable.storage.circuits import CircuitKind
+from durable.storage.gauges import Side
 from durable.storage.inbox import Arrival
 from tests.failure.leftovers import SCHEMA, envelope, transaction
 from tests.failure.waiting import eventually
@@ -39,6 +48,21 @@ class Moved(msgspec.Struct):
 @message("pairs.look")
 class Look(msgspec.Struct):
     number: int
+
+
+@message("pairs.booking")
+class Booking(msgspec.Struct):
+    number: int
+
+
+@message("pairs.ordering")
+class Ordering(msgspec.Struct):
+    number: int
+
+
+@upcaster(Booking, to=Ordering)
+def to_ordering(old: Booking) -> Ordering:
+    return Ordering(old.number)
 
 
 @upcaster(MovedV1, to=Moved)
@@ -200,6 +224,54 @@ async def test_ordered_handler_is_parked_for_nodes_of_both_releases(
             assert handled == []
             assert await second.resume(MovedV1 if second is old else Moved)
             await eventually(lambda: handled == numbers[1:])
+
+
+@pytest.mark.parametrize("resumed", [Booking, Ordering])
+@pytest.mark.parametrize("waits", [["pairs.booking"], ["pairs.ordering"], ["pairs.booking", "pairs.ordering"]])
+@pytest.mark.parametrize("parking", [Booking, Ordering])
+async def test_park_of_a_renamed_handler_is_told_and_ended_under_both_names(
+    tables: Tables, parking: type[Any], waits: list[str], resumed: type[Any]
+) -> None:
+    """The handler parks in one release; what waits behind it has the name of this release, of the other, or of both."""
+    declared: dict[str, Any] = {"ordered": True, "on_dead_letter": "park", "retry": Retry(immediate=0, delays=())}
+    first, second = (Bus("shop", tables.url, **QUICK, check_pending=0) for _ in range(2))
+    handled = list[int]()
+
+    async def handle(order: Any) -> None:
+        if order.number == 0:
+            raise ValueError("refused")
+        handled.append(order.number)
+
+    for bus, cls in ((first, parking), (second, Ordering)):
+        handle.__annotations__ = {"order": cls, "return": None}
+        bus.handles(cls, **declared)(handle)
+    async with first:
+        async with first.unit_of_work():
+            first.send(parking(0))
+        await eventually(lambda: tables.count("circuits") == 1)
+    async with second:
+        with transaction(tables.url) as conn:
+            sent = [
+                msgspec.structs.replace(envelope(number), message_type=name, body=b'{"number": %d}' % number)
+                for number, name in enumerate(waits, start=1)
+            ]
+            places = second.application.routes.places
+            inbox.store(conn, SCHEMA, [Arrival("shop", each, ANY_NODE, places.incoming(each)) for each in sent])
+            conn.execute(text("UPDATE durable.circuits SET since = since - interval '1 hour'"))
+            conn.execute(text("UPDATE durable.incoming_envelopes SET sent_at = sent_at - interval '1 hour'"))
+        with transaction(tables.url) as conn:
+            snapshot = status.read(conn, SCHEMA)
+        assert [row["waiting"] for row in views.circuit_rows(snapshot).rows] == [len(waits)]
+        gauges = snapshot.gauges
+        settings = Settings(health_lag=timedelta(seconds=1))
+        [problem] = health.problems(gauges, [], health.unowned_waits(gauges), settings)
+        assert f"{several(len(waits), 'messages', 'wait')} behind it" in problem
+        lanes = reading._lanes(gauges, Side.INCOMING, CircuitKind.HANDLER, ["pairs.ordering"])
+        assert {*waits, "pairs.ordering"} <= {lane.name for lane in lanes if lane.circuits}
+        assert handled == []
+        assert await second.resume(resumed)
+        assert not await second.resume(resumed)
+        await eventually(lambda: handled == list(range(1, len(waits) + 1)))
 
 
 async def test_neither_version_takes_all_the_room_of_a_fair_handler(tables: Tables) -> None:

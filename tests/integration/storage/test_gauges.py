@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, create_engine, text
 
 from durable.embedded import Embedded
-from durable.storage import circuits, gauges
+from durable.messages.ordering import Rule
+from durable.storage import circuits, gauges, placements
 from durable.storage.circuits import CircuitKind
 from durable.storage.gauges import MOST_COUNTED, Side
+from durable.storage.placements import Declared
+from durable.storage.sql import circuits as circuit_statements
 from durable.storage.sql import gauges as gauge_statements
 from durable.storage.sql.statement import Statement
 from tests.conftest import fresh_databases
@@ -87,11 +91,31 @@ def test_messages_behind_a_dead_letter_are_counted_by_their_key(conn: Connection
     conn.execute(text("ANALYZE durable.incoming_envelopes"))
     plan = "\n".join(
         conn.execute(
-            text(f"EXPLAIN {gauge_statements.COUNT_BEHIND.within('durable').text}"),
+            text(f"EXPLAIN {circuit_statements.COUNT_BEHIND.within('durable').text}"),
             {"limit": MOST_COUNTED, "groups": 200, "keys": ["k1", "gone"]},
         ).scalars()
     )
     assert "Seq Scan on incoming_envelopes" not in plan, plan
+
+
+@pytest.mark.parametrize("placed", ["rows", "declaration"])
+def test_types_behind_a_park_are_those_placed_in_its_order(conn: Connection, placed: str) -> None:
+    said: Any = {"reason": "broken", "actor": "node 7", "ordering_key": "whole"}
+    circuits.park(conn, "durable", CircuitKind.HANDLER, "type 9", **said)
+    if placed == "rows":
+        conn.execute(text(BACKLOG), {"many": 9})
+        conn.execute(text("UPDATE durable.incoming_envelopes SET ordering_key = 'whole' WHERE message_type = 'type 2'"))
+    else:
+        rules = {"type 2": Rule("whole"), "type 1": Rule("other")}
+        placements.declare(conn, "durable", [Declared("incoming", *rule) for rule in rules.items()])
+
+    assert gauges.read(conn, "durable").parked_types == {"type 2": {"whole"}}
+
+
+def test_resume_of_a_version_ends_the_park_of_all(conn: Connection) -> None:
+    said: Any = {"reason": "broken", "actor": "node 7", "ordering_key": "whole"}
+    circuits.park(conn, "durable", CircuitKind.HANDLER, "shop.order", **said)
+    assert circuits.resume(conn, "durable", CircuitKind.HANDLER, "shop.order.v2").was_open
 
 
 def test_messages_behind_the_youngest_of_many_parked_keys_are_counted(conn: Connection) -> None:

@@ -310,7 +310,7 @@ HELD = "(owner_id <> 0 OR (execution_time IS NOT NULL AND attempts > 0))"
 GUARDS = {
     "nothing of it is owned": (HELD, "(execution_time IS NOT NULL AND attempts > 0)"),
     "a retry holds those behind it": (HELD, "owner_id <> 0"),
-    "a run has one type": ("message_type = found.message_type AND ", ""),
+    "a run has one type": ("bool_and(message_type = found.message_type)", "bool_and(true)"),
 }
 
 

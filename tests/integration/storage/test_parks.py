@@ -373,3 +373,12 @@ def test_messages_behind_a_pause_and_a_park_are_counted_once(engine: Engine) -> 
     assert found.parked == {KEY.key: 1}
     assert found.gauges.open_circuits == {"key": 2}
     assert found.gauges.behind == {KEY.key: 1}
+
+
+def test_message_of_an_ordered_handler_is_not_counted_behind_its_own_key(engine: Engine) -> None:
+    on_postgres = OnPostgres(engine, KEY)
+    on_postgres.do(LETTER_STEP)
+    with engine.connect() as conn:  # rolled back
+        OnPostgres._receive(cast(OnPostgres, SimpleNamespace(_stopped=KEY._replace(ordering_key=TYPE))), conn)
+        found = status.read(conn, SCHEMA)
+    assert (found.parked, found.gauges.behind) == ({}, {})

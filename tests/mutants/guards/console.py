@@ -193,8 +193,8 @@ ROWS = (
         "console",
         "a stale page ends a newer pause",
         "durable/storage/actions.py",
-        before="    if seen is not None and any(each.since != seen",
-        after="    if False and any(each.since != seen",
+        before="    if seen is not None and any(all(row.since != seen",
+        after="    if False and any(all(row.since != seen",
         killed_by=("tests/integration/console/test_seen.py::TestPauses::test_newer_pause_of_a_colleague_stays",),
     ),
     Mutant(

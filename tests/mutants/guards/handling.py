@@ -1419,35 +1419,138 @@ ROWS = (
     ),
     Mutant(
         "handling",
+        "a stopped key stops the claims of an ordered handler",
+        "durable/storage/sql/ordering.py",
+        before="kind = 'key' AND key = found.key AND {_OPEN})",
+        after="""kind = 'key' AND {_OPEN} AND key = (
+                    SELECT partition_key FROM {{schema}}.incoming_envelopes AS own WHERE own.id = first.id))""",
+        killed_by=tuple(
+            f"tests/contract/bus/test_order.py::TestOrder::test_ordered_handler_ignores_stops_of_keys[postgres-{how}]"
+            for how in ("paused", "parked")
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a stopped key stops a message that an ordered handler has claimed",
+        "durable/agents/delivery.py",
+        before="if lease.ordering_key in self.parked or",
+        after="if lease.envelope.partition_key in self.parked or",
+        killed_by=tuple(
+            f"tests/contract/bus/test_order.py::TestOrder::test_ordered_handler_ignores_stops_of_keys[postgres-{how}]"
+            for how in ("paused", "parked")
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a stopped key stops an ordered handler in memory",
+        "durable/testing/mailbox.py",
+        before="self.circuits.stops_order(row.ordering_key)",
+        after="self.circuits.stops_order(row.envelope.partition_key)",
+        killed_by=tuple(
+            f"tests/contract/bus/test_order.py::TestOrder::test_ordered_handler_ignores_stops_of_keys[memory-{how}]"
+            for how in ("paused", "parked")
+        ),
+    ),
+    Mutant(
+        "handling",
+        "messages of ordered handlers count as behind their own keys",
+        "durable/storage/sql/circuits.py",
+        before="SELECT FROM {INBOX.rows} WHERE {ORDERED} AND ordering_key = parked.key",
+        after="SELECT FROM {INBOX.rows} WHERE {ORDERED} AND partition_key = parked.key",
+        killed_by=(
+            "tests/integration/storage/test_parks.py::"
+            "test_message_of_an_ordered_handler_is_not_counted_behind_its_own_key",
+        ),
+    ),
+    Mutant(
+        "handling",
         "figures know no park of another release",
         "durable/observability/stops.py",
-        before="self._open.get(stream_of(message_type), ())",
-        after="self._open.get(message_type, ())",
+        before="orders = self._parked_types.get(message_type, ())",
+        after="orders = ()",
         killed_by=(
             "tests/unit/observability/test_stops.py::TestStoppedVersions::"
-            "test_parked_handler_is_a_problem_for_each_version[parked-po.order.v2]",
+            "test_stopped_messages_do_not_lag[parked under another name-po.order.v2]",
         ),
     ),
     Mutant(
         "handling",
-        "a resume ends no park of another release",
+        "messages behind a park are counted by the name of their type",
+        "durable/observability/stops.py",
+        before="        if circuit.order is not None:\n",
+        after="        if circuit.kind == CircuitKind.KEY and circuit.order is not None:\n",
+        killed_by=(
+            "tests/unit/observability/test_stops.py::TestStoppedVersions::"
+            "test_circuit_counts_the_messages_of_its_versions[parked under another name-po.order]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a type waits behind the park of an order that nodes declare, and not behind that of its rows",
         "durable/storage/sql/circuits.py",
-        before="key = CASE WHEN parked THEN :parked_key ELSE :key END",
-        after="key = :key",
+        before="row.message_type = found.name AND row.ordering_key = parks.ordering_key)",
+        after="row.message_type = found.name AND false)",
         killed_by=(
-            "tests/integration/messages/test_version_pairs.py::"
-            "test_ordered_handler_is_parked_for_nodes_of_both_releases[old-0-2]",
+            "tests/integration/storage/test_gauges.py::test_types_behind_a_park_are_those_placed_in_its_order[pg18-rows]",
         ),
     ),
     Mutant(
         "handling",
-        "a node begins what is behind a park of its stream",
-        "durable/agents/handling.py",
-        before="is_parked = stream_of(own) in parked",
-        after="is_parked = False",
+        "a type without messages waits behind no park",
+        "durable/storage/sql/circuits.py",
+        before="JOIN parks USING (ordering_key) WHERE side = 'incoming'",
+        after="JOIN parks USING (ordering_key) WHERE side = ''",
         killed_by=(
-            "tests/integration/agents/test_handling.py::TestConcurrency::"
-            "test_handler_of_a_parked_stream_claims_nothing[handling.placed-False]",
+            "tests/integration/storage/test_gauges.py::"
+            "test_types_behind_a_park_are_those_placed_in_its_order[pg18-declaration]",
         ),
+    ),
+    Mutant(
+        "handling",
+        "a resume ends the park of its own name alone",
+        "durable/storage/sql/circuits.py",
+        before=" OR ordering_key = ANY (CAST(:orders AS text[])))",
+        after=" OR ordering_key = ANY (CAST(:orders AS text[])) AND false)",
+        killed_by=(
+            "tests/contract/bus/test_order.py::TestOrder::"
+            "test_park_of_a_renamed_handler_is_ended_under_both_names[postgres-Booking-Booking]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a bus in memory ends the park of its own name alone",
+        "durable/testing/circuits.py",
+        before="orders.add(self.places.of_type(key).ordering_key)",
+        after="pass",
+        killed_by=(
+            "tests/contract/bus/test_order.py::TestOrder::"
+            "test_park_of_a_renamed_handler_is_ended_under_both_names[memory-Booking-Booking]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a resume ends no park of another version",
+        "durable/storage/circuits.py",
+        before="return stream_of(key) if kind is CircuitKind.HANDLER else key",
+        after="return key",
+        killed_by=("tests/integration/storage/test_gauges.py::test_resume_of_a_version_ends_the_park_of_all[pg18]",),
+    ),
+    Mutant(
+        "handling",
+        "the bus resumes no key of white space",
+        "durable/bus.py",
+        before="if not (key if kind is CircuitKind.KEY else key.strip()):",
+        after="if not key.strip():",
+        killed_by=(
+            "tests/contract/bus/test_order.py::TestOrder::test_key_of_white_space_is_parked_and_resumed[memory- ]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "the command resumes no key of white space",
+        "durable/cli/pauses.py",
+        before="if not (name if kind is CircuitKind.KEY else name.strip()):",
+        after="if not name.strip():",
+        killed_by=("tests/integration/agents/test_pauses.py::test_key_of_white_space_is_paused_and_resumed[ ]",),
     ),
 )

@@ -1113,8 +1113,8 @@ ROWS = (
         "storage",
         "a resume ends the park beside a pause",
         "durable/storage/sql/circuits.py",
-        before=" AND (NOT parked OR NOT EXISTS (SELECT FROM paused))\n",
-        after="\n",
+        before="{_PARK_OF_IT} AND NOT EXISTS (SELECT FROM paused))\n",
+        after="{_PARK_OF_IT})\n",
         killed_by=(
             "tests/integration/storage/test_parks.py::test_park_is_ended_by_a_resume_alone_in_each_pair_of_steps[key-operator pauses]",
         ),
@@ -1152,8 +1152,8 @@ ROWS = (
         "storage",
         "messages behind a pause and a park count twice",
         "durable/storage/circuits.py",
-        before="    return list(dict.fromkeys(each.key for each in circuits if each.kind == CircuitKind.KEY))\n",
-        after="    return [each.key for each in circuits if each.kind == CircuitKind.KEY]\n",
+        before="    return list(dict.fromkeys(each.order for each in circuits if each.order is not None))\n",
+        after="    return [each.order for each in circuits if each.order is not None]\n",
         killed_by=(
             "tests/integration/storage/test_parks.py::test_messages_behind_a_pause_and_a_park_are_counted_once",
         ),
@@ -1162,8 +1162,8 @@ ROWS = (
         "storage",
         "a resume that has seen a park ends the pause beside it",
         "durable/storage/actions.py",
-        before="for each in reversed(before)}.values()",
-        after="for each in before}.values()",
+        before="[[row for row in rows if row.parked == rows[0].parked] for rows in before if rows]",
+        after="[rows for rows in before if rows]",
         killed_by=(
             "tests/integration/console/test_seen.py::TestPauses::test_resume_ends_a_pause_before_a_park[handler]",
         ),
@@ -1202,8 +1202,8 @@ ROWS = (
         "storage",
         "a resume in memory ends a park before the pause beside it",
         "durable/testing/circuits.py",
-        before="        if self._unparked(kind, key) is None:\n            return Resumed(",
-        after="        if (kind, key) in self._parks or self._unparked(kind, key) is None:\n            return Resumed(",
+        before="        if self._unparked(kind, key) is not None:\n",
+        after="        if not parks and self._unparked(kind, key) is not None:\n",
         killed_by=(
             "tests/integration/storage/test_parks.py::test_park_is_ended_by_a_resume_alone_in_each_pair_of_steps[key-operator pauses]",
         ),

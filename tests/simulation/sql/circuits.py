@@ -93,11 +93,24 @@ def park(tx: Transaction, p: Params) -> Rows:
     return []
 
 
+@does(sql.READ_ORDERS, "ordering_key")
+def read_orders(tx: Transaction, p: Params) -> Rows:
+    found = (tx.get("placements", ("incoming", p["key"])), _get(tx, "handler", p["parked_key"], parked=True))
+    keys = {row.ordering_key for row in found if row is not None and row.ordering_key is not None}
+    return [(key,) for key in sorted(keys)]
+
+
+def _parks(tx: Transaction, p: Params) -> list[Circuit]:
+    rows = [row for row in tx.all("circuits") if row.kind == p["kind"] and row.parked]
+    found = [row for row in rows if row.key == p["parked_key"] or row.ordering_key in p["orders"]]
+    return sorted(found, key=lambda row: row.since)
+
+
 @does(sql.RESUME, "was_open still_parked")
 def resume(tx: Transaction, p: Params) -> Rows:
-    paused, parked = _get(tx, p["kind"], p["key"]), _get(tx, p["kind"], p["parked_key"], parked=True)
+    paused, parked = _get(tx, p["kind"], p["key"]), _parks(tx, p)
     is_paused = paused is not None and paused.is_open(tx.now)
-    ended = [row for row in (paused, None if is_paused else parked) if row is not None]
+    ended = [row for row in (paused, *([] if is_paused else parked)) if row is not None]
     if paused is not None and paused.kind == "schedule":
         ended = [replace(paused, until=tx.now)] if paused.until is None or paused.until > tx.now else []
         for row in ended:
@@ -107,7 +120,7 @@ def resume(tx: Transaction, p: Params) -> Rows:
             tx.delete("circuits", row.name)
     tx.notifies |= bool(ended)
     was_open = any(row.kind == "schedule" or row.is_open(tx.now) for row in ended)
-    return [(was_open, parked.reason if parked is not None and is_paused else None)]
+    return [(was_open, parked[0].reason if parked and is_paused else None)]
 
 
 @does(sql.CLOSE_ENDED_CIRCUITS)
@@ -120,10 +133,13 @@ def close_ended(tx: Transaction, p: Params) -> int:
     return len(gone)
 
 
-@does(sql.READ_CIRCUITS, "kind key reason since until actor probing parked")
+@does(sql.READ_CIRCUITS, "kind key reason since until actor probing parked ordering_key")
 def read_circuits(tx: Transaction, p: Params) -> Rows:
     rows = sorted((row for row in tx.all("circuits") if row.is_open(tx.now)), key=lambda row: row.name)
-    return [(row.kind, row.key, row.reason, row.since, row.until, row.actor, row.probing, row.parked) for row in rows]
+    return [
+        (row.kind, row.key, row.reason, row.since, row.until, row.actor, row.probing, row.parked, row.ordering_key)
+        for row in rows
+    ]
 
 
 @does(sql.BEGIN_TRIAL, "key")

@@ -81,7 +81,7 @@ class _Keys:
 
 
 def _not_parked(tx: Transaction, row: Work) -> bool:
-    if row.partition_key is not None and is_open(tx, "key", row.partition_key):
+    if row.ordering_key is not None and is_open(tx, "key", row.ordering_key):
         return False
     parks = (circuit for circuit in tx.all("circuits") if circuit.kind == "handler" and circuit.parked)
     return all(circuit.ordering_key != row.ordering_key for circuit in parks)
@@ -163,8 +163,8 @@ _ordered(
     sql.INCOMING,
     IN,
     sql.ORDERED_TYPES,
-    _handled_here,
-    lambda tx, head, row: row.message_type == head.message_type and _not_parked(tx, row),
+    lambda tx, p, head: _handled_here(tx, p, head) and _not_parked(tx, head),
+    lambda tx, head, row: row.message_type == head.message_type,
 )
 
 

@@ -36,7 +36,7 @@ def latched(minutes: int, kind: str = "destination", key: str = PEER, probing: b
 
 
 def parked(minutes: int, key: str, kind: str = "key") -> OpenCircuit:
-    return latched(minutes, kind, key, probing=False)._replace(parked=True)
+    return latched(minutes, kind, key, probing=False)._replace(parked=True, ordering_key=key)
 
 
 def found(**changes: Any) -> Gauges:
@@ -107,7 +107,12 @@ def test_service_is_healthy(gauges: Gauges, settings: dict[str, Any]) -> None:
             "run durable-agent resume APP:BUS --key 'order 7'",
         ),
         (
-            found(circuits=[parked(1, "a.b", kind="handler")], unowned=of_type("a.b", 1)),
+            found(
+                circuits=[parked(1, "a.b", kind="handler")],
+                unowned=of_type("a.b", 1),
+                behind={"a.b": 3},
+                parked_types={"a.b": {"a.b"}},
+            ),
             {},
             "handler a.b is parked by a dead letter (refused), and 3 messages wait behind it: resolve the letter, then "
             "run durable-agent resume APP:BUS --handler a.b",

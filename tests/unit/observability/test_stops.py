@@ -29,11 +29,15 @@ from tests.support.quiet import quiet_gauges
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 OLD, NEW, OTHER = "po.order", "po.order.v2", "po.mail"
+ORDER = "\x1fpo.booking"
 HANDLERS = {OLD: NEW, NEW: NEW, OTHER: OTHER}
 CIRCUITS = {
     "paused": OpenCircuit("handler", NEW, "by an operator", NOW - HOUR, None, "ada", False),
     "latched": OpenCircuit("handler", NEW, "failures", NOW - HOUR, None, "node 1", True),
-    "parked": OpenCircuit("handler", OLD, "dead letter 7", NOW - HOUR, None, "node 1", False, True),
+    "parked": OpenCircuit("handler", OLD, "dead letter 7", NOW - HOUR, None, "node 1", False, True, ORDER),
+    "parked under another name": OpenCircuit(
+        "handler", "po.booking", "dead letter 7", NOW - HOUR, None, "node 1", False, True, ORDER
+    ),
     "one version paused": OpenCircuit("handler", OLD, "by an operator", NOW - HOUR, None, "ada", False),
 }
 STOPPED = {name: {OLD, NEW} if circuit.key == NEW or circuit.parked else {OLD} for name, circuit in CIRCUITS.items()}
@@ -48,7 +52,13 @@ def found(circuit: OpenCircuit, *waiting: str, nodes: list[Node] | None = None) 
     """A schema in which three messages of each of these types wait, and this circuit is open."""
     unowned = {Side.OUTGOING: [], Side.INCOMING: [Unowned(name, 3, HOUR) for name in waiting]}
     gauges = quiet_gauges(NOW, node(1, HANDLERS), unowned=unowned, circuits=[circuit])
+    if circuit.parked:
+        gauges = gauges._replace(parked_types={OLD: {ORDER}, NEW: {ORDER}}, behind=behind(*waiting))
     return gauges if nodes is None else gauges._replace(nodes=nodes)
+
+
+def behind(*waiting: str) -> dict[str, int]:
+    return {ORDER: 3 * len({*waiting} & {OLD, NEW})}
 
 
 def problems(gauges: Gauges, **settings: Any) -> list[str]:
@@ -75,14 +85,14 @@ class TestStoppedVersions:
             circuits=Listed.of([CIRCUITS[name]]),
             incoming=incoming,
             outgoing=[],
-            parked={},
+            parked=behind(*waiting),
         )
         [row] = views.circuit_rows(cast(StatusSnapshot, snapshot)).rows
         assert row["waiting"] == 3 * len({*waiting} & STOPPED[name])
 
     def test_lane_of_the_console_is_stopped(self, name: str, waiting: list[str]) -> None:
         lanes = reading._lanes(found(CIRCUITS[name], *waiting), Side.INCOMING, CircuitKind.HANDLER, list(HANDLERS))
-        assert {lane.name for lane in lanes if lane.circuits} == STOPPED[name]
+        assert {lane.name for lane in lanes if lane.circuits} == STOPPED[name] | {CIRCUITS[name].key}
 
     def test_stopped_messages_are_nobodys_to_claim(self, name: str, waiting: list[str]) -> None:
         gauges = found(CIRCUITS[name], *waiting, nodes=[node(1, {"po.else": "po.else"}), node(2, HANDLERS)])
@@ -94,9 +104,9 @@ class TestStoppedVersions:
 
 def test_pause_beside_a_park_stops_the_same_messages() -> None:
     both = [CIRCUITS["paused"], CIRCUITS["parked"]]
-    stops = Stops(found(both[0])._replace(circuits=both))
+    stops = Stops(found(both[1])._replace(circuits=both))
     assert [stops.of(name) for name in (OLD, NEW, OTHER)] == [both, both, []]
-    assert [stops.waiting(circuit, {OLD: 3, NEW: 2, OTHER: 1}) for circuit in both] == [5, 5]
+    assert [stops.waiting(circuit, {OLD: 3, NEW: 2, OTHER: 1}, {ORDER: 4}) for circuit in both] == [5, 4]
 
 
 def test_park_has_an_age_of_its_own_beside_a_pause() -> None:
@@ -139,5 +149,5 @@ def test_type_with_a_living_handler_waits_behind_no_stop(
         if takers:
             is_handled = name not in stopped and not stopped.issuperset(takers)
             assert (name in lags) is is_handled
-            counted = [Stops(gauges).waiting(circuit, {name: 3}) for circuit in circuits]
+            counted = [Stops(gauges).waiting(circuit, {name: 3}, {}) for circuit in circuits]
             assert any(counted) is not is_handled
