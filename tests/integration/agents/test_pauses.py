@@ -251,7 +251,7 @@ async def test_pause_refuses_a_span_not_above_zero(shop: Shop, for_: float | tim
 
 
 TOPIC = "rabbitmq://default/topic"
-OF_PLACED = "rabbitmq://default/exchange/durable/shop-pauses.placed"
+OF_PLACED = "rabbitmq://default/exchange/durable/shop:pauses.placed"
 
 
 @pytest.mark.parametrize("by", ["the bus", "its handler"])
@@ -289,7 +289,7 @@ def test_pause_command_resolves_an_address_by_type(agent: Agent, monkeypatch: py
     name = agent.application(f'bus.subscribe(OrderPlaced, to="{TOPIC}")\n')
     assert agent("pause", f"{name}:bus", "--destination", TOPIC).code == 0
     paused = {row["key"] for row in msgspec.json.decode(agent("circuits", "--json").out)}
-    assert any(key.endswith(f"-{name}.order-placed") for key in paused)
+    assert any(key.endswith(f":{name}.order-placed") for key in paused)
     assert agent("resume", f"{name}:bus", "--destination", TOPIC).code == 0
     assert msgspec.json.decode(agent("circuits", "--json").out) == []
 
