@@ -24,7 +24,7 @@ from uuid import UUID
 
 from durable.envelope import new_id
 from durable.errors import DurableError, InvalidSetting
-from durable.grammar import suggestion
+from durable.grammar import several, suggestion
 from durable.messages.routing import LOCAL
 from durable.pipeline.chunks import chunks
 from durable.pipeline.positions import SORTABLE, is_sortable
@@ -206,8 +206,8 @@ def replay(
     check()
     if rows != total:
         raise DurableError(
-            f"replay: {rows:,} of {total:,} messages were found when they were read again; run it again under its name "
-            "once nothing else changes their files, which adds what is missing"
+            f"replay: {rows:,} of {several(total, 'messages', 'were')} found when they were read again; run it again "
+            "under its name once nothing else changes their files, which adds what is missing"
         )
     return Replayed(rows, added)
 

@@ -129,7 +129,9 @@ def of_key(key: str, number: int) -> Envelope:
 
 def test_replay_of_a_parked_key_advises_to_resume_the_key(agent: Agent, tables: Tables) -> None:
     first, second = of_key("order 7", 1), of_key("order 7", 2)
+    ordered = "UPDATE durable.dead_letters SET ordering_key = 'order 7'"
     dead(tables, first)
+    tables.execute(ordered)
     with leftovers.transaction(tables.url) as conn:
         circuits.park(
             conn, "durable", CircuitKind.KEY, "order 7", reason="broken", actor="node 1", ordering_key="order 7"
@@ -141,6 +143,7 @@ def test_replay_of_a_parked_key_advises_to_resume_the_key(agent: Agent, tables: 
         "key order 7 is parked, and 1 message waits behind it; run: durable-agent resume APP:BUS --key 'order 7'",
     ]
     dead(tables, second)
+    tables.execute(ordered)
     told = document(agent, "dead-letters", "replay", "--all")["parked"]
     assert told == [{"kind": "key", "key": "order 7", "waiting": 2}]
 
