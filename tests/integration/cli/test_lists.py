@@ -108,7 +108,7 @@ def test_providers_are_bounded(agent: Agent, tables: Tables) -> None:
 def test_longest_paused_key_comes_first_with_its_messages(agent: Agent, tables: Tables) -> None:
     grow(tables, "keys", MANY)
     grow(tables, "types", 3)
-    tables.execute("UPDATE durable.incoming_envelopes SET partition_key = 'order-' || %s", MANY)
+    tables.execute("UPDATE durable.incoming_envelopes SET ordering_key = 'order-' || %s", MANY)
 
     [circuit] = document(agent, "circuits", "--limit", "1")
     assert (circuit["key"], circuit["waiting"]) == (f"order-{MANY}", 3)
