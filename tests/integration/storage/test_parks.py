@@ -378,7 +378,11 @@ def test_messages_behind_a_pause_and_a_park_are_counted_once(engine: Engine) -> 
 def test_message_of_an_ordered_handler_is_not_counted_behind_its_own_key(engine: Engine) -> None:
     on_postgres = OnPostgres(engine, KEY)
     on_postgres.do(LETTER_STEP)
+    ordered = cast(OnPostgres, SimpleNamespace(_stopped=KEY._replace(ordering_key=TYPE)))
     with engine.connect() as conn:  # rolled back
-        OnPostgres._receive(cast(OnPostgres, SimpleNamespace(_stopped=KEY._replace(ordering_key=TYPE))), conn)
+        OnPostgres._receive(ordered, conn)
         found = status.read(conn, SCHEMA)
+        on_postgres._receive(conn)
+        both = status.read(conn, SCHEMA)
     assert (found.parked, found.gauges.behind) == ({}, {})
+    assert both.parked == both.gauges.behind == {KEY.key: 1}

@@ -1479,10 +1479,7 @@ ROWS = (
         "durable/observability/stops.py",
         before="        if circuit.order is not None:\n",
         after="        if circuit.kind == CircuitKind.KEY and circuit.order is not None:\n",
-        killed_by=(
-            "tests/unit/observability/test_stops.py::TestStoppedVersions::"
-            "test_circuit_counts_the_messages_of_its_versions[parked under another name-po.order]",
-        ),
+        killed_by=("tests/unit/observability/test_stops.py::test_pause_beside_a_park_stops_the_same_messages",),
     ),
     Mutant(
         "handling",

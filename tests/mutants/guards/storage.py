@@ -1150,16 +1150,6 @@ ROWS = (
     ),
     Mutant(
         "storage",
-        "messages behind a pause and a park count twice",
-        "durable/storage/circuits.py",
-        before="    return list(dict.fromkeys(each.order for each in circuits if each.order is not None))\n",
-        after="    return [each.order for each in circuits if each.order is not None]\n",
-        killed_by=(
-            "tests/integration/storage/test_parks.py::test_messages_behind_a_pause_and_a_park_are_counted_once",
-        ),
-    ),
-    Mutant(
-        "storage",
         "a resume that has seen a park ends the pause beside it",
         "durable/storage/actions.py",
         before="[[row for row in rows if row.parked == rows[0].parked] for rows in before if rows]",
