@@ -198,7 +198,10 @@ def _late_schedules(gauges: Gauges, settings: Settings) -> Iterator[str]:
         if schedule.late < settings.health_unattended or (is_attended and not schedule.is_live):
             continue
         if schedule.error is not None:
-            yield f"schedule {schedule.name} has failed for {_seconds(schedule.late)}: {schedule.error}"
+            yield (
+                f"schedule {schedule.name} has failed for {_seconds(schedule.late)}: {schedule.error}; correct what "
+                f"makes its message, or pause it with durable-agent scheduled pause {shlex.quote(schedule.name)}"
+            )
         else:
             todo = "see the log of a node" if is_attended else "start a node with durable-agent run APP:BUS"
             yield f"schedule {schedule.name} is late by {_seconds(schedule.late)}: {todo}"

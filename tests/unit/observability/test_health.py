@@ -122,7 +122,8 @@ def test_service_is_healthy(gauges: Gauges, settings: dict[str, Any]) -> None:
         (
             found(late_schedules=[late(error="KeyError: 'a'"), late(MINUTE / 2, name="hourly")]),
             {},
-            "schedule nightly has failed for 60 s: KeyError: 'a'",
+            "schedule nightly has failed for 60 s: KeyError: 'a'; correct what makes its message, or pause it with "
+            "durable-agent scheduled pause nightly",
         ),
         (found(late_schedules=[late()]), {}, "schedule nightly is late by 60 s: see the log"),
         (
