@@ -24,7 +24,7 @@ _MARK: Final = re.compile(
 )
 _HIDDEN: Final = re.compile(r"_[^=]*|\..*|.*\._COPYING_", re.DOTALL)
 _MAGIC: Final = (b"PAR1", b"PARE")
-"""What a file of Parquet begins with; PARE where it is encrypted."""
+"""Beginnings of a file of Parquet; the second one if it is encrypted."""
 
 
 def check_files(place: str) -> None:

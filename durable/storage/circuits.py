@@ -41,7 +41,7 @@ class OpenCircuit(NamedTuple):
     parked: bool = False
     """True for a key, or an ordered handler, that a dead letter has stopped until a resume."""
     ordering_key: str | None = None
-    """That of the dead letter, for a park."""
+    """Ordering key of the dead letter, for a park."""
 
     @property
     def order(self) -> str | None:

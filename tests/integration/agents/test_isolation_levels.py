@@ -176,3 +176,24 @@ async def test_conflicts_in_a_row_count_beyond_a_bound(shop: Shop, conflicts: in
         await shop.settled()
     assert (shop.counters[Event.ATTEMPT_FAILED], shop.tables.count("dead_letters")) == (failed, failed)
     assert shop.effects() == [1] * (1 - failed)
+
+
+async def test_pauses_after_conflicts_double_up_to_a_bound(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = list[float]()
+
+    def none_at_all(shortest: float, high: float) -> float:
+        longest.append(high)
+        return shortest
+
+    async def handle(order: Placed, session: AsyncSession) -> None:
+        await shop.write(session, order.number)
+        if len(longest) < 9:
+            await session.execute(conflict("40001"))
+
+    monkeypatch.setattr("durable.agents.delivery.random.uniform", none_at_all)
+    shop.handles(handle)
+    async with shop.open():
+        await shop.receive(1)
+        await shop.settled()
+    assert longest == [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0]
+    assert shop.effects() == [1]

@@ -1464,6 +1464,16 @@ ROWS = (
     ),
     Mutant(
         "handling",
+        "a crowd of conflicts is over for none of its messages",
+        "durable/agents/delivery.py",
+        before="longest = min(_CONFLICT_PAUSE * 2**conflicts, _LONGEST_CONFLICT_PAUSE)",
+        after="longest = _CONFLICT_PAUSE",
+        killed_by=(
+            "tests/integration/agents/test_isolation_levels.py::test_pauses_after_conflicts_double_up_to_a_bound[serializable]",
+        ),
+    ),
+    Mutant(
+        "handling",
         "figures know no park of another release",
         "durable/observability/stops.py",
         before="orders = self._parked_types.get(message_type, ())",
