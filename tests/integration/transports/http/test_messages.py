@@ -153,6 +153,18 @@ class TestAKey:
 
         assert response.json()["id"] == str(key)
 
+    @pytest.mark.parametrize(
+        ("key", "again"),
+        [("order-17", 202), (str(uuid4()), 202), (str(new_id()), 200)],
+        ids=["text", "UUIDv4", "UUIDv7"],
+    )
+    async def test_key_without_a_day_is_free_after_a_cancel(self, shop: HttpShop, key: str, again: int) -> None:
+        later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+        first = await shop.sell(idempotency_key=key, durable_execute_at=later)
+        assert await shop.bus.cancel(UUID(first.json()["id"]))
+
+        assert (await shop.sell(idempotency_key=key, durable_execute_at=later)).status_code == again
+
     async def test_key_used_concurrently_has_one_effect(self, shop: HttpShop) -> None:
         responses = await asyncio.gather(*(shop.sell(idempotency_key="order-17") for _ in range(40)))
 
