@@ -32,7 +32,8 @@ class MemoryHistory:
     """History and dead letters, as receipts tell of them."""
     answers: dict[Key, Envelope | None] = field(default_factory=dict)
     """Answers that are kept, by their requests and endpoints; None for those that were forgotten."""
-    _quarantined: dict[UUID, set[tuple[str, bytes, str]]] = field(default_factory=dict)
+    _quarantined: dict[UUID, list[tuple[object, DeadLetter]]] = field(default_factory=dict)
+    """Letters of messages that were never stored, with what makes a message a repeat of them, by id."""
 
     def note(self, outcome: str, row: Row, side: str, reason: str | None = None) -> None:
         self.ended.append(self.standing(outcome, row, side, reason))
@@ -55,24 +56,30 @@ class MemoryHistory:
         self.note("expired", row, side, reason)
         self.expired.append(Expired(decoded(row.envelope, self.ring), row.envelope))
 
-    def bury(self, row: Row, letter: Letter, *, side: Side = "incoming", replayable: bool = True) -> None:
+    def bury(self, row: Row, letter: Letter, *, side: Side = "incoming", replayable: bool = True) -> DeadLetter:
         self.note("dead-lettered", row, side, letter.reason)
         why = letter.exception_type, letter.reason, letter.traceback
         message = decoded(row.envelope, self.ring)
-        self.dead_letters.append(
-            DeadLetter(message, row.envelope, row.attempts, *why, row.endpoint, side=side, replayable=replayable)
-        )
+        dead = DeadLetter(message, row.envelope, row.attempts, *why, row.endpoint, side=side, replayable=replayable)
+        self.dead_letters.append(dead)
+        return dead
 
     def quarantine(self, endpoint: str, envelope: Envelope, reason: str, *, replayable: bool = False) -> None:
         """Make a dead letter of an arrival that is not stored; a repeat of it makes no other."""
-        kept = endpoint, envelope.body if replayable else msgspec.msgpack.encode(envelope), reason
-        known = self._quarantined.setdefault(envelope.id, set())
-        if envelope.id.int and kept in known:
+        facts = endpoint, envelope.body, reason, envelope.message_type, envelope.partition_key
+        known = self._quarantined.setdefault(envelope.id, [])
+        if envelope.id.int and any(
+            facts == same and (self._is_unresolved(letter) or letter.envelope.sent_at == envelope.sent_at)
+            for same, letter in known
+        ):
             return
-        known.add(kept)
-        self.bury(
+        letter = self.bury(
             Row(envelope, endpoint), Letter.because(reason, QUARANTINED, envelope.message_type), replayable=replayable
         )
+        known.append((facts, letter))
+
+    def _is_unresolved(self, letter: DeadLetter) -> bool:
+        return any(each is letter for each in self.dead_letters)
 
     def reject(self, endpoint: str, raw: bytes, reason: str, headers: Mapping[str, str]) -> None:
         """Keep bytes that are no envelope: their dead letter has an envelope here, without type or source."""

@@ -75,6 +75,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     id: UUID | None
     message_type: str | None
+    partition_key: str | None
     attempts: int
     interruptions: int
     exception_type: str

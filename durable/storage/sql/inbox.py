@@ -85,7 +85,8 @@ UPDATE {schema}.incoming_envelopes AS row SET deliver_by = later.deliver_by
 FROM later WHERE row.id = later.id AND row.endpoint = later.endpoint
 """)
 
-# A sender that had no answer sends it again: the same bytes under the same id are one letter, of one fault.
+# A sender that had no answer sends it again: the same message under the same id is one letter, of one fault. Once that
+# is resolved only what was sent at that time is a repeat: under a business key the message may be sent anew.
 QUARANTINE = Statement(f"""
 INSERT INTO {{schema}}.dead_letters ({LETTER})
 SELECT 'incoming', CAST(:address AS text), CAST(:id AS uuid), CAST(:message_type AS text), CAST(:source AS text),
@@ -97,7 +98,9 @@ SELECT 'incoming', CAST(:address AS text), CAST(:id AS uuid), CAST(:message_type
 WHERE NOT EXISTS (
     SELECT FROM {{schema}}.dead_letters AS letter
     WHERE letter.id = CAST(:id AS uuid) AND letter.address = :address AND letter.body = :body
-        AND letter.reason = CAST(:reason AS text)
+        AND letter.reason = CAST(:reason AS text) AND letter.message_type = CAST(:message_type AS text)
+        AND letter.partition_key IS NOT DISTINCT FROM CAST(:partition_key AS text)
+        AND (letter.resolved_at IS NULL OR letter.sent_at = CAST(:sent_at AS timestamptz))
 )
 """)
 

@@ -211,6 +211,26 @@ def outlives""",
     ),
     Mutant(
         "receiving",
+        "a resolved letter swallows what is sent anew under its key",
+        "durable/storage/sql/inbox.py",
+        before="(letter.resolved_at IS NULL OR letter.sent_at = CAST(:sent_at AS timestamptz))",
+        after="true",
+        killed_by=(
+            "tests/integration/dead_letters/on_postgres/test_quarantined.py::TestQuarantined::test_only_a_repeat_of_a_letter_makes_no_other[asyncpg-sent anew after a discard]",
+        ),
+    ),
+    Mutant(
+        "receiving",
+        "a letter swallows a message of another type",
+        "durable/storage/sql/inbox.py",
+        before=" AND letter.message_type = CAST(:message_type AS text)\n",
+        after="\n",
+        killed_by=(
+            "tests/integration/dead_letters/on_postgres/test_quarantined.py::TestQuarantined::test_only_a_repeat_of_a_letter_makes_no_other[asyncpg-another type]",
+        ),
+    ),
+    Mutant(
+        "receiving",
         "a locked message does not live longer",
         "durable/storage/sql/inbox.py",
         before="ORDER BY row.id, row.endpoint FOR UPDATE OF row\n",

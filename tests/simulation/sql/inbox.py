@@ -96,8 +96,9 @@ def live_longer(tx: Transaction, p: Params) -> int:
 
 @does(sql.QUARANTINE)
 def quarantine(tx: Transaction, p: Params) -> int:
-    same = p["id"], p["address"], p["body"], p["reason"]
-    if p["id"] is not None and any((row.id, row.address, row.body, row.reason) == same for row in tx.all("letters")):
+    same = {name: p[name] for name in ("id", "address", "body", "reason", "message_type", "partition_key")}
+    letters = [{name: getattr(row, name) for name in same} for row in tx.all("letters")]  # none is ever resolved
+    if p["id"] is not None and same in letters:
         return 0
     number = tx.store.next("letters")
     letter = Letter(
@@ -106,6 +107,7 @@ def quarantine(tx: Transaction, p: Params) -> int:
         address=p["address"],
         id=p["id"],
         message_type=p["message_type"],
+        partition_key=p["partition_key"],
         attempts=0,
         interruptions=0,
         exception_type=p["exception_type"],

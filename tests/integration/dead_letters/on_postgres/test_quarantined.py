@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
 
 from durable import Bus
 from durable.agents.receiving import ReceivingAgent
+from durable.dead_letters.bulk import Resolution
 from durable.outcomes import STORED
 from durable.storage import dead_letters
 from durable.storage.database import Database
@@ -27,6 +30,9 @@ from tests.integration.dead_letters.on_postgres.storing import (
 )
 from tests.support.letters import ENDPOINT, envelope
 from tests.support.tables import Tables
+
+LATER = envelope(1).sent_at + timedelta(seconds=1)
+discard_by_ada: Resolution = partial(dead_letters.discard, actor="ada", reason="sent again")
 
 
 class TestQuarantined:
@@ -98,6 +104,52 @@ class TestQuarantined:
         assert (survey.total, survey.replayable) == (3, 0)
         assert await database.transaction(replay_by_ada, ALL, WHOLE) == Resolved([], [])
         assert tables.one("SELECT count(*) FROM durable.dead_letters WHERE resolved_at IS NULL") == 3
+
+    @pytest.mark.parametrize(
+        ("resolved", "change", "kept"),
+        [
+            (None, {}, 1),
+            (None, {"sent_at": LATER}, 1),
+            (None, {"message_type": "orders.placed.v2"}, 2),
+            (None, {"partition_key": "other"}, 2),
+            (None, {"body": b"y"}, 2),
+            (discard_by_ada, {}, 1),
+            (discard_by_ada, {"sent_at": LATER}, 2),
+            (replay_by_ada, {}, 1),
+            (replay_by_ada, {"sent_at": LATER}, 2),
+        ],
+        ids=[
+            "repeat",
+            "sent anew",
+            "another type",
+            "another key",
+            "another body",
+            "repeat of a discarded one",
+            "sent anew after a discard",
+            "repeat of a replayed one",
+            "sent anew after a replay",
+        ],
+    )
+    async def test_only_a_repeat_of_a_letter_makes_no_other(
+        self,
+        agent: ReceivingAgent,
+        tables: Tables,
+        database: Database,
+        resolved: Resolution | None,
+        change: dict[str, Any],
+        kept: int,
+    ) -> None:
+        """Of a letter that is resolved already, what was sent at another time was sent anew."""
+        large = agent._settings.max_message_bytes + 1
+        first = msgspec.structs.replace(envelope(1), body=b"x" * large)
+        second = msgspec.structs.replace(first, **{**change, "body": change.get("body", b"x") * large})
+        assert await agent.receive(ENDPOINT, [first]) == [STORED]
+        if resolved is not None:
+            assert len((await database.transaction(resolved, ALL, WHOLE)).done) == 1
+
+        assert await agent.receive(ENDPOINT, [second]) == [STORED]
+
+        assert tables.count("dead_letters") == kept
 
     async def test_another_message_under_a_known_id_cannot_be_replayed(
         self, tables: Tables, database: Database
