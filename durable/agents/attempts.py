@@ -188,13 +188,13 @@ def calls(
 ) -> Iterator[Incoming]:
     """Return one call for each message, or one call for all. Messages sent in a call are caused by its message."""
     if handler.takes_list:
-        cause = handler.cause_of_list([task.lease.envelope for task in tasks])
+        cause = handler.cause_of_list([task.lease for task in tasks])
         outbox.begin_message(cause)
         contexts = [Context(task.lease, task.attempt, outbox, asked, cause) for task in tasks]
         yield Incoming([task.message for task in tasks], session, contexts, handler.name)
         return
     for task in tasks:
-        cause = handler.cause(task.lease.envelope)
+        cause = handler.cause(task.lease)
         outbox.begin_message(cause)
         yield Incoming(task.message, session, (Context(task.lease, task.attempt, outbox, asked, cause),), handler.name)
 

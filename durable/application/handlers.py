@@ -23,10 +23,10 @@ from durable.application.incoming import Incoming
 from durable.application.injection import CONTEXT, SESSION, Asking, Injected, resolve, takes_list
 from durable.application.retry import ByError, RetryPolicy
 from durable.arguments import Argument, annotations_of, refuse_misfits
-from durable.envelope import Envelope
+from durable.envelope import Envelope, LeasedEnvelope
 from durable.errors import InvalidSetting, Verdict
 from durable.messages.ordering import share_of
-from durable.outbox.envelope_factory import Cause
+from durable.outbox.envelope_factory import Cause, Parent
 
 MaxBatch = int | Literal["auto"]
 OnDeadLetter = Literal["continue", "park"]
@@ -139,13 +139,14 @@ class Handler:
         given = [each.name for each in fields(self) if each.init]
         return [Argument(_SHOWN_AS.get(name, name), getattr(self, name), hints[name]) for name in given]
 
-    def cause(self, envelope: Envelope) -> Cause:
+    def cause(self, lease: LeasedEnvelope) -> Cause:
         """Return the cause for messages that follow from this one."""
-        return Cause(envelope, envelope.deliver_by if self.inherit_deliver_by else None, handler=self.name)
+        deliver_by = lease.envelope.deliver_by if self.inherit_deliver_by else None
+        return Cause(lease.envelope, deliver_by, handler=self.name, parents=[Parent.of(lease)])
 
-    def cause_of_list(self, envelopes: Sequence[Envelope]) -> Cause:
+    def cause_of_list(self, leases: Sequence[LeasedEnvelope]) -> Cause:
         """The same for all messages of one call: their list sends the same ids each time, and is no conversation."""
-        return Cause(None, handler=self.name, ids=[envelope.id for envelope in envelopes])
+        return Cause(None, handler=self.name, parents=[Parent.of(lease) for lease in leases])
 
     @property
     def takes_session(self) -> bool:

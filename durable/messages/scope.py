@@ -19,3 +19,8 @@ def scoped(endpoint: str, peer: str | None) -> str:
 def listener_of(endpoint: str) -> str:
     """Return the endpoint of the listener, for all peers."""
     return endpoint.partition(_FROM)[0]
+
+
+def peer_of(endpoint: str) -> str | None:
+    """Return the peer of an endpoint; None for that of a listener."""
+    return endpoint.partition(_FROM)[2] or None

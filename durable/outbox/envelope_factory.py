@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Any, Literal, Self, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, Self, TypedDict, Unpack
 from uuid import UUID, uuid5
 
 import msgspec
@@ -20,7 +20,7 @@ from durable.arguments import Argument, annotations_of, refuse_misfits, refuse_u
 from durable.clock import Clock
 from durable.duration import Duration, duration
 from durable.encryption.ring import KeyRing
-from durable.envelope import DUE, REPLY_TO, TENANT, Envelope, derived_id, new_id
+from durable.envelope import DUE, REPLY_TO, TENANT, Envelope, LeasedEnvelope, derived_id, is_generated, new_id
 from durable.errors import InvalidMessage, InvalidSetting, WiringError
 from durable.messages import codec
 from durable.messages import validation as screening
@@ -28,6 +28,7 @@ from durable.messages.ordering import QueueKeys
 from durable.messages.registry import class_name, content_type_of, name_of, registered
 from durable.messages.reply_to import Answers
 from durable.messages.routing import LOCAL, Routes
+from durable.messages.scope import peer_of
 from durable.messages.versions import unversioned
 from durable.plain import plain_text, plain_time
 from durable.settings import Settings
@@ -44,6 +45,8 @@ _LESS = "; send less, such as a reference, or raise the setting here and at the 
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.")
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 _NO_ID = UUID(int=0)
 NO_ENVELOPE = Envelope(
     id=_NO_ID,
@@ -79,12 +82,28 @@ class SendOptions(TypedDict, total=False):
     one message."""
 
 
+class Parent(NamedTuple):
+    """Handled message, as the ids of what its handler sends name it. `use` tells it from other messages under its id:
+    of other peers, and of an id that may be used again once it is forgotten.
+    """
+
+    id: UUID
+    use: str = ""
+
+    @classmethod
+    def of(cls, lease: LeasedEnvelope) -> Self:
+        envelope, peer = lease.envelope, peer_of(lease.endpoint)
+        of_peer = "" if peer is None else f"<-{peer}"
+        sent_at = "" if is_generated(envelope.id) else f"@{(envelope.sent_at - _EPOCH) // _MICROSECOND}"
+        return cls(envelope.id, of_peer + sent_at)
+
+
 class Cause:
     """Cause of the messages that are sent now: the message in handling, or a list of them in one call. Sent messages
     get ids that follow from it, in the order in which they are sent.
 
     `deliver_by` is that of what is sent meanwhile, where its sender gives none. `envelope` is None for a list, whose
-    messages may be of several conversations; `ids` are theirs then.
+    messages may be of several conversations; `parents` are all of them.
     """
 
     def __init__(
@@ -93,21 +112,22 @@ class Cause:
         deliver_by: datetime | None = None,
         *,
         handler: str = "",
-        ids: Sequence[UUID] = (),
+        parents: Sequence[Parent] = (),
     ) -> None:
         self.envelope = envelope
         self.deliver_by = deliver_by
         self.is_over = False
         """True when the message has ended: its tasks can send nothing more."""
         self._handler = handler
-        self._ids = [envelope.id] if envelope is not None else list(ids)
+        self._parents = [*parents] if envelope is None or parents else [Parent(envelope.id)]
         self._sent = 0
 
     def next_id(self, service: str, message_type: str) -> UUID:
         """The id of the next message of this attempt: the same in each attempt of this handler."""
         self._sent += 1
-        others = "".join(f"/{each}" for each in self._ids[1:])
-        return derived_id(self._ids[0], f"{service}/{self._handler}/{self._sent}/{unversioned(message_type)}{others}")
+        first, *others = self._parents
+        told = first.use + "".join(f"/{each.id}{each.use}" for each in others)
+        return derived_id(first.id, f"{service}/{self._handler}/{self._sent}/{unversioned(message_type)}{told}")
 
 
 class Outgoing(msgspec.Struct, frozen=True, eq=False):

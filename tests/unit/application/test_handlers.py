@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
-from uuid import UUID
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -18,7 +20,7 @@ from durable.application.handlers import Handler
 from durable.application.incoming import Context, Incoming
 from durable.application.injection import Depends
 from durable.application.retry import Retry
-from durable.envelope import IN_REPLY_TO, REPLY_TO, Envelope, LeasedEnvelope, new_id
+from durable.envelope import IN_REPLY_TO, REPLY_TO, Envelope, LeasedEnvelope, derived_id, new_id
 from durable.errors import InvalidSetting, RoutingError
 from durable.messages.registry import message
 
@@ -85,6 +87,25 @@ def context(posting: Posting | None = None, **headers: str) -> Context:
 
 def call(session: Any = None) -> Incoming:
     return Incoming(Placed(17), session, [context()])
+
+
+def lease(envelope_id: UUID, endpoint: str, seconds: int) -> LeasedEnvelope:
+    sent_at = datetime(2024, 2, 29, tzinfo=UTC) + timedelta(seconds=seconds)
+    return LeasedEnvelope(
+        msgspec.structs.replace(context()._envelope, id=envelope_id, sent_at=sent_at), endpoint=endpoint
+    )
+
+
+def uses(lease: LeasedEnvelope) -> tuple[object, ...]:
+    """What makes a handled message another one than those that came before it under its id."""
+    envelope, peer = lease.envelope, lease.endpoint.partition("<-")[2]
+    return envelope.id, peer, envelope.sent_at if envelope.id.version == 5 else None
+
+
+IDS = [UUID("019c0000-0000-7000-8000-000000000001"), derived_id(new_id(), "a"), uuid5(NAMESPACE_URL, "order-17")]
+PARENTS = st.builds(
+    lease, st.sampled_from(IDS), st.sampled_from(["shop", "other", "shop<-a", "shop<-b"]), st.integers(0, 1)
+)
 
 
 # Annotations are resolved among a module's names, so what handlers depend on is here.
@@ -154,7 +175,7 @@ class TestCauses:
         async def bill(order: Placed) -> None: ...
 
         def ids(handler: Handler, envelope: Envelope) -> list[UUID]:
-            cause = handler.cause(envelope)
+            cause = handler.cause(LeasedEnvelope(envelope))
             return [cause.next_id("shop", "handlers.sent") for _ in range(2)]
 
         one, two = declared(reserve), declared(bill)
@@ -166,11 +187,30 @@ class TestCauses:
         async def handle(order: Placed) -> None: ...
 
         def ids(*envelopes: Envelope) -> UUID:
-            return declared(handle).cause_of_list(envelopes).next_id("shop", "handlers.sent")
+            leases = [LeasedEnvelope(each) for each in envelopes]
+            return declared(handle).cause_of_list(leases).next_id("shop", "handlers.sent")
 
         first, second = context()._envelope, context()._envelope
         assert ids(first, second) == ids(first, second)
         assert len({ids(first), ids(first, second), ids(second, first), ids(second)}) == 4
+
+    @given(first=PARENTS, second=PARENTS, others=st.lists(PARENTS, max_size=2), is_list=st.booleans())
+    def test_ids_tell_apart_the_messages_that_may_have_one_id(
+        self, first: LeasedEnvelope, second: LeasedEnvelope, others: list[LeasedEnvelope], is_list: bool
+    ) -> None:
+        """Those of two peers, and those that were sent under a business key at two times; not two attempts."""
+
+        async def handle(order: Placed) -> None: ...
+
+        handler = declared(handle)
+
+        def sent(lease: LeasedEnvelope) -> UUID:
+            cause = handler.cause_of_list([*others, lease]) if is_list else handler.cause(lease)
+            return cause.next_id("shop", "handlers.sent")
+
+        again = msgspec.structs.replace(first, attempts=first.attempts + 1, epoch=first.epoch + 1)
+        assert sent(first) == sent(again)
+        assert (sent(first) == sent(second)) == (uses(first) == uses(second))
 
 
 class TestArguments:

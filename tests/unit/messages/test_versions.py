@@ -15,7 +15,7 @@ from durable.envelope import Envelope, new_id
 from durable.messages.registry import message, name_of
 from durable.messages.routing import LOCAL, Routes
 from durable.messages.versions import unversioned, versioned
-from durable.outbox.envelope_factory import NO_ENVELOPE, Cause, EnvelopeFactory
+from durable.outbox.envelope_factory import NO_ENVELOPE, Cause, EnvelopeFactory, Parent
 from durable.pipeline.publish import message_id_of
 from durable.settings import load_settings
 from durable.testing import ManualClock
@@ -74,7 +74,8 @@ def of_a_cause(cls: type) -> UUID:
 
 
 def of_a_list(cls: type) -> UUID:
-    return Cause(None, handler="app.bill", ids=[HANDLED.id, HANDLED.correlation_id]).next_id("versions", name_of(cls))
+    parents = [Parent(HANDLED.id), Parent(HANDLED.correlation_id)]
+    return Cause(None, handler="app.bill", parents=parents).next_id("versions", name_of(cls))
 
 
 def of_an_idempotency_key(cls: type) -> UUID:
