@@ -76,7 +76,7 @@ def reminders(tables: Tables) -> int:
 
 
 @pytest.mark.parametrize("id_", [new_id(), uuid5(NAMESPACE_URL, "order-17")], ids=["UUIDv7", "business key"])
-async def test_messages_of_two_peers_under_one_id_have_effects_of_their_own(tables: Tables, id_: UUID) -> None:
+async def test_effects_of_two_peers_under_one_id_are_two(tables: Tables, id_: UUID) -> None:
     placed = replace(envelope(1, message_type="following.placed"), id=id_)
 
     await handled(tables, [("shop<-mallory", placed), ("shop<-alice", placed)])
@@ -84,7 +84,7 @@ async def test_messages_of_two_peers_under_one_id_have_effects_of_their_own(tabl
     assert reminders(tables) == 2
 
 
-async def test_message_under_a_business_key_that_is_used_again_has_an_effect_of_its_own(tables: Tables) -> None:
+async def test_effects_of_two_uses_of_a_business_key_are_two(tables: Tables) -> None:
     first = replace(envelope(1, message_type="following.placed"), id=uuid5(NAMESPACE_URL, "order-17"))
 
     await handled(tables, [("shop", first), ("shop", replace(first, sent_at=first.sent_at + DAYS))])

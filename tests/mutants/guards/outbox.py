@@ -20,7 +20,7 @@ _CANCELLED = f"{_CANCELLED_ENDS}::test_session_beside_a_statement_gives_its_conn
 _ENDS = "tests/integration/outbox/unit_of_work/test_ends_of_sessions.py"
 _LEFT_IN_USE = "tests/integration/outbox/unit_of_work/test_left_in_use.py"
 _SET_BODIES = "tests/unit/messages/test_codecs_set_bodies.py"
-_USES = "tests/unit/application/test_handlers.py::TestCauses::test_ids_tell_apart_the_messages_that_may_have_one_id"
+_USES = "tests/unit/application/test_handlers.py::TestCauses::test_ids_tell_apart_the_uses_of_an_id"
 _REFUSED_SETS = f"{_SET_BODIES}::test_set_is_refused_by_its_path_in_a_field_of_another_type"
 
 ROWS = (
@@ -54,8 +54,8 @@ ROWS = (
         "outbox",
         "a message that a handler sends has another id as another version",
         "durable/outbox/envelope_factory.py",
-        before="/{self._sent}/{unversioned(message_type)}{others}",
-        after="/{self._sent}/{message_type}{others}",
+        before="/{self._sent}/{unversioned(message_type)}{told}",
+        after="/{self._sent}/{message_type}{told}",
         killed_by=(
             "tests/unit/messages/test_versions.py::test_versions_of_a_type_share_an_id[First-Second-of_a_cause]",
         ),

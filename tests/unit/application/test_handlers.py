@@ -195,7 +195,7 @@ class TestCauses:
         assert len({ids(first), ids(first, second), ids(second, first), ids(second)}) == 4
 
     @given(first=PARENTS, second=PARENTS, others=st.lists(PARENTS, max_size=2), is_list=st.booleans())
-    def test_ids_tell_apart_the_messages_that_may_have_one_id(
+    def test_ids_tell_apart_the_uses_of_an_id(
         self, first: LeasedEnvelope, second: LeasedEnvelope, others: list[LeasedEnvelope], is_list: bool
     ) -> None:
         """Those of two peers, and those that were sent under a business key at two times; not two attempts."""
