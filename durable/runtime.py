@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Collection, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from durable.agents import former_names
@@ -243,15 +243,19 @@ class Runtime:
         self.calls.connect()
 
     async def _begin(self) -> None:
-        await self.database.transaction(check_ready)
+        await self._enter()
         await in_flight.guard(self.database, self.application, self.settings)
-        await former_names.warn(self.database, self.application)
         await self.life.start()
+
+    async def _enter(self) -> None:
+        """Check the database, and warn of names that it knows and this bus has no more."""
+        await self.database.transaction(check_ready)
+        await former_names.warn(self.database, self.application)
 
     async def start_storing(self) -> None:
         """Check the wiring, and only store arrivals, for the nodes of the service's other processes."""
         await self._open()
-        await once_it_answers(partial(self.database.transaction, check_ready), within=self.settings.start_timeout)
+        await once_it_answers(self._enter, within=self.settings.start_timeout)
         self._storing.start()
         self.calls.read_without_node()
         self.calls.connect()

@@ -46,17 +46,14 @@ class Shown(NamedTuple):
 
 
 def check(settings: Settings) -> None:
-    """Raise InvalidSetting for an address that is none or never used, and for a secret or certificate of two peers, or
-    of a peer and of everybody: it would be no identity.
+    """Raise InvalidSetting for an address of no peer or of two, and for a secret or certificate of two peers, or of a
+    peer and of everybody: it would be no identity.
     """
+    _check_places(settings)
     known = {f"secret {each}": "" for each in shared(settings)}
     for name, peer in settings.peers.items():
         if not peer.secrets and not peer.certificates:
             raise InvalidSetting(f"peers: {name} has no secret and no certificate; give it one of them")
-        for uri in peer.at:
-            if not _place(uri):
-                raise InvalidSetting(f"peers: {name}: {uri} is no address; write it as in https://billing.example")
-            _refuse_unsent(name, uri)
         for kind, shown in [("secret", each.get_secret_value()) for each in peer.secrets.values()] + [
             ("certificate", each) for each in peer.certificates
         ]:
@@ -70,18 +67,34 @@ def check(settings: Settings) -> None:
                 raise InvalidSetting(f"peers: {other} and {name} have the same {kind}; give each one of its own")
 
 
-def _refuse_unsent(name: str, uri: str) -> None:
-    """Raise InvalidSetting for an address of RabbitMQ that no message is addressed to: it would never be used."""
-    scheme, _, place = _place(uri).partition("://")
-    kind = place.split("/")[1:2]
-    if scheme != "rabbitmq" or kind in ([], ["queue"], ["exchange"]):
-        return
-    if kind == ["topic"]:
+def _check_places(settings: Settings) -> None:
+    at: dict[str, str] = {}
+    for name, peer in settings.peers.items():
+        for uri in peer.at:
+            if not (place := _place(uri)):
+                raise InvalidSetting(f"peers: {name}: {uri} is no address; write it as in https://billing.example")
+            if place.startswith("rabbitmq:"):
+                _check_path(settings, name, uri)
+            if (other := at.setdefault(place, name)) != name:
+                raise InvalidSetting(
+                    f"peers: {other} and {name} are both at {uri}; leave it in at of the one that receives there"
+                )
+
+
+def _check_path(settings: Settings, name: str, uri: str) -> None:
+    """Raise InvalidSetting for an address of RabbitMQ that no message is addressed to, or that has messages of a topic:
+    each of these has several receivers, and one signature.
+    """
+    path = _place(uri).partition("://")[2].split("/")[1:]
+    topic = ["exchange", quote(settings.amqp_exchange, safe="")]
+    if path[:1] == ["topic"] or path[:2] == topic[: len(path)]:
         raise InvalidSetting(
-            f"peers: {name}: {uri} is a topic, which is no peer; remove it from at, and give the publisher and its "
-            "subscribers the same entry with the publisher's name"
+            f"peers: {name}: {uri} takes in a topic, which is no peer; write the queues of the peer in at, as in "
+            "rabbitmq://default/queue/mail, and give a publisher and its subscribers the same entry with the "
+            "publisher's name"
         )
-    raise InvalidSetting(f"peers: {name}: {uri} leads nowhere; write it as in rabbitmq://default/queue/mail")
+    if path[0] not in ("queue", "exchange"):
+        raise InvalidSetting(f"peers: {name}: {uri} leads nowhere; write it as in rabbitmq://default/queue/mail")
 
 
 def credentials_for(settings: Settings, uri: str, service: str) -> Credentials | None:

@@ -21,11 +21,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final, NamedTuple
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from durable.errors import InvalidSetting
 from durable.grammar import suggestion
 from durable.settings import Settings
+from durable.transports.hosts import normal_host
 from durable.transports.plaintext import is_loopback, require_plaintext_allowed
 from durable.transports.rabbitmq.options import AS_SET, Query, QueueOptions, decoded, exchange_name, queue_name, short
 from durable.transports.uris import split
@@ -38,6 +39,15 @@ _FORMS: Final = (
     " or rabbitmq://default/exchange/NAME/KEY"
 )
 _RESERVED: Final = "amq."
+_PORTS: Final = (None, 5671, 5672)
+
+
+class BrokerPlace(NamedTuple):
+    """Virtual host of a broker. `port` is None for its own ones, with and without TLS."""
+
+    host: str
+    port: int | None
+    virtual_host: str
 
 
 class Way(NamedTuple):
@@ -212,6 +222,14 @@ def broker_url(settings: Settings, broker: str) -> str:
             f" rabbitmq://{DEFAULT_BROKER}/..., or add its URL to amqp_brokers"
         )
     return _checked(settings, f"amqp_brokers: {broker}", settings.amqp_brokers[broker].get_secret_value())
+
+
+def broker_place(settings: Settings, broker: str) -> BrokerPlace:
+    """Return the place of a broker, which many URLs lead to. Raises InvalidSetting."""
+    parts = urlsplit(broker_url(settings, broker))
+    host = parts.hostname or ""
+    port = None if parts.port in _PORTS else parts.port
+    return BrokerPlace(normal_host(host) or host, port, unquote(parts.path[1:]) or "/")
 
 
 def _checked(settings: Settings, setting: str, url: str) -> str:

@@ -25,13 +25,15 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Final, NoReturn
 
 from durable.envelope import Envelope
 from durable.errors import InvalidSetting, StorageUnavailable, TransportError
 from durable.failpoints import failpoint
 from durable.grammar import several
-from durable.outcomes import Duplicate, Outcome, Rejected, Stored
+from durable.messages.scope import scoped
+from durable.outcomes import Duplicate, Outcome, Rejected, Stored, all_settled
 from durable.settings import Settings
 from durable.tasks.cancelling import raise_if_cancelled
 from durable.tasks.crew import Stuck, end, in_time, in_turn
@@ -394,25 +396,39 @@ class RabbitListener:
             for position, delivery in enumerate(batch)
             if isinstance(delivery.content, Unmappable)
         }
-        received: dict[int, Outcome] = {}
-        for peer in dict.fromkeys(each.peer for each in batch):
-            received |= await self._receive(receiver, batch, peer)
+        received = await self._receive(receiver, batch)
         if received:
             failpoint("C10")
-        outcomes = [(each, unmappable.get(place) or received[place]) for place, each in enumerate(batch)]
-        await self._acknowledge([it for it, outcome in outcomes if isinstance(outcome, Stored | Duplicate)])
-        for delivery, outcome in outcomes:
-            if isinstance(outcome, Rejected):
-                await receiver.reject(self._endpoint, delivery.raw, outcome.reason, delivery.metadata)
+        outcomes = unmappable | received
+        await self._acknowledge(
+            [each for place, each in enumerate(batch) if isinstance(outcomes.get(place), Stored | Duplicate)]
+        )
+        for place, delivery in enumerate(batch):
+            if isinstance(outcome := outcomes.get(place), Rejected):
+                address = scoped(self._endpoint, delivery.peer)
+                await receiver.reject(address, delivery.raw, outcome.reason, delivery.metadata)
                 self._counts["refused"] += 1
                 await self._acknowledge([delivery])
 
-    async def _receive(self, receiver: Receiver, batch: Sequence[Delivery], peer: str | None) -> dict[int, Outcome]:
-        """Store the envelopes of one peer; return their outcomes by their places in the batch."""
+    async def _receive(self, receiver: Receiver, batch: Sequence[Delivery]) -> dict[int, Outcome]:
+        """Store the envelopes, those of each peer together; return the outcomes by their places in the batch.
+
+        In an ordered queue only neighbours are stored together, and nothing behind one that stays: it has no outcome.
+        """
         gate = Gate(receiver, self._endpoint, self._service, self._settings)
-        places = [place for place, each in enumerate(batch) if each.peer == peer and isinstance(each.content, Envelope)]
-        envelopes = [content for place in places if isinstance(content := batch[place].content, Envelope)]
-        return dict(zip(places, await gate.receive(envelopes, peer), strict=True)) if places else {}
+        arrived = [
+            (place, each.peer, each.content) for place, each in enumerate(batch) if isinstance(each.content, Envelope)
+        ]
+        if not self._held.is_ordered:
+            arrived.sort(key=lambda each: each[1] or "")
+        received: dict[int, Outcome] = {}
+        for peer, run in groupby(arrived, key=lambda each: each[1]):
+            places, _, envelopes = zip(*run, strict=True)
+            outcomes = await gate.receive(envelopes, peer)
+            received |= zip(places, outcomes, strict=True)
+            if self._held.is_ordered and not all_settled(outcomes):
+                break
+        return received
 
     async def _acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         if deliveries:

@@ -5,7 +5,8 @@
     topic/orders and queue/{service}:...  the queue of a topic
 
 The broker gives each delivery to any consumer of its queue, and again to any other. So the listeners of a queue must be
-alike: in its arguments, in what they accept, and in the name under which duplicates are recognised.
+alike: in its arguments, in what they accept, and in the name under which duplicates are recognised. A broker with
+two names in the settings is one broker, and the names must be the same, too: ids of numbered messages are made of them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from durable.settings import Settings
 from durable.transports.rabbitmq.address import (
     QueueAddress,
     Source,
-    broker_url,
+    broker_place,
     name_on_topic,
     source,
 )
@@ -37,7 +38,7 @@ def check(added: Named, others: Iterable[Named], settings: Settings, service: st
     address = source(added.uri)
     for other in others:
         before = source(other.uri)
-        if broker_url(settings, before.broker) != broker_url(settings, address.broker):
+        if broker_place(settings, before.broker) != broker_place(settings, address.broker):
             continue
         queue = shared_queue(before, address, service)
         if queue is None:

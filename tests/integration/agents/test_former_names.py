@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -37,35 +36,44 @@ def remember(tables: Tables, table: str, *endpoints: str, count: int = 1) -> Non
     engine.dispose()
 
 
-async def warnings(tables: Tables, caplog: pytest.LogCaptureFixture, name: str | None = None, **bus: Any) -> list[str]:
+WAYS = ("listen", "asgi", "asgi of a process that only stores")
+
+
+async def warnings(
+    tables: Tables, caplog: pytest.LogCaptureFixture, name: str | None = None, way: str = "listen"
+) -> list[str]:
     """Start a service once, and return what it has said of names."""
     caplog.clear()
-    shop = Bus("store", tables.url, **QUICK)
-    if bus.get("listens", True):
-        shop.listen(LISTEN, name=name)
-    async with shop:
+    store = Bus("store", tables.url, **QUICK, mode="send-only" if "only stores" in way else "full")
+    if way == "listen":
+        store.listen(LISTEN, name=name)
+    elif way.startswith("asgi"):
+        store.asgi(name)
+    async with store:
         pass
     return [each for each in caplog.messages if WARNING in each]
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("table", IDS)
 async def test_renamed_service_warns_of_its_former_name(
-    tables: Tables, caplog: pytest.LogCaptureFixture, table: str
+    tables: Tables, caplog: pytest.LogCaptureFixture, table: str, way: str
 ) -> None:
     remember(tables, table, "shop", "shop<-orders", "local", "store", "store<-orders")
 
-    [warning] = await warnings(tables, caplog)
+    [warning] = await warnings(tables, caplog, way=way)
     assert warning.startswith(f"{WARNING} shop, where this bus does not listen")
-    assert await warnings(tables, caplog, listens=False) == []
+    assert await warnings(tables, caplog, way="none") == []
 
 
+@pytest.mark.parametrize("way", WAYS)
 async def test_service_with_its_former_name_at_the_listener_warns_of_nothing(
-    tables: Tables, caplog: pytest.LogCaptureFixture
+    tables: Tables, caplog: pytest.LogCaptureFixture, way: str
 ) -> None:
-    assert await warnings(tables, caplog) == []
+    assert await warnings(tables, caplog, way=way) == []
     remember(tables, "received_ids", "shop", "shop<-orders", "local")
 
-    assert await warnings(tables, caplog, name="shop") == []
+    assert await warnings(tables, caplog, name="shop", way=way) == []
 
 
 def test_only_the_oldest_thousand_rows_are_read(tables: Tables) -> None:

@@ -9,10 +9,10 @@ ROWS = (
         "doors",
         "a topic is a peer that is never used",
         "transports/peers.py",
-        before="            _refuse_unsent(name, uri)\n",
+        before='            if place.startswith("rabbitmq:"):\n                _check_path(settings, name, uri)\n',
         after="",
         killed_by=(
-            "tests/unit/transports/test_spellings.py::test_address_of_rabbitmq_is_a_place_of_destinations_or_refused[rabbitmq-/topic]",
+            "tests/unit/transports/test_spellings.py::test_address_of_rabbitmq_is_a_place_of_a_peer_and_of_no_topic_or_refused[rabbitmq-/topic-durable]",
         ),
     ),
     Mutant(
@@ -43,6 +43,46 @@ ROWS = (
         after="                if False:",
         killed_by=(
             "tests/unit/transports/rabbitmq/test_message.py::TestPropertiesOfOthers::test_dead_lettered_message_keeps_the_id_of_its_first_publish",
+        ),
+    ),
+    Mutant(
+        "doors",
+        "a dead letter of RabbitMQ lies at the address of nobody",
+        "transports/rabbitmq/listener.py",
+        before="                address = scoped(self._endpoint, delivery.peer)",
+        after="                address = self._endpoint",
+        killed_by=(
+            "tests/unit/transports/rabbitmq/test_storing.py::test_letter_of_a_delivery_lies_at_the_address_of_its_peer[orders-None-shop<-orders]",
+        ),
+    ),
+    Mutant(
+        "doors",
+        "listeners of one broker differ when its URL has two spellings",
+        "transports/rabbitmq/sharing.py",
+        before="        if broker_place(settings, before.broker) != broker_place(settings, address.broker):",
+        after="        if before.broker != address.broker:",
+        killed_by=(
+            "tests/unit/transports/rabbitmq/test_sharing.py::test_listeners_of_a_queue_are_alike_however_the_url_of_its_broker_is_written[amqps://mail:y@mq.example/-amqps://mq.example]",
+        ),
+    ),
+    Mutant(
+        "doors",
+        "messages of a topic are signed for one of its subscribers",
+        "transports/peers.py",
+        before=" or path[:2] == topic[: len(path)]:",
+        after=":",
+        killed_by=(
+            "tests/unit/transports/test_spellings.py::test_address_of_rabbitmq_is_a_place_of_a_peer_and_of_no_topic_or_refused[rabbitmq-/exchange-durable]",
+        ),
+    ),
+    Mutant(
+        "doors",
+        "two peers are at one address",
+        "transports/peers.py",
+        before="            if (other := at.setdefault(place, name)) != name:",
+        after="            if (other := name) != name:",
+        killed_by=(
+            "tests/unit/transports/test_spellings.py::test_address_of_two_peers_is_refused_in_every_spelling[tcp://127.0.0.1:1-tcp://localhost.:1]",
         ),
     ),
     Mutant(

@@ -11,6 +11,8 @@ _LOST = (
     "test_ordered_listener_stores_nothing_of_a_lost_consumer_after_newer_messages"
 )
 
+_PEERS = "tests/unit/transports/rabbitmq/test_storing.py::test_ordered_queue_of_several_peers_is_stored_in_its_order"
+
 ROWS = (
     Mutant(
         "order",
@@ -90,6 +92,22 @@ FROM sent WHERE endpoint IS NULL
         before="        while waiting and is_known and len(group) < self._batch_size:\n",
         after="        while waiting and is_known and len(group) < 1:\n",
         killed_by=(f"{_MANY}::test_keyed_messages_at_many_addresses_are_looked_for_and_claimed_together",),
+    ),
+    Mutant(
+        "order",
+        "messages of two peers leave the order of their queue",
+        "transports/rabbitmq/listener.py",
+        before="        if not self._held.is_ordered:\n            arrived.sort(",
+        after="        if True:\n            arrived.sort(",
+        killed_by=(_PEERS,),
+    ),
+    Mutant(
+        "order",
+        "a message overtakes one of another peer that could not be stored",
+        "transports/rabbitmq/listener.py",
+        before="            if self._held.is_ordered and not all_settled(outcomes):",
+        after="            if False:",
+        killed_by=(_PEERS,),
     ),
     Mutant(
         "order",

@@ -12,7 +12,17 @@ ROWS = (
         before="        await former_names.warn(self.database, self.application)\n",
         after="",
         killed_by=(
-            "tests/integration/agents/test_former_names.py::test_renamed_service_warns_of_its_former_name[received_ids]",
+            "tests/integration/agents/test_former_names.py::test_renamed_service_warns_of_its_former_name[received_ids-listen]",
+        ),
+    ),
+    Mutant(
+        "receiving",
+        "a process that only stores says nothing of former names",
+        "durable/runtime.py",
+        before="await once_it_answers(self._enter, within",
+        after="await once_it_answers(self.check, within",
+        killed_by=(
+            "tests/integration/agents/test_former_names.py::test_renamed_service_warns_of_its_former_name[received_ids-asgi of a process that only stores]",
         ),
     ),
     Mutant(

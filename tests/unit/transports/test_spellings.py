@@ -6,6 +6,7 @@ import ipaddress
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
@@ -119,25 +120,56 @@ def test_peer_is_known_at_every_spelling_of_its_address(written: str, other: str
     assert [peers.peer_at(settings, uri) for uri in (written, at)] == ["billing", "billing"]
 
 
+SENT = ("queue/mail", "exchange/fanout/key")
+
+
+@pytest.mark.parametrize("exchange", ["durable", "a/b +", "fanout"])
 @pytest.mark.parametrize(
-    "at", ["", "/", "/queue", "/queue/mail", "/%71ueue/m%61il", "/exchange", "/exchange/durable", "/topic", "/topic/",
-           "/%74opic", "/topic/orders", "/topic/orders/", "/quue/mail", "/Topic", "/mail", "//topic"],
+    "at", ["", "/", "/queue", "/queue/mail", "/%71ueue/m%61il", "/exchange", "/exchange/", "/exchange/durable",
+           "/exchange/dur%61ble/", "/exchange/durable/orders:orders.paid", "/exchange/a%2fb%20+", "/exchange/fanout",
+           "/exchange/fanout/key", "/exchange/durables", "/topic", "/topic/", "/%74opic", "/topic/orders",
+           "/topic/orders/", "/quue/mail", "/Topic", "/mail", "//topic"],
 )  # fmt: skip
 @pytest.mark.parametrize("scheme", ["rabbitmq", "RabbitMQ"])
-def test_address_of_rabbitmq_is_a_place_of_destinations_or_refused(scheme: str, at: str) -> None:
+def test_address_of_rabbitmq_is_a_place_of_a_peer_and_of_no_topic_or_refused(
+    scheme: str, at: str, exchange: str
+) -> None:
     known: Any = {"billing": {"secrets": {"1": "s" * 32}, "at": [f"{scheme}://default{at}"]}}
-    settings = Settings(peers=known)
-    sent_to = [
-        str(destination(f"rabbitmq://default/{to}", service="orders", message_type="orders.paid", exchange="durable"))
-        for to in ("queue/mail", "exchange/durable/key", "topic")
-    ]
-    if any(peers.peer_at(settings, uri) for uri in sent_to):
-        peers.check(settings)
-    else:
-        is_topic = at.startswith(("/topic", "/%74opic"))
-        advice = "is a topic, which is no peer; remove it from at" if is_topic else "leads nowhere; write it as in"
+    settings = Settings(peers=known, amqp_exchange=exchange)
+
+    def is_below(to: str) -> bool:
+        uri = f"rabbitmq://default/{to}"
+        sent_to = destination(uri, service="orders", message_type="orders.paid", exchange=exchange)
+        return peers.peer_at(settings, str(sent_to)) == "billing"
+
+    on_topic = ("topic", f"exchange/{quote(exchange, safe='')}/key")
+    is_topic = at.startswith(("/topic", "/%74opic")) or any(map(is_below, on_topic))
+    if is_topic or at.startswith(("/quue", "/Topic", "/mail", "//")):
+        advice = "takes in a topic, which is no peer; write the queues" if is_topic else "leads nowhere; write it as in"
         with pytest.raises(InvalidSetting, match=advice):
             peers.check(settings)
+    else:
+        peers.check(settings)
+        assert "/exchange" in at or any(map(is_below, SENT))
+
+
+@pytest.mark.parametrize(
+    ("written", "other"), [each for each in ONE if each[0].startswith(("http", "tcp:", "rabbitmq://default/queue"))]
+)
+def test_address_of_two_peers_is_refused_in_every_spelling(written: str, other: str) -> None:
+    places = {"shop": [written], "store": ["https://elsewhere.example", other.partition("?")[0]]}
+    known: Any = {name: {"secrets": {"1": name * 5}, "at": at} for name, at in places.items()}
+    with pytest.raises(InvalidSetting, match=r"shop and store are both at .*; leave it in at of the one"):
+        peers.check(Settings(peers=known))
+
+
+@pytest.mark.parametrize(("one", "other"), [("/d", "/d/e"), ("", "/d"), ("/d", "/e")])
+def test_peers_at_two_addresses_of_one_host_are_taken(one: str, other: str) -> None:
+    places = {"shop": one, "store": other}
+    known: Any = {
+        name: {"secrets": {"1": name * 5}, "at": [f"https://shop.example{path}"] * 2} for name, path in places.items()
+    }
+    peers.check(Settings(peers=known))
 
 
 class Place(NamedTuple):

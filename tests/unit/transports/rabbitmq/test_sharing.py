@@ -10,7 +10,7 @@ import pytest
 from durable.bus import Bus
 from durable.errors import InvalidSetting
 from durable.settings import load_settings
-from durable.transports.rabbitmq.address import SubscriptionAddress, source
+from durable.transports.rabbitmq.address import SubscriptionAddress, broker_place, source
 from durable.transports.rabbitmq.sharing import Named, check
 from durable.transports.rabbitmq.topology import listening
 
@@ -80,6 +80,34 @@ def test_two_names_on_one_topic_are_refused(place: str) -> None:
     assert "give both listeners the same name=" in refusal(topic, other, ("one", "two"))
     assert "give both listeners the same name=" in refusal(topic, other, ("billing", "two"))
     assert refusal(topic, other, ("one", "one")) == ""
+
+
+ONE_BROKER = [
+    "amqps://mq.example", "amqps://mq.example/", "amqps://mq.example:5671", "amqps://mq.example/%2F", "amqps://MQ.Example./%2f",
+    "amqps://mail:y@mq.example/", "amqps://mq.example:05671/?heartbeat=30", "amqp://shop:x@mq.example:5672//",
+    "amqps://mq.example/?heartbeat=30",
+]  # fmt: skip
+OTHER_BROKERS = [
+    "amqps://mq2.example/", "amqps://mq.example:5673/", "amqps://mq.example/mail", "amqps://mq.example/%2Fmail",
+    "amqps://mq.example/MAIL", "amqps://mq.example/%252F",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("one", [*ONE_BROKER, *OTHER_BROKERS])
+@pytest.mark.parametrize("other", [*ONE_BROKER, *OTHER_BROKERS])
+def test_listeners_of_a_queue_are_alike_however_the_url_of_its_broker_is_written(one: str, other: str) -> None:
+    settings = load_settings(amqp_url=one, amqp_brokers={"events": other}, allow_plaintext=True)
+    mail = [Named(f"rabbitmq://{each}/queue/mail", "billing") for each in ("default", "events")]
+    if one == other or {one, other} <= set(ONE_BROKER):
+        with pytest.raises(InvalidSetting, match="write the same broker in both"):
+            check(mail[1], mail[:1], settings, "billing")
+    else:
+        check(mail[1], mail[:1], settings, "billing")
+
+
+@pytest.mark.parametrize("url", ["amqps://[::1]/mail", "amqps://[0:0::1]:5671/%6dail"])
+def test_spellings_of_an_ipv6_broker_are_one(url: str) -> None:
+    assert broker_place(load_settings(amqp_url=url), "default") == ("::1", None, "mail")
 
 
 def test_refusal_names_the_queue_both_addresses_and_the_options() -> None:
