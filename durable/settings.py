@@ -282,9 +282,9 @@ class Settings(BaseSettings):
     heartbeat_interval: Duration = timedelta(seconds=2)
     """time between heartbeats of a node"""
     heartbeat_stale: Duration = timedelta(seconds=20)
-    """age of a heartbeat at which a node that holds its lock is dormant all the same"""
+    """time for which a heartbeat must stay the same before a node that holds its lock is suspect all the same"""
     dormant_grace: Duration = timedelta(seconds=2)
-    """time for which a lock must be absent, on two sweeps, before its node is dormant"""
+    """time for which a node must be suspect, its lock absent or its heartbeat stale, before it is dormant"""
     sweep_interval: Duration = timedelta(seconds=1)
     """time between looks for dormant nodes"""
     poll_interval: Duration = timedelta(seconds=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
 
 from sqlalchemy import Connection
 
@@ -10,7 +11,7 @@ from durable.agents.context import AgentContext
 from durable.envelope import NodeId
 from durable.failpoints import failpoint
 from durable.grammar import several
-from durable.recovery.policy import DormancyPolicy, NodeFacts
+from durable.recovery.policy import BackwardSteps, DormancyPolicy, NodeFacts
 from durable.storage import leases, nodes
 from durable.storage.locks import Job, try_lock
 from durable.storage.sql.recovery import INCOMING, OUTGOING
@@ -26,6 +27,7 @@ class DormantNodes:
         self._counters = context.counters
         self._batch_size = settings.recovery_batch_size
         self._policy = DormancyPolicy(grace=settings.dormant_grace, stale=settings.heartbeat_stale)
+        self._steps = BackwardSteps()
 
     async def sweep(self) -> int:
         """Release the rows of every dormant node and strike it off. Returns how many rows."""
@@ -40,14 +42,25 @@ class DormantNodes:
             return []
         # Owners before live nodes: a node that registers in between owns nothing that was seen here.
         owners = leases.owners(conn, schema, OUTGOING) | leases.owners(conn, schema, INCOMING)
-        registered = {node.node_id: node.heartbeat_age for node in nodes.read(conn, schema)}
+        registered = {node.node_id: node.heartbeat_at for node in nodes.read(conn, schema)}
         locked = nodes.locked(conn, schema)
         facts = [NodeFacts(node, node in locked, registered.get(node)) for node in owners | registered.keys()]
-        uptime = nodes.server_uptime(conn, schema)
-        dormant = self._policy.dormant(facts, server_uptime=uptime, now=time.monotonic())
+        started_at = self._read_times(conn, schema)
+        dormant = self._policy.dormant(facts, server_started_at=started_at, now=time.monotonic())
         for node in dormant:
             nodes.remove(conn, schema, node)
         return dormant
+
+    def _read_times(self, conn: Connection, schema: str) -> datetime:
+        """Read when the server has started. Tells of a clock that was set back: what is due by it waits, in silence."""
+        begun = time.monotonic()
+        times = nodes.server_times(conn, schema)
+        if step := self._steps.step(times.now, begun=begun, ended=time.monotonic()):
+            log.warning(
+                "the database's clock was set back by %.0f s: delayed messages, retries and schedules wait for as long",
+                step.total_seconds(),
+            )
+        return times.started_at
 
     async def _release(self, node: NodeId) -> int:
         """Bounded batches, each in a transaction of its own, so that nothing waits for a long one."""

@@ -1,11 +1,14 @@
 """Rules for dormant nodes and forgotten rows: facts that were read in, decisions out; no clock and no database.
 
-lock held, heartbeat fresh                     alive
-lock absent                                    suspect; dormant when still absent a grace later
-lock held, heartbeat stale                     dormant: paused, or its connection is half open
-no row in nodes                                struck off before; suspect, then dormant, whatever its lock says
-server younger than the grace                  no verdict: every lock went with the restart
+lock held, heartbeat new                       alive
+lock absent                                    suspect
+lock held, heartbeat the same for `stale`      suspect: paused, or its connection is half open
+no row in nodes                                struck off before: suspect, whatever its lock says
+suspect at each look for a grace               dormant
+another start of the server                    what was seen before counts no more: every lock went with the restart
 this node has lost its membership              it joins again after a moment that grows with failed tries alone
+
+Every span is measured by the monotonic clock of the node that looks: the clock of the database may be set.
 """
 
 from __future__ import annotations
@@ -13,44 +16,70 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Final
+from datetime import datetime, timedelta
+from typing import Final, TypeVar
 
 from durable.envelope import LeaseKey, NodeId
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """Facts about a node, read in one sweep. `heartbeat_age` is by the database's clock; None: the node has no row."""
+    """Facts about a node, read in one sweep. `heartbeat_at` is of the database's clock; None: the node has no row."""
 
     node_id: NodeId
     holds_lock: bool
-    heartbeat_age: timedelta | None
+    heartbeat_at: datetime | None
 
 
 class DormancyPolicy:
     """Decides over successive sweeps which nodes are dormant. `now` is monotonic, in seconds."""
 
     def __init__(self, *, grace: timedelta, stale: timedelta) -> None:
-        self._grace = grace
-        self._stale = stale
-        self._suspect_since: dict[NodeId, float] = {}
+        self._grace = grace.total_seconds()
+        self._stale = stale.total_seconds()
+        self._server_started_at: datetime | None = None
+        self._beats: dict[tuple[NodeId, datetime | None], float] = {}
+        """Since when the last heartbeat of each node is seen."""
+        self._suspects: dict[NodeId, float] = {}
+        """Since when each is suspect."""
 
-    def dormant(self, seen: Iterable[NodeFacts], *, server_uptime: timedelta, now: float) -> list[NodeId]:
+    def dormant(self, seen: Iterable[NodeFacts], *, server_started_at: datetime, now: float) -> list[NodeId]:
         """The nodes whose work others must take over, in the order of their ids."""
-        if server_uptime < self._grace:
-            self._suspect_since.clear()
-            return []
-        facts = {fact.node_id: fact for fact in seen}
-        suspects = {node for node, fact in facts.items() if not fact.holds_lock or fact.heartbeat_age is None}
-        self._suspect_since = {node: self._suspect_since.get(node, now) for node in suspects}
-        gone = {node for node, since in self._suspect_since.items() if now - since >= self._grace.total_seconds()}
-        paused = {
-            node
-            for node, fact in facts.items()
-            if fact.holds_lock and fact.heartbeat_age is not None and fact.heartbeat_age >= self._stale
-        }
-        return sorted(gone | paused)
+        if server_started_at != self._server_started_at:
+            self._server_started_at = server_started_at
+            self._beats, self._suspects = {}, {}
+        facts = list(seen)
+        self._beats = _since(self._beats, ((fact.node_id, fact.heartbeat_at) for fact in facts), now)
+        self._suspects = _since(self._suspects, (fact.node_id for fact in facts if self._is_suspect(fact, now)), now)
+        return sorted(node for node, since in self._suspects.items() if now - since >= self._grace)
+
+    def _is_suspect(self, fact: NodeFacts, now: float) -> bool:
+        beat = fact.node_id, fact.heartbeat_at
+        return not fact.holds_lock or fact.heartbeat_at is None or now - self._beats[beat] >= self._stale
+
+
+def _since(known: dict[K, float], keys: Iterable[K], now: float) -> dict[K, float]:
+    return {key: known.get(key, now) for key in keys}
+
+
+class BackwardSteps:
+    """Finds out when the clock of the database was set back, by the monotonic clock of the node that looks.
+
+    A look takes time, during which the node may stand still: what it reads is of some moment between its ends.
+    """
+
+    LEAST: Final = timedelta(seconds=1)
+
+    def __init__(self) -> None:
+        self._least: timedelta | None = None
+
+    def step(self, read: datetime, *, begun: float, ended: float) -> timedelta | None:
+        """Return how far it was set back since the last look, if it was for sure."""
+        most, least = (timedelta(seconds=read.timestamp() - at) for at in (begun, ended))
+        before, self._least = self._least, least
+        return before - most if before is not None and before - most >= self.LEAST else None
 
 
 class RejoinPolicy:

@@ -1,6 +1,7 @@
 """The locks of a node's singletons, on the connection of its membership, and in its thread.
 
-    wanted    try the lock --> taken: a new epoch; sure at once if the last holder gave it up, or else after its lease
+    wanted    try the lock --> taken: a new epoch; sure at once if the last holder gave it up, or else after the lease
+                               that this one has left in the database
     held      see the lock and the epoch again, three times within a lease
     unwanted  give it up, then give the lock back
 
@@ -11,6 +12,7 @@ session.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any, Final
 
 from sqlalchemy import Connection
@@ -92,8 +94,9 @@ class SingletonLocks:
         if not conn.execute(self._sql(statements.LOCK_SINGLETON), key).scalar_one():
             self._end_struck_off(conn, number, service)
             return
-        row = conn.execute(self._sql(statements.TAKE_SINGLETON), {"number": number, "node": node}).one()
-        begins = now() + self.lease if row.was_held else at
+        taking = {"number": number, "node": node, "lease": timedelta(seconds=self.lease)}
+        row = conn.execute(self._sql(statements.TAKE_SINGLETON), taking).one()
+        begins = at if row.former_lease is None else now() + row.former_lease.total_seconds()
         self._held[service] = Holding(row.epoch, begins, at + self.lease)
         self._singletons.hold(service, self._held[service])
         log.info("node %d holds the singleton %s, in epoch %d", node, service, row.epoch)
@@ -114,11 +117,15 @@ class SingletonLocks:
             self.hasten()
 
     def _give_up(self, conn: Connection, service: str) -> None:
-        """Be sure no longer, then say so, then give the lock back: the next holder need not wait."""
+        """Be sure no longer, then say so, then give the lock back: the next holder need not wait.
+
+        A holder that has not begun leaves the lease of the last one, for which the next must wait, too.
+        """
         self._singletons.drop(service)
         holding = self._held.pop(service)
         number = self._numbers[service]
-        conn.execute(self._sql(statements.GIVE_UP_SINGLETON), {"number": number, "epoch": holding.epoch})
+        if holding.sure_from <= now():
+            conn.execute(self._sql(statements.GIVE_UP_SINGLETON), {"number": number, "epoch": holding.epoch})
         key = {"class_id": singletons_class(self._schema), "number": number}
         conn.execute(self._sql(statements.UNLOCK_SINGLETON), key)
         registry.tell(conn, self._schema)

@@ -1,4 +1,4 @@
-"""The reading of a schema for `status`: twice, when a node seems to have died a moment ago."""
+"""The reading of a schema for `status`: twice, when a node seems to be dead or paused."""
 
 from __future__ import annotations
 
@@ -8,27 +8,30 @@ from collections.abc import Callable
 from durable.envelope import NodeId
 from durable.observability import health
 from durable.observability.health import Need, NodeState
-from durable.recovery.policy import DormancyPolicy
 from durable.settings import Settings
 from durable.storage.gauges import Side
 from durable.storage.status import StatusSnapshot
 
 
 def read_twice(read: Callable[[], StatusSnapshot], settings: Settings) -> tuple[StatusSnapshot, list[NodeId]]:
-    """Read the state of the service, and the nodes that are dormant by the rule of recovery.
+    """Read the state of the service, and the owners of messages that were no living nodes at two looks.
 
-    A node that died a moment ago is not dormant: its messages are about to be claimed by others. So when a node that
-    owns messages seems dead, the state is read again after dormant_grace.
+    The messages of a node that died a moment ago are about to be claimed by others, and a node that lives is stale for
+    a moment when the database's clock is set. So when an owner seems dead or paused, the state is read again after
+    dormant_grace. Recovery looks for longer: it sees for heartbeat_stale that a heartbeat stays the same.
     """
-    policy = DormancyPolicy(grace=settings.dormant_grace, stale=settings.heartbeat_stale)
     snapshot = read()
-    dormant = health.dormant(policy, snapshot.gauges, time.monotonic())
-    states = health.node_states(snapshot.gauges, settings.heartbeat_stale)
-    if any(states[owner] is NodeState.DEAD for owner in health.owners(snapshot.gauges)):
+    suspects = _owners_without_life(snapshot, settings)
+    if suspects:
         time.sleep(settings.dormant_grace.total_seconds())
         snapshot = read()
-        dormant = health.dormant(policy, snapshot.gauges, time.monotonic())
-    return snapshot, dormant
+        suspects &= _owners_without_life(snapshot, settings)
+    return snapshot, sorted(suspects)
+
+
+def _owners_without_life(snapshot: StatusSnapshot, settings: Settings) -> set[NodeId]:
+    states = health.node_states(snapshot.gauges, settings.heartbeat_stale)
+    return {owner for owner in health.owners(snapshot.gauges) if states[owner] is not NodeState.ALIVE}
 
 
 def needs(snapshot: StatusSnapshot, problems: list[str], settings: Settings) -> list[Need]:

@@ -47,7 +47,8 @@ Waits = Mapping[tuple[Side, str], timedelta]
 class NodeState(StrEnum):
     ALIVE = "alive"
     STALE = "stale"
-    """The node holds its lock and writes no heartbeat: it is paused, or behind a half-open connection."""
+    """The node holds its lock and writes no heartbeat: it is paused, or behind a half-open connection. A heartbeat of a
+    future time is from before the database's clock was set back."""
     DEAD = "dead"
     """The node has lost its lock."""
 
@@ -70,14 +71,14 @@ def troubled_first(states: Mapping[NodeId, NodeState]) -> list[tuple[NodeId, Nod
 def _state(holds_lock: bool, heartbeat_age: timedelta | None, stale: timedelta) -> NodeState:
     if not holds_lock or heartbeat_age is None:
         return NodeState.DEAD
-    return NodeState.STALE if heartbeat_age >= stale else NodeState.ALIVE
+    return NodeState.STALE if abs(heartbeat_age) >= stale else NodeState.ALIVE
 
 
 def dormant(policy: DormancyPolicy, gauges: Gauges, now: float) -> list[NodeId]:
     """The nodes that are dormant by the rule that recovery follows; `now` is monotonic."""
-    ages = {node.node_id: node.heartbeat_age for node in gauges.nodes}
-    facts = [NodeFacts(node, node in gauges.locked, ages.get(node)) for node in ages.keys() | owners(gauges)]
-    return policy.dormant(facts, server_uptime=gauges.uptime, now=now)
+    beats = {node.node_id: node.heartbeat_at for node in gauges.nodes}
+    facts = [NodeFacts(node, node in gauges.locked, beats.get(node)) for node in beats.keys() | owners(gauges)]
+    return policy.dormant(facts, server_started_at=gauges.server_started_at, now=now)
 
 
 def unowned_waits(gauges: Gauges) -> Waits:

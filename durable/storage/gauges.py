@@ -53,7 +53,7 @@ class Gauges(NamedTuple):
     """The state of one schema, by the database's clock. Counts end at MOST_COUNTED."""
 
     now: datetime
-    uptime: timedelta
+    server_started_at: datetime
     unowned: Mapping[Side, Sequence[Unowned]]
     owned: Mapping[Side, Mapping[NodeId, int]]
     scheduled: Mapping[Side, int]
@@ -90,7 +90,7 @@ def read(conn: Connection, schema: str) -> Gauges:
     stopped = circuits.read_oldest(conn, schema, MOST_COUNTED)
     return Gauges(
         now=scheduled.now,
-        uptime=nodes.server_uptime(conn, schema),
+        server_started_at=nodes.server_times(conn, schema).started_at,
         unowned=unowned,
         owned=owned,
         scheduled={Side.OUTGOING: scheduled.outgoing, Side.INCOMING: scheduled.incoming},

@@ -89,6 +89,12 @@ def remove(conn: Connection, schema: str, node: NodeId) -> None:
     conn.execute(housekeeping.REMOVE_NODE.within(schema), {"node": node})
 
 
-def server_uptime(conn: Connection, schema: str) -> timedelta:
-    uptime: timedelta = conn.execute(housekeeping.READ_SERVER_UPTIME.within(schema)).scalar_one()
-    return uptime
+class ServerTimes(NamedTuple):
+    """Times of the database's server, by its own clock: its start, which no step of the clock changes, and now."""
+
+    started_at: datetime
+    now: datetime
+
+
+def server_times(conn: Connection, schema: str) -> ServerTimes:
+    return ServerTimes(*conn.execute(housekeeping.READ_SERVER_TIMES.within(schema)).one())

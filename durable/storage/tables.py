@@ -17,6 +17,7 @@ from sqlalchemy import (
     ForeignKey,
     Identity,
     Integer,
+    Interval,
     LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
@@ -282,6 +283,7 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             _defaulted("epoch", BigInteger()),
             Column("holder", Integer),
             Column("held_since", _TIME),
+            Column("lease", Interval),
             schema=schema,
         ),
         Table(

@@ -354,13 +354,15 @@ CREATE INDEX offers_by_node ON "{schema}".offers (node_id) WHERE node_id IS NOT 
 CREATE INDEX offers_by_lease ON "{schema}".offers (leased_until);
 
 -- Singletons: the number of each is the key of its lock. `holder` is empty when its last holder has given it up.
+-- `lease` is the longest time for which a holder since then may be sure of its lock after losing it.
 CREATE TABLE "{schema}".services (
     name text PRIMARY KEY,
     number integer NOT NULL GENERATED ALWAYS AS IDENTITY UNIQUE,
     version text NOT NULL,
     epoch bigint NOT NULL DEFAULT 0,
     holder integer,
-    held_since timestamptz
+    held_since timestamptz,
+    lease interval
 );
 
 CREATE TABLE "{schema}".circuits (

@@ -358,10 +358,11 @@ class Watch(threading.Thread):
 
     def _judge(self, policy: DormancyPolicy) -> list[NodeId]:
         with leftovers.transaction(self._database) as conn:
-            registered = {node.node_id: node.heartbeat_age for node in nodes.read(conn, SCHEMA)}
+            registered = {node.node_id: node.heartbeat_at for node in nodes.read(conn, SCHEMA)}
+            started_at = nodes.server_times(conn, SCHEMA).started_at
             locked = nodes.locked(conn, SCHEMA)
-        facts = [NodeFacts(node, node in locked, age) for node, age in registered.items()]
-        return policy.dormant(facts, server_uptime=timedelta(hours=1), now=time.monotonic())
+        facts = [NodeFacts(node, node in locked, beat) for node, beat in registered.items()]
+        return policy.dormant(facts, server_started_at=started_at, now=time.monotonic())
 
 
 async def test_every_start_has_a_node_id_of_its_own(shop: str) -> None:

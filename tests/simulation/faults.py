@@ -121,6 +121,8 @@ class Injector:
             self._stop(self._world.slots[target])
         elif kind in ("outage", "breaks", "slow", "commits"):
             self._trouble(self._world.servers[target.split()[0]], fault)
+        elif kind == "clock":
+            self._set_clock(self._world.servers[target], fault)
         elif kind == "pause":
             self._pause(fault)
         else:
@@ -179,6 +181,11 @@ class Injector:
             case _:
                 server.commit_fault, server.commit_share = CommitFault[fault.target.split()[1]], fault.amount
                 self._during(fault, lambda: setattr(server, "commit_share", 0.0))
+
+    def _set_clock(self, server: Server, fault: Fault) -> None:
+        server.clock_error = fault.amount
+        if fault.seconds:
+            self._during(fault, lambda: setattr(server, "clock_error", 0.0))
 
     def _shake(self, fault: Fault) -> None:
         network, world = self._world.network, self._world

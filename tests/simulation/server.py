@@ -59,6 +59,8 @@ class Server:
         self.loop = loop
         self.rng = rng
         self.is_up = True
+        self.clock_error = 0.0
+        """Seconds by which the clock is ahead."""
         self.store = Store(self.now)
         self.connections: dict[int, Connection] = {}
         self.listening: dict[int, Callable[[str], None]] = {}
@@ -74,7 +76,7 @@ class Server:
         self._numbers = 0
 
     def now(self) -> datetime:
-        return EPOCH + timedelta(seconds=self.loop.time())
+        return EPOCH + timedelta(seconds=self.loop.time() + self.clock_error)
 
     def latency(self) -> float:
         return self.rng.uniform(0.0002, 0.002) * self.slowness

@@ -70,7 +70,7 @@ def known(conn: Connection, schema: str, arrivals: Sequence[Arrival]) -> dict[An
 
 _NOT_COMPARED = {
     "answer", "insert_effect", "insert_sent", "along_the_index", "wake_nodes", "finish_made_up",  # nothing to compare
-    "read_nodes", "read_locked_nodes", "read_server_uptime", "read_clock", "try_job_lock",  # of sessions and servers
+    "read_nodes", "read_locked_nodes", "read_server_times", "read_clock", "try_job_lock",  # of sessions and servers
     "release_parked",  # for encrypted bodies, which the simulation does not have
 }  # fmt: skip
 _DATED = [UUID(int=(1_800_000_000_000 + n) << 80 | 7 << 76 | 2 << 62 | n) for n in range(3)]

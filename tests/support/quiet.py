@@ -14,7 +14,7 @@ def quiet_gauges(now: datetime, node: Node, **changes: Any) -> Gauges:
     """This node is alive, and nothing waits, except for the changes."""
     quiet = Gauges(
         now=now,
-        uptime=timedelta(days=1),
+        server_started_at=now - timedelta(days=1),
         unowned={Side.OUTGOING: [], Side.INCOMING: []},
         owned={Side.OUTGOING: {}, Side.INCOMING: {}},
         scheduled={Side.OUTGOING: 0, Side.INCOMING: 0},

@@ -160,7 +160,7 @@ _NOBODY: Final = Statistics(
 )
 _NOTHING: Final = Gauges(
     now=_NOW,
-    uptime=_NOW - _NOW,
+    server_started_at=_NOW,
     unowned=dict.fromkeys(Side, ()),
     owned={side: {} for side in Side},
     scheduled={},

@@ -38,7 +38,8 @@ WHERE locktype = 'advisory' AND granted AND objsubid = 2
     AND CAST(CAST(classid AS bigint) AS bit(32)) = CAST(CAST(:class_id AS bigint) AS bit(32))
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """)
-READ_SERVER_UPTIME = Statement("SELECT clock_timestamp() - pg_postmaster_start_time()")
+# No clock that is set changes the start; a restart does, and so does a failover.
+READ_SERVER_TIMES = Statement("SELECT pg_postmaster_start_time() AS started_at, clock_timestamp() AS now")
 
 TRY_JOB_LOCK = Statement("SELECT pg_try_advisory_xact_lock(:class_id, :key)")
 LOCK_JOB = Statement("SELECT pg_advisory_xact_lock(:class_id, :key)")

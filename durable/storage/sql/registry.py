@@ -77,15 +77,17 @@ ON CONFLICT (name) DO UPDATE SET version = excluded.version RETURNING number
 """)
 LOCK_SINGLETON = Statement("SELECT pg_try_advisory_lock(:class_id, :number)")
 UNLOCK_SINGLETON = Statement("SELECT pg_advisory_unlock(:class_id, :number)")
-# By the session that holds the lock: nobody else raises the epoch.
+# By the session that holds the lock: nobody else raises the epoch. A holder that vanishes before its own time begins
+# leaves the longest lease of those before it.
 TAKE_SINGLETON = Statement("""
-WITH former AS (SELECT number, holder FROM {schema}.services WHERE number = :number FOR UPDATE)
-UPDATE {schema}.services AS row SET epoch = row.epoch + 1, holder = :node, held_since = clock_timestamp()
-FROM former WHERE row.number = former.number RETURNING row.epoch, former.holder IS NOT NULL AS was_held
+WITH former AS (SELECT number, lease FROM {schema}.services WHERE number = :number FOR UPDATE)
+UPDATE {schema}.services AS row SET epoch = row.epoch + 1, holder = :node, held_since = clock_timestamp(),
+    lease = GREATEST(CAST(:lease AS interval), former.lease)
+FROM former WHERE row.number = former.number RETURNING row.epoch, former.lease AS former_lease
 """)
-GIVE_UP_SINGLETON = Statement(
-    "UPDATE {schema}.services SET holder = NULL, held_since = NULL WHERE number = :number AND epoch = :epoch"
-)
+GIVE_UP_SINGLETON = Statement("""
+UPDATE {schema}.services SET holder = NULL, held_since = NULL, lease = NULL WHERE number = :number AND epoch = :epoch
+""")
 # The numbers of those that this session holds, in the epoch that it knows.
 READ_HELD = Statement("""
 SELECT number FROM {schema}.services JOIN unnest(CAST(:numbers AS integer[]), CAST(:epochs AS bigint[]))

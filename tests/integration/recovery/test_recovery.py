@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from sqlalchemy import Connection
 
 from durable import Bus
 from durable.calls.singletons import Singletons
@@ -262,6 +263,29 @@ async def test_node_with_an_old_heartbeat_is_dormant_despite_its_lock(shop: str)
         async with make_bus(shop, Clerk(NodeId(0))):
             await eventually(lambda: all_handled(shop))
             assert paused not in registered(shop)
+
+
+async def test_clock_of_the_database_set_back_is_told_once(
+    shop: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ahead = timedelta(hours=1)
+    read = nodes.server_times
+
+    def read_ahead(conn: Connection, schema: str) -> nodes.ServerTimes:
+        times = read(conn, schema)
+        return times._replace(now=times.now + ahead)
+
+    monkeypatch.setattr(nodes, "server_times", read_ahead)
+    async with Workbench(shop) as bench:
+        sweeper = DormantNodes(bench.context())
+        await sweeper.sweep()
+        ahead = timedelta(0)
+        for _ in range(3):
+            await sweeper.sweep()
+    told = [record.getMessage() for record in caplog.records if "clock" in record.getMessage()]
+    assert told == [
+        "the database's clock was set back by 3600 s: delayed messages, retries and schedules wait for as long"
+    ]
 
 
 async def test_living_node_keeps_its_work(shop: str) -> None:

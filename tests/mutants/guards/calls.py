@@ -18,6 +18,7 @@ _CALLS = "tests/integration/calls/test_calls.py"
 _SINGLETONS = "tests/unit/calls/test_provider.py"
 _RULES = "tests/unit/transports/test_announcements.py"
 _DIRECTORIES = "tests/unit/transports/test_directories.py"
+_LOCKS = "tests/integration/recovery/test_singleton_locks.py"
 _LEASES = "tests/unit/transports/test_watchdog.py"
 _SETS = "tests/unit/messages/test_codecs_set_order.py"
 _DIGESTS = "tests/unit/calls/test_digest.py"
@@ -384,6 +385,30 @@ ROWS = (
         before="        if self._singletons.is_idle:\n",
         after="        if True:\n",
         killed_by=(f"{_PROVIDERS}::test_lock_of_a_singleton_is_given_up_only_when_its_calls_have_ended",),
+    ),
+    Mutant(
+        "calls",
+        "a holder waits for its own lease instead of the last one's",
+        "recovery/singleton_locks.py",
+        before="now() + row.former_lease.total_seconds()",
+        after="now() + self.lease",
+        killed_by=(f"{_LOCKS}::test_holders_of_any_intervals_are_never_sure_together[(1, 0.1)]",),
+    ),
+    Mutant(
+        "calls",
+        "a holder that vanishes before its time hides the lease before its own",
+        "durable/storage/sql/registry.py",
+        before="lease = GREATEST(CAST(:lease AS interval), former.lease)",
+        after="lease = CAST(:lease AS interval)",
+        killed_by=(f"{_LOCKS}::test_holders_of_any_intervals_are_never_sure_together[(1, 0.1, 0.2)]",),
+    ),
+    Mutant(
+        "calls",
+        "a holder that has not begun gives its singleton up",
+        "recovery/singleton_locks.py",
+        before="        if holding.sure_from <= now():\n",
+        after="        if True:\n",
+        killed_by=(f"{_LOCKS}::test_holder_gives_nothing_up_when_its_time_has_not_begun",),
     ),
     Mutant(
         "calls",

@@ -98,35 +98,57 @@ ROWS = (
         "recovery",
         "a node without its lock is dead at once",
         "durable/recovery/policy.py",
-        before="if now - since >= self._grace.total_seconds()}",
-        after="if now - since >= 0}",
+        before="if now - since >= self._grace)",
+        after="if now - since >= 0)",
         killed_by=(
             "tests/unit/recovery/test_policy.py::TestDormancy::test_a_node_without_its_lock_is_dormant_a_grace_later_and_not_before",
         ),
     ),
     Mutant(
         "recovery",
-        "a server that has just started makes all nodes dead",
+        "a suspicion outlives a restart of the server",
         "durable/recovery/policy.py",
-        before="""\
-        if server_uptime < self._grace:
-            self._suspect_since.clear()
-            return []
-""",
+        before="            self._beats, self._suspects = {}, {}\n",
         after="",
         killed_by=(
-            "tests/unit/recovery/test_policy.py::TestDormancy::test_nodes_are_not_judged_just_after_a_start_of_the_server",
+            "tests/unit/recovery/test_policy.py::TestDormancy::test_restart_of_the_server_clears_every_suspicion[dead]",
         ),
     ),
     Mutant(
         "recovery",
         "a paused node is alive",
         "durable/recovery/policy.py",
-        before="        return sorted(gone | paused)",
-        after="        return sorted(gone)",
+        before=" or now - self._beats[beat] >= self._stale",
+        after="",
         killed_by=(
-            "tests/unit/recovery/test_policy.py::TestDormancy::test_node_with_its_lock_and_a_stale_heartbeat_is_dormant",
+            "tests/unit/recovery/test_policy.py::TestDormancy::test_node_with_its_lock_is_dormant_when_its_heartbeat_stays_the_same",
         ),
+    ),
+    Mutant(
+        "recovery",
+        "a heartbeat of the future is new, for as long as the database's clock was set back",
+        "durable/observability/health.py",
+        before="if abs(heartbeat_age) >= stale",
+        after="if heartbeat_age >= stale",
+        killed_by=("tests/unit/observability/test_health.py::test_heartbeat_far_from_now_is_stale[age4-stale]",),
+    ),
+    Mutant(
+        "recovery",
+        "status believes one look at an owner",
+        "durable/cli/health.py",
+        before="        suspects &= _owners_without_life(snapshot, settings)\n",
+        after="",
+        killed_by=(
+            "tests/unit/cli/test_reading_twice.py::test_owner_without_life_at_two_looks_is_dormant[looks5-1-dormant5]",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "a database's clock that was set back is not told",
+        "durable/recovery/policy.py",
+        before="        return before - most if before is not None and before - most >= self.LEAST else None\n",
+        after="        return None\n",
+        killed_by=("tests/unit/recovery/test_policy.py::test_backward_steps_are_told_and_nothing_else",),
     ),
     Mutant(
         "recovery",

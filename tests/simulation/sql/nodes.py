@@ -44,9 +44,9 @@ def remove_node(tx: Transaction, p: Params) -> int:
     return 1
 
 
-@does(sql.READ_SERVER_UPTIME, "uptime")
-def read_server_uptime(tx: Transaction, p: Params) -> Rows:
-    return [(tx.clock - tx.store.started_at,)]
+@does(sql.READ_SERVER_TIMES, "started_at now")
+def read_server_times(tx: Transaction, p: Params) -> Rows:
+    return [(tx.store.started_at, tx.clock)]
 
 
 @does(sql.READ_CLOCK, "now")

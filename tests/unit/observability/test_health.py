@@ -194,6 +194,21 @@ def test_unregistered_owner_is_dead() -> None:
     assert health.node_states(gauges, 20 * MINUTE) == {NODE: NodeState.ALIVE, NodeId(9): NodeState.DEAD}
 
 
+@pytest.mark.parametrize(
+    ("age", "state"),
+    [
+        (timedelta(0), NodeState.ALIVE),
+        (timedelta(seconds=19), NodeState.ALIVE),
+        (timedelta(seconds=20), NodeState.STALE),
+        (timedelta(seconds=-1), NodeState.ALIVE),
+        (timedelta(hours=-1), NodeState.STALE),
+    ],
+)
+def test_heartbeat_far_from_now_is_stale(age: timedelta, state: NodeState) -> None:
+    gauges = found(nodes=[node(age)])
+    assert health.node_states(gauges, timedelta(seconds=20)) == {NODE: state}
+
+
 def needs(gauges: Gauges, **settings: Any) -> list[health.Need]:
     return health.needs(gauges, problems(gauges, **settings), Settings(**settings))
 

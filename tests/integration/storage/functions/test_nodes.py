@@ -67,8 +67,10 @@ def test_lock_classes_never_change() -> None:
     assert [int(job) for job in Job] == [1, 2, 3, 4, 5, 6]
 
 
-async def test_uptime_of_the_server_is_read(store: Store) -> None:
-    assert timedelta(0) < await store.run(nodes.server_uptime) < timedelta(days=1)
+async def test_start_of_the_server_is_read_and_stays(store: Store) -> None:
+    first, second = await store.run(nodes.server_times), await store.run(nodes.server_times)
+    assert first.started_at == second.started_at
+    assert first.started_at < first.now < second.now < first.started_at + timedelta(days=1)
 
 
 async def test_open_circuit_keeps_its_reason_and_its_start(store: Store) -> None:
