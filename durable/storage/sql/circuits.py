@@ -70,7 +70,8 @@ WITH paused AS (
 )
 SELECT pg_notify(CAST(:channel AS text), '') FROM paused
 """)
-# The first dead letter in an order stays the reason. Where a resume deletes its row at this moment, this waits, and parks anew.
+# The first dead letter in an order stays the reason. Where a resume deletes its row at this moment, this waits, and
+# parks anew.
 PARK: Final = Statement("""
 WITH parked AS (
     INSERT INTO {schema}.circuits (kind, key, reason, actor, parked, ordering_key)

@@ -342,7 +342,9 @@ class TestAtOnce:
     def test_dead_letter_amid_a_resume_parks_its_key_anew(self, engine: Engine) -> None:
         with engine.connect() as conn:
             assert circuits.resume(conn, SCHEMA, *KEY[:2]).was_open
-            self.second(engine, conn, circuits.park, reason="refused too", actor="node 2", ordering_key=KEY.ordering_key)
+            self.second(
+                engine, conn, circuits.park, reason="refused too", actor="node 2", ordering_key=KEY.ordering_key
+            )
         with engine.connect() as conn:
             assert [(row.parked, row.reason) for row in circuits.read(conn, SCHEMA)] == [(True, "refused too")]
 

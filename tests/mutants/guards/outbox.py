@@ -1188,4 +1188,25 @@ ROWS = (
         after="",
         killed_by=("tests/unit/messages/test_codecs_sets.py::test_set_of_models_is_refused_in_messagepack[models]",),
     ),
+    Mutant(
+        "outbox",
+        "a business key that is a member of an Enum makes another id than its text",
+        "durable/outbox/envelope_factory.py",
+        before="/{plain_text(key)}",
+        after="/{key}",
+        killed_by=(
+            "tests/unit/outbox/test_envelope_factory.py::"
+            "test_business_key_of_a_subclass_makes_the_id_of_plain_text[Enum]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a version of a message type that is named by a member of an Enum has the name of the member",
+        "durable/messages/registry.py",
+        before="versioned(plain_text(name), version)",
+        after="plain_text(versioned(name, version))",
+        killed_by=(
+            "tests/unit/messages/test_registry.py::test_version_of_a_name_of_a_subclass_is_that_of_plain_text[Enum]",
+        ),
+    ),
 )

@@ -141,7 +141,17 @@ def close_ended(tx: Transaction, p: Params) -> int:
 def read_circuits(tx: Transaction, p: Params) -> Rows:
     rows = sorted((row for row in tx.all("circuits") if row.is_open(tx.now)), key=lambda row: row.name)
     return [
-        (row.kind, row.key, row.reason, row.since, row.until, row.actor, row.probing, row.parked, row.ordering_key or None)
+        (
+            row.kind,
+            row.key,
+            row.reason,
+            row.since,
+            row.until,
+            row.actor,
+            row.probing,
+            row.parked,
+            row.ordering_key or None,
+        )
         for row in rows
     ]
 
