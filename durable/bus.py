@@ -17,7 +17,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NoReturn,
+    Self,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 from uuid import UUID
 
 from sqlalchemy import Engine
@@ -764,7 +777,8 @@ class Bus:
 
     def _circuits(self, cls: type | None, named: PauseTarget) -> list[tuple[CircuitKind, str]]:
         """Return the names of these targets; an address that is resolved by type names one destination for each."""
-        chosen = [(CircuitKind(kind), plain_text(key)) for kind, key in named.items() if key is not None]
+        given = cast(Mapping[str, str | None], named)
+        chosen = [(CircuitKind(kind), plain_text(key)) for kind, key in given.items() if key is not None]
         if cls is not None:
             chosen.append((CircuitKind.HANDLER, name_of(cls)))
         if len(chosen) != 1:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
-from durable.agents import former_names
+from durable.agents import former_names, left_orders
 from durable.agents import startup_check as in_flight
 from durable.agents.context import AgentContext
 from durable.agents.doors import Doors
@@ -246,6 +246,7 @@ class Runtime:
         await self.database.transaction(check_ready)
         await in_flight.guard(self.database, self.application, self.settings)
         await former_names.warn(self.database, self.application)
+        await left_orders.warn(self.database, self.application)
         await self.life.start()
 
     async def start_storing(self) -> None:

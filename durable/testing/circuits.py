@@ -83,7 +83,7 @@ class MemoryCircuits:
     def _parks_of(self, kind: CircuitKind, key: str) -> list[tuple[str, str, str]]:
         of_kind = [each for each in self._parks if each[0] == kind]
         names = {parked_key(kind, key)}
-        orders = {order for _, name, order in of_kind if name in names}
+        orders: set[str | None] = {order for _, name, order in of_kind if name in names}
         if kind is CircuitKind.HANDLER:
             orders.add(self.places.of_type(key).ordering_key)
         names |= {name for _, name, order in of_kind if order in orders}

@@ -374,6 +374,7 @@ CREATE TABLE "{schema}".circuits (
     parked boolean NOT NULL DEFAULT false,
     ordering_key text COLLATE "C" NOT NULL DEFAULT '',
     PRIMARY KEY (kind, key, parked, ordering_key),
+    CHECK (parked OR ordering_key = ''),
     CHECK (NOT parked OR (kind IN ('handler', 'key') AND until IS NULL AND NOT probing))
 );
 

@@ -360,7 +360,7 @@ class TestAtOnce:
 
 
 def test_park_with_an_end_is_refused_by_the_table(engine: Engine) -> None:
-    for wrong in ("until = now()", "probing = true", "kind = 'destination'"):
+    for wrong in ("until = now()", "probing = true", "kind = 'destination'", "parked = false"):
         OnPostgres(engine, KEY).do(LETTER_STEP)
         with pytest.raises(IntegrityError, match="circuits"), engine.begin() as conn:
             conn.execute(text(f"UPDATE durable.circuits SET {wrong}"))

@@ -1601,8 +1601,8 @@ ROWS = (
         "handling",
         "a pause of a key that is a member of an Enum pauses the name of the member",
         "durable/bus.py",
-        before="plain_text(key)) for kind, key in named.items()",
-        after="str(key)) for kind, key in named.items()",
+        before="plain_text(key)) for kind, key in given.items()",
+        after="str(key)) for kind, key in given.items()",
         killed_by=tuple(
             "tests/contract/bus/test_order.py::TestOrder::"
             f"test_key_of_a_subclass_of_text_is_paused_and_resumed[{world}-Enum]"
@@ -1642,5 +1642,33 @@ ROWS = (
         killed_by=(
             "tests/integration/agents/test_pauses.py::test_resume_under_an_older_name_tells_of_a_pause_alone[parked]",
         ),
+    ),
+    Mutant(
+        "handling",
+        "a release warns of no message that waits in an order that it leaves",
+        "durable/storage/sql/placements.py",
+        before="WHERE {ORDERED} AND row.ordering_key = known.ordering_key)",
+        after="WHERE false)",
+        killed_by=(
+            "tests/integration/agents/test_left_orders.py::test_release_warns_of_a_left_order[messages that wait]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a release warns of no retry in an order that it leaves",
+        "durable/storage/sql/placements.py",
+        before="WHERE {HELD} AND row.ordering_key = known.ordering_key)",
+        after="WHERE false)",
+        killed_by=(
+            "tests/integration/agents/test_left_orders.py::test_release_warns_of_a_left_order[a message that waits for its retry]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a release warns of no park in an order that it leaves",
+        "durable/storage/sql/placements.py",
+        before="parked AND circuits.ordering_key = known.ordering_key))",
+        after="parked AND false))",
+        killed_by=("tests/integration/agents/test_left_orders.py::test_release_warns_of_a_left_order[a park]",),
     ),
 )

@@ -36,7 +36,7 @@ def test_a_new_version_is_a_type_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("name", TEXTS.values(), ids=list(TEXTS))
-def test_version_of_a_name_of_a_subclass_is_that_of_plain_text(name: str) -> None:
+def test_version_of_a_name_of_a_subclass_has_plain_text(name: str) -> None:
     message(name, version=2)(Placed)
     assert name_of(Placed) == "acme.v2"
 
