@@ -17,7 +17,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NoReturn,
+    Self,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 from uuid import UUID
 
 from sqlalchemy import Engine
@@ -443,7 +456,7 @@ class Bus:
         _check_endpoint("listen", name)
         if any(listening.uri == uri for listening in self._application.listeners):
             raise InvalidSetting(f"{uri}: the bus has this listener already; declare each address once")
-        added = Listening(uri, name or self.service)
+        added = Listening(uri, plain_text(name or self.service))
         self.runtime.transports.check_listener(added)
         self._application.listeners.append(added)
 
@@ -459,7 +472,7 @@ class Bus:
         is. One that does not say so lets every stranger in. Raises InvalidSetting when `durable-bus[http]` is not
         installed.
         """
-        endpoint = name or self.service
+        endpoint = plain_text(name or self.service)
         _check_endpoint("asgi", name)
         counts = self._application.mounted.setdefault(f"asgi:{endpoint}", Counter())
         return self.runtime.transports.http.app(
@@ -545,6 +558,7 @@ class Bus:
         no node ran are run "once" for all of them, "all" (the last 100), or "skip". `to` and `options` as in send();
         deliver_by= is a timedelta. A process with mode="send-only" runs no schedules. Raises InvalidSetting.
         """
+        name = plain_text(name)
         self._refuse_when_running("every", name)
         if name in self._application.schedules:
             raise InvalidSetting(f"every {name!r}: there is a schedule of this name already; give each its own")
@@ -763,7 +777,8 @@ class Bus:
 
     def _circuits(self, cls: type | None, named: PauseTarget) -> list[tuple[CircuitKind, str]]:
         """Return the names of these targets; an address that is resolved by type names one destination for each."""
-        chosen = [(CircuitKind(kind), str(key)) for kind, key in named.items() if key is not None]
+        given = cast(Mapping[str, str | None], named)
+        chosen = [(CircuitKind(kind), plain_text(key)) for kind, key in given.items() if key is not None]
         if cls is not None:
             chosen.append((CircuitKind.HANDLER, name_of(cls)))
         if len(chosen) != 1:

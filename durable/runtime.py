@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from durable.agents import former_names
+from durable.agents import former_names, left_orders
 from durable.agents import startup_check as in_flight
 from durable.agents.context import AgentContext
 from durable.agents.doors import Doors
@@ -248,9 +248,10 @@ class Runtime:
         await self.life.start()
 
     async def _enter(self) -> None:
-        """Check the database, and warn of names that it knows and this bus has no more."""
+        """Check the database, and warn of names and orders that it knows and this bus has no more."""
         await self.database.transaction(check_ready)
         await former_names.warn(self.database, self.application)
+        await left_orders.warn(self.database, self.application)
 
     async def start_storing(self) -> None:
         """Check the wiring, and only store arrivals, for the nodes of the service's other processes."""

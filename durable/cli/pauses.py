@@ -79,7 +79,7 @@ def pause(
     with schema_connection(settings) as conn:
         keys = _keys(bus, kind, name)
         if not anyway and set(declared).isdisjoint([name, *keys]):
-            known = known_names.read(conn, settings.db_schema, kind)
+            known = known_names.read(conn, settings.db_schema, kind, [name, *keys])
             keys = as_stored(keys, name, known)
             _refuse_unknown(circuit, keys, list(dict.fromkeys([*declared, *known])))
         named = [(kind, each) for each in keys]
@@ -103,7 +103,8 @@ def resume(target: Target, circuit: CircuitName, actor: str) -> None:
     """
     (bus, settings), (kind, name) = target, circuit
     with schema_connection(settings) as conn:
-        open_now = {row.key: row for row in circuits.read(conn, settings.db_schema) if row.kind == kind}
+        found = [row for row in circuits.read(conn, settings.db_schema) if row.kind == kind]
+        open_now, paused = {row.key for row in found}, {row.key for row in found if not row.parked}
         named = [(kind, each) for each in as_stored(_keys(bus, kind, name), name, open_now)]
         handler = _handler(bus, conn, settings.db_schema, circuit)
         resumed = actions.resume(conn, settings.db_schema, named, actor=actor)
@@ -111,7 +112,7 @@ def resume(target: Target, circuit: CircuitName, actor: str) -> None:
     if resumed.still_parked is not None:
         reason = printable(resumed.still_parked)
         text = f"is not paused any more, and still parked by a dead letter: {reason}; resume it again to go on"
-    if handler != name and handler in open_now:
+    if handler != name and handler in paused:
         text += f"; its handler is {handler}, which stays paused"
     document = {"resumed": resumed.was_open, "kind": kind.value, "key": name, "still_parked": resumed.still_parked}
     emit(document, f"the {kind.value} {name} {text}")

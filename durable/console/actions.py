@@ -138,7 +138,7 @@ class Actions:
         except DurableError as error:
             raise HTTPException(422, f"key: {error}") from error
         if set(declared).isdisjoint([name, *keys]):
-            stored = await self._bus.runtime.database.transaction(known_names.read, kind)
+            stored = await self._bus.runtime.database.transaction(known_names.read, kind, [name, *keys])
             keys, known = as_stored(keys, name, stored), [*declared, *stored]
             if name not in known:
                 raise HTTPException(422, f"no {kind} {name!r} is declared or stored{suggestion(name, known)}")

@@ -28,7 +28,7 @@ class Pings:
     async def ping(self, request: Request, person: Person) -> Response:
         """Tell whether a destination takes messages now. It changes nothing: the sending agents ping for themselves."""
         key = unpacked_text((await fields(request)).get("packed-key", ""))
-        known = await self._bus.runtime.database.transaction(known_names.read, CircuitKind.DESTINATION)
+        known = await self._bus.runtime.database.transaction(known_names.read, CircuitKind.DESTINATION, [key])
         if key not in known and key not in self._bus.application.destinations():
             raise HTTPException(422, "key: no message waits for this destination, and none is declared")
         fault = await self._fault(key)

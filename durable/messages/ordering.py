@@ -161,6 +161,11 @@ def stream_of(message_type: str) -> str:
     return unversioned(message_type)
 
 
+def name_of_order(ordering_key: str) -> str:
+    """Return the ordering key as people read it: the stream of an ordered handler by its name."""
+    return ordering_key.removeprefix(_WHOLE)
+
+
 def share_of(envelope: Envelope, header: str) -> str:
     """The tenant that a message is counted for; those that name none share one share."""
     return share(envelope.partition_key, envelope.headers, header)

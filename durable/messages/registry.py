@@ -60,7 +60,7 @@ def message(
         raise InvalidSetting(
             f"@message({name!r}): {content_type!r} is no content type; write it like 'application/msgpack'"
         )
-    full_name = plain_text(versioned(name, version))
+    full_name = versioned(plain_text(name), version)
 
     def register(cls: type[T]) -> type[T]:
         if not isinstance(cls, type):

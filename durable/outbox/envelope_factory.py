@@ -363,7 +363,7 @@ class EnvelopeFactory:
         if key is not None:
             if not key or not key.isprintable():
                 raise InvalidMessage(f"id_from={key!r}: a business key is printable text, such as 'invoice-17'")
-            return uuid5(_BUSINESS_KEYS, f"{self.service}/{unversioned(message_type)}/{key}")
+            return uuid5(_BUSINESS_KEYS, f"{self.service}/{unversioned(message_type)}/{plain_text(key)}")
         return cause.next_id(self.service, message_type) if cause else new_id()
 
     def _refuse_distant(self, envelope: Envelope) -> None:

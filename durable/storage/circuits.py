@@ -126,7 +126,7 @@ def pause_at_least(
 
 
 def park(
-    conn: Connection, schema: str, kind: CircuitKind, key: str, *, reason: str, actor: str, ordering_key: str | None
+    conn: Connection, schema: str, kind: CircuitKind, key: str, *, reason: str, actor: str, ordering_key: str
 ) -> None:
     """Stop a key, or an ordered handler, behind a dead letter until resume(), whatever ends a pause of it.
 

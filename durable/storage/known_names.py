@@ -18,9 +18,9 @@ from durable.storage.sql import known_names as statements
 _OLDEST: Final = 1_000
 
 
-def read(conn: Connection, schema: str, kind: CircuitKind) -> list[str]:
-    """The names of this kind."""
-    names = list(conn.execute(statements.OF_KIND[kind].within(schema)).scalars())
+def read(conn: Connection, schema: str, kind: CircuitKind, asked: Sequence[str]) -> list[str]:
+    """Read the names of this kind: those that are asked for, as far as they are known, and many others."""
+    names = list(conn.execute(statements.OF_KIND[kind].within(schema), {"asked": list(asked)}).scalars())
     return sorted({*names, *_handled(conn, schema)}) if kind is CircuitKind.HANDLER else sorted(names)
 
 
@@ -34,14 +34,15 @@ def filters_of_letters(selection: Selection) -> Mapping[str, str]:
     return {column: value for column in statements.OF_LETTERS if (value := getattr(selection, column)) is not None}
 
 
-def of_letters(conn: Connection, schema: str, column: str, *, resolved: bool | None) -> Sequence[str]:
-    """Read the values of this column of the letters."""
-    return list(conn.execute(statements.OF_LETTERS[column].within(schema), {"resolved": resolved}).scalars())
+def of_letters(conn: Connection, schema: str, column: str, asked: str, *, resolved: bool | None) -> Sequence[str]:
+    """Read the values of this column of the letters, the one that is asked for and many others."""
+    params = {"asked": [asked], "resolved": resolved}
+    return list(conn.execute(statements.OF_LETTERS[column].within(schema), params).scalars())
 
 
-def of_delayed(conn: Connection, schema: str, name: str) -> Sequence[str]:
-    """The message types, or addresses, of what waits for its time and of schedules."""
-    return list(conn.execute(statements.OF_DELAYED[name].within(schema)).scalars())
+def of_delayed(conn: Connection, schema: str, name: str, asked: str) -> Sequence[str]:
+    """Read the message types, or addresses, of messages that wait for their time and of schedules, as of_letters()."""
+    return list(conn.execute(statements.OF_DELAYED[name].within(schema), {"asked": [asked]}).scalars())
 
 
 def _handled(conn: Connection, schema: str) -> set[str]:

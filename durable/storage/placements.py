@@ -51,6 +51,14 @@ def declare(conn: Connection, schema: str, declared: Sequence[Declared]) -> None
     conn.execute(statements.DECLARE_PLACEMENTS.within(schema), columns)
 
 
+def left_orders(conn: Connection, schema: str, declared: Sequence[Declared]) -> dict[str, str]:
+    """Read the orders that message types had before this declaration and that are not empty, by their types."""
+    types = [each for each in declared if each.side == "incoming" and each.rule.ordering_key is not None]
+    columns = {"name": [each.name for each in types], "ordering_key": [each.rule.ordering_key for each in types]}
+    rows = conn.execute(statements.READ_LEFT_ORDERS.within(schema), columns) if types else ()
+    return {row.name: row.ordering_key for row in rows}
+
+
 def read(conn: Connection, schema: str) -> Placements:
     """Read the declarations of the nodes."""
     found: dict[str, dict[str, Rule]] = {"incoming": {}, "outgoing": {}}

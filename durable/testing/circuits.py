@@ -19,7 +19,6 @@ class MemoryCircuit:
     until: datetime | None
     actor: str
     probing: bool
-    ordering_key: str | None = None
 
     def has_ended(self, now: datetime) -> bool:
         return not self.probing and self.until is not None and self.until <= now
@@ -35,7 +34,7 @@ class MemoryCircuits:
     clock: Clock
     places: OrderingRules = field(default_factory=OrderingRules)
     _rows: dict[tuple[str, str], MemoryCircuit] = field(default_factory=dict)
-    _parks: dict[tuple[str, str], MemoryCircuit] = field(default_factory=dict)
+    _parks: dict[tuple[str, str, str], MemoryCircuit] = field(default_factory=dict)
 
     def of(self, kind: CircuitKind, key: str) -> MemoryCircuit | None:
         """The circuit, if it is open; a park stops an order."""
@@ -45,7 +44,7 @@ class MemoryCircuits:
         """Tell whether a park, or a pause of a key, stops the messages of this order."""
         if ordering_key is None:
             return False
-        is_parked = any(park.ordering_key == ordering_key for park in self._parks.values())
+        is_parked = any(order == ordering_key for *_, order in self._parks)
         return is_parked or self._unparked(CircuitKind.KEY, ordering_key) is not None
 
     def may_take(self, message_type: str) -> bool:
@@ -69,8 +68,8 @@ class MemoryCircuits:
             self._rows[kind, key] = MemoryCircuit(reason, known.since, until, actor, probing=False)
 
     def park(self, kind: CircuitKind, key: str, *, reason: str, actor: str, ordering_key: str) -> None:
-        park = MemoryCircuit(reason, self.clock.now(), None, actor, probing=False, ordering_key=ordering_key)
-        self._parks.setdefault((kind, key), park)
+        park = MemoryCircuit(reason, self.clock.now(), None, actor, probing=False)
+        self._parks.setdefault((kind, key, ordering_key), park)
 
     def resume(self, kind: CircuitKind, key: str) -> Resumed:
         parks = self._parks_of(kind, key)
@@ -81,12 +80,14 @@ class MemoryCircuits:
             del self._parks[each]
         return Resumed(bool(parks))
 
-    def _parks_of(self, kind: CircuitKind, key: str) -> list[tuple[str, str]]:
-        name = kind, parked_key(kind, key)
-        orders = {park.ordering_key for each, park in self._parks.items() if each == name}
+    def _parks_of(self, kind: CircuitKind, key: str) -> list[tuple[str, str, str]]:
+        of_kind = [each for each in self._parks if each[0] == kind]
+        names = {parked_key(kind, key)}
+        orders: set[str | None] = {order for _, name, order in of_kind if name in names}
         if kind is CircuitKind.HANDLER:
             orders.add(self.places.of_type(key).ordering_key)
-        return [each for each, park in self._parks.items() if each[0] == kind and park.ordering_key in orders]
+        names |= {name for _, name, order in of_kind if order in orders}
+        return [each for each in of_kind if each[1] in names]
 
     def open_circuit(
         self, kind: CircuitKind, key: str, *, reason: str, actor: str, duration: timedelta | None = None

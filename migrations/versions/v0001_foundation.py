@@ -367,15 +367,16 @@ CREATE TABLE "{schema}".services (
 
 CREATE TABLE "{schema}".circuits (
     kind text NOT NULL CHECK (kind IN ('destination', 'handler', 'listener', 'schedule', 'key')),
-    key text NOT NULL,
+    key text COLLATE "C" NOT NULL,
     reason text NOT NULL,
     since timestamptz NOT NULL DEFAULT clock_timestamp(),
     until timestamptz,
     actor text NOT NULL,
     probing boolean NOT NULL DEFAULT false,
     parked boolean NOT NULL DEFAULT false,
-    ordering_key text,
-    PRIMARY KEY (kind, key, parked),
+    ordering_key text COLLATE "C" NOT NULL DEFAULT '',
+    PRIMARY KEY (kind, key, parked, ordering_key),
+    CHECK (parked OR ordering_key = ''),
     CHECK (NOT parked OR (kind IN ('handler', 'key') AND until IS NULL AND NOT probing))
 );
 

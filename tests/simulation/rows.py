@@ -120,12 +120,12 @@ class Circuit(msgspec.Struct, frozen=True, kw_only=True):
     actor: str
     probing: bool = False
     parked: bool = False
-    ordering_key: str | None = None
+    ordering_key: str = ""
 
     @property
-    def name(self) -> tuple[str, str, bool]:
+    def name(self) -> tuple[str, str, bool, str]:
         """Its primary key."""
-        return self.kind, self.key, self.parked
+        return self.kind, self.key, self.parked, self.ordering_key
 
     def is_open(self, now: datetime) -> bool:
         return self.probing or self.until is None or self.until > now

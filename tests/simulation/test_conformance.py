@@ -401,9 +401,9 @@ class BothStores(RuleBasedStateMachine):
 
     @rule(
         name=st.sampled_from([each for each in CIRCUITS if each[0] in ("handler", "key")]),
-        ordering_key=st.sampled_from([None, *KEYS]),
+        ordering_key=st.sampled_from(KEYS),
     )
-    def parks(self, name: tuple[str, str], ordering_key: str | None) -> None:
+    def parks(self, name: tuple[str, str], ordering_key: str) -> None:
         said: dict[str, Any] = {"reason": "refused", "actor": "node 1", "ordering_key": ordering_key}
         self.both(circuits.park, CircuitKind(name[0]), name[1], **said)
 

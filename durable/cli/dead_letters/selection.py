@@ -196,7 +196,7 @@ def refuse_unmatched(chosen: Chosen, selection: Selection) -> None:
         return
     with connection(chosen.settings) as conn:
         for column, name in filters.items():
-            known = known_names.of_letters(conn, chosen.settings.db_schema, column, resolved=selection.resolved)
+            known = known_names.of_letters(conn, chosen.settings.db_schema, column, name, resolved=selection.resolved)
             short = {each.rpartition(".")[2] for each in known} if column == "exception_type" else set[str]()
             if name not in {*known, *short}:
                 raise DurableError(f"{_OPTIONS[column]}: no letter has {name!r}{suggestion(name, [*known, *short])}")

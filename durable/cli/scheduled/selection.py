@@ -114,7 +114,7 @@ def refuse_unmatched(chosen: Chosen) -> None:
     given = {"message_type": chosen.selection.message_type, "address": chosen.selection.address}
     with connection(chosen.settings) as conn:
         for column, name in given.items():
-            known = known_names.of_delayed(conn, chosen.settings.db_schema, column) if name is not None else ()
+            known = known_names.of_delayed(conn, chosen.settings.db_schema, column, name) if name is not None else ()
             if name is not None and name not in known:
                 option = "--type" if column == "message_type" else "--address"
                 raise DurableError(f"{option}: no delayed message has {name!r}{suggestion(name, known)}")

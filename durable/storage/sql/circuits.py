@@ -6,7 +6,8 @@ probing  false: an operator, a handler or plain SQL has paused it; it ends at `u
                 `until` on it is tried: a destination by pings, a handler by one message at a time
 
 A park has its row beside that of a pause or of failures, and neither ends the other. A park stops the messages of its
-`ordering_key`, under whatever names other releases have the handler.
+`ordering_key`, under whatever names other releases have the handler; rows besides have '' there. Where releases place
+the messages of a handler in several orders, it may be parked in each.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ OPEN_CIRCUIT: Final = Statement("""
 WITH opened AS (
     INSERT INTO {schema}.circuits (kind, key, reason, until, actor, probing)
     VALUES (:kind, :key, :reason, now() + CAST(:duration AS interval), :actor, true)
-    ON CONFLICT (kind, key, parked) DO UPDATE
+    ON CONFLICT (kind, key, parked, ordering_key) DO UPDATE
     SET reason = excluded.reason, since = clock_timestamp(), until = excluded.until, actor = excluded.actor,
         probing = true
     WHERE circuits.until <= now() AND NOT circuits.probing
@@ -51,7 +52,7 @@ PAUSE: Final = Statement(f"""
 WITH paused AS (
     INSERT INTO {{schema}}.circuits (kind, key, reason, until, actor)
     VALUES (:kind, :key, :reason, now() + CAST(:duration AS interval), :actor)
-    ON CONFLICT (kind, key, parked) DO UPDATE
+    ON CONFLICT (kind, key, parked, ordering_key) DO UPDATE
     SET reason = excluded.reason, until = excluded.until, actor = excluded.actor, probing = false,{_SAME_PAUSE}
     RETURNING key
 )
@@ -62,30 +63,39 @@ PAUSE_AT_LEAST: Final = Statement(f"""
 WITH paused AS (
     INSERT INTO {{schema}}.circuits (kind, key, reason, until, actor)
     VALUES (:kind, :key, :reason, now() + CAST(:duration AS interval), :actor)
-    ON CONFLICT (kind, key, parked) DO UPDATE
+    ON CONFLICT (kind, key, parked, ordering_key) DO UPDATE
     SET reason = excluded.reason, until = excluded.until, actor = excluded.actor, probing = false,{_SAME_PAUSE}
     WHERE circuits.probing OR circuits.until < COALESCE(excluded.until, 'infinity')
     RETURNING key
 )
 SELECT pg_notify(CAST(:channel AS text), '') FROM paused
 """)
-# The first dead letter stays the reason. Where a resume deletes its row at this moment, this waits, and parks anew.
+# The first dead letter in an order stays the reason. Where a resume deletes its row at this moment, this waits, and
+# parks anew.
 PARK: Final = Statement("""
 WITH parked AS (
     INSERT INTO {schema}.circuits (kind, key, reason, actor, parked, ordering_key)
-    VALUES (:kind, :key, :reason, :actor, true, CAST(:ordering_key AS text))
-    ON CONFLICT (kind, key, parked) DO NOTHING
+    VALUES (:kind, :key, :reason, :actor, true, :ordering_key)
+    ON CONFLICT (kind, key, parked, ordering_key) DO NOTHING
     RETURNING key
 )
 SELECT pg_notify(CAST(:channel AS text), '') FROM parked
 """)
-# The places of a message type in an order: that which its nodes declare, and that of a park of its name.
+# The places of a message type in an order: that which its nodes declare, those of parks of its name, and the others in
+# which the same handlers are parked.
 READ_ORDERS: Final = Statement("""
-SELECT ordering_key FROM {schema}.placements
-WHERE side = 'incoming' AND name = :key AND ordering_key IS NOT NULL
+WITH own AS MATERIALIZED (
+    SELECT ordering_key FROM {schema}.placements
+    WHERE side = 'incoming' AND name = :key AND ordering_key IS NOT NULL
+    UNION
+    SELECT ordering_key FROM {schema}.circuits WHERE kind = 'handler' AND key = :parked_key AND parked
+), names AS (
+    SELECT key FROM {schema}.circuits JOIN own USING (ordering_key) WHERE kind = 'handler' AND parked
+)
+SELECT ordering_key FROM own WHERE ordering_key <> ''
 UNION
-SELECT ordering_key FROM {schema}.circuits
-WHERE kind = 'handler' AND key = :parked_key AND parked AND ordering_key IS NOT NULL
+SELECT ordering_key FROM {schema}.circuits JOIN names USING (key)
+WHERE kind = 'handler' AND parked AND ordering_key <> ''
 """)
 _PARK_OF_IT: Final = "parked AND (key = :parked_key OR ordering_key = ANY (CAST(:orders AS text[])))"
 # Of a pause beside a park the pause alone, also where another resume ends that pause at the same time.
@@ -116,11 +126,12 @@ DELETE FROM {schema}.circuits WHERE until <= now() AND NOT probing
     AND (kind <> 'schedule' OR NOT EXISTS (SELECT FROM {schema}.schedules WHERE name = key))
 """)
 _OPEN_ROWS: Final = f"""
-SELECT kind, key, reason, {SINCE} AS since, {UNTIL} AS until, actor, probing, parked, ordering_key
+SELECT kind, key, reason, {SINCE} AS since, {UNTIL} AS until, actor, probing, parked,
+    NULLIF(ordering_key, '') AS ordering_key
 FROM {{schema}}.circuits WHERE (probing OR until IS NULL OR until > now())"""
 
 # A pause comes before the park beside it: so does a resume end them.
-READ_CIRCUITS: Final = Statement(f"{_OPEN_ROWS} ORDER BY kind, key, parked")
+READ_CIRCUITS: Final = Statement(f"{_OPEN_ROWS} ORDER BY kind, key, parked, circuits.ordering_key")
 
 # What code declares, all of it, and the oldest keys, which grow with use: of those that are parked, and of the others.
 # Parked keys behind which messages wait come first.
@@ -131,12 +142,12 @@ UNION ALL (
     SELECT oldest.* FROM ({_OPEN_ROWS} AND kind = 'key' AND parked ORDER BY since, key LIMIT :most_probed) AS oldest
     ORDER BY NOT EXISTS (SELECT FROM {INBOX.rows} AS row WHERE {ORDERED} AND row.ordering_key = oldest.key), since, key
     LIMIT :most)
-ORDER BY kind, key, parked
+ORDER BY kind, key, parked, ordering_key
 """)
 # In the order of a list: keys, of which there may be many, are the last ones, and the oldest of a kind are its first.
 LIST_CIRCUITS: Final = Statement(f"""
 {_OPEN_ROWS} AND (CAST(:kind AS text) IS NULL OR kind = CAST(:kind AS text))
-ORDER BY kind = 'key', kind, since, key, parked LIMIT :most OFFSET :start
+ORDER BY kind = 'key', kind, since, key, parked, circuits.ordering_key LIMIT :most OFFSET :start
 """)
 COUNT_CIRCUITS: Final = Statement(f"""
 SELECT kind, count(*) AS count FROM ({_OPEN_ROWS}) AS open GROUP BY kind

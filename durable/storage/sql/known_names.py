@@ -9,10 +9,19 @@ from durable.storage.sql.statement import Statement
 
 _MOST: Final = 10_000
 
+
+def _some_of(names: str) -> Statement:
+    """Read those that are asked for, if they are among these, and others for suggestions."""
+    return Statement(f"""
+SELECT name FROM ({names}) AS known (name)
+ORDER BY name = ANY (CAST(:asked AS text[])) DESC, name LIMIT {_MOST}
+""")
+
+
 # The tables are read to their ends, which an operator can wait for; no index serves these columns alone.
 _OF_CIRCUITS: Final = "SELECT key FROM {schema}.circuits WHERE kind = '%s'"
 OF_KIND: Final[Mapping[str, Statement]] = {
-    kind: Statement(f"SELECT name FROM ({source} UNION {_OF_CIRCUITS % kind}) AS known (name) LIMIT {_MOST}")
+    kind: _some_of(f"{source} UNION {_OF_CIRCUITS % kind}")
     for kind, source in {
         "handler": "SELECT message_type FROM {schema}.incoming_envelopes",
         "listener": (
@@ -42,19 +51,19 @@ SELECT endpoint FROM (
 
 # What a filter of dead letters may be given, by its column.
 OF_LETTERS: Final[Mapping[str, Statement]] = {
-    column: Statement(
+    column: _some_of(
         f"SELECT DISTINCT {column} FROM {{schema}}.dead_letters WHERE {column} IS NOT NULL AND "
-        f"(CAST(:resolved AS boolean) IS NULL OR (resolved_at IS NOT NULL) = CAST(:resolved AS boolean)) LIMIT {_MOST}"
+        "(CAST(:resolved AS boolean) IS NULL OR (resolved_at IS NOT NULL) = CAST(:resolved AS boolean))"
     )
     for column in ("message_type", "exception_type", "fingerprint", "source", "address")
 }
 
 # What a filter of messages that wait for their time may be given.
 OF_DELAYED: Final[Mapping[str, Statement]] = {
-    name: Statement(
+    name: _some_of(
         f"SELECT {incoming} FROM {{schema}}.incoming_envelopes WHERE execution_time IS NOT NULL UNION "
         f"SELECT {outgoing} FROM {{schema}}.outgoing_envelopes WHERE execution_time IS NOT NULL UNION "
-        f"SELECT {scheduled} FROM {{schema}}.schedules WHERE {scheduled} IS NOT NULL LIMIT {_MOST}"
+        f"SELECT {scheduled} FROM {{schema}}.schedules WHERE {scheduled} IS NOT NULL"
     )
     for name, incoming, outgoing, scheduled in (
         ("message_type", "message_type", "message_type", "message_type"),

@@ -13,7 +13,7 @@ from durable.storage.sql.statement import Batched, Statement, by_key
 from durable.storage.sql.work import INBOX, OUTBOX, WorkTable
 
 # Word for word the predicate of the partial index: otherwise the planner does not take it.
-_HELD: Final = "ordering_key IS NOT NULL AND (owner_id <> 0 OR (execution_time IS NOT NULL AND attempts > 0))"
+HELD: Final = "ordering_key IS NOT NULL AND (owner_id <> 0 OR (execution_time IS NOT NULL AND attempts > 0))"
 _IN_TIME: Final = "(deliver_by IS NULL OR deliver_by > now())"
 _OPEN: Final = "(probing OR until IS NULL OR until > now())"
 # A trial is of what failures have stopped, and of nothing that is paused or parked besides.
@@ -53,7 +53,7 @@ class Ordered:
         WHERE {within}{ORDERED} AND ordering_key = found.key AND {_IN_TIME} ORDER BY seq LIMIT 1"""
         # Of a key that is free: the first row that waits for its retry, if any. No row comes of one that is owned.
         free = f"""
-        SELECT true AS is_free, min(seq) AS seq FROM {rows} WHERE {within}{_HELD} AND ordering_key = found.key
+        SELECT true AS is_free, min(seq) AS seq FROM {rows} WHERE {within}{HELD} AND ordering_key = found.key
         HAVING count(*) FILTER (WHERE owner_id <> 0) = 0"""
         turn = "(free.seq IS NULL OR free.seq > first.seq)"
 

@@ -11,6 +11,7 @@ from durable import Context, Retry, message, upcaster
 from durable.errors import InvalidSetting
 from tests.contract.bus.orders import MINUTE, NEVER, OrderPlaced, OrderShipped, collect
 from tests.contract.bus.worlds import World
+from tests.support.subclasses import TEXTS
 
 
 @message("contract.booking")
@@ -186,6 +187,20 @@ class TestOrder:
             assert not await world.bus.resume(key="a")
             await world.settle()
             assert seen == [OrderPlaced(10), OrderPlaced(1)]
+
+    @pytest.mark.parametrize("key", TEXTS.values(), ids=list(TEXTS))
+    async def test_key_of_a_subclass_of_text_is_paused_and_resumed(self, world: World, key: str) -> None:
+        seen = collect(world.bus)
+        async with world:
+            await world.bus.pause(key=key)
+            await self.send(world, OrderPlaced(1), key=key)
+            await world.settle()
+            assert seen == []
+            assert await world.bus.resume(key="acme")
+            await world.bus.pause(key="acme")
+            assert await world.bus.resume(key=key)
+            await world.settle()
+            assert seen == [OrderPlaced(1)]
 
     @pytest.mark.parametrize("how", ["paused", "parked"])
     async def test_ordered_handler_ignores_stops_of_keys(self, world: World, how: str) -> None:

@@ -400,6 +400,26 @@ def test_pause_of_an_older_version_tells_its_handler(agent: Agent, database_url:
     assert agent("resume", "--handler", "a.b").out.endswith("is resumed; its handler is a.b.v2, which stays paused\n")
 
 
+@pytest.mark.parametrize("is_paused", [False, True], ids=["parked", "parked and paused"])
+def test_resume_under_an_older_name_tells_of_a_pause_alone(agent: Agent, database_url: str, is_paused: bool) -> None:
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        conn.execute(
+            "INSERT INTO durable.nodes (service, description, version, capabilities) VALUES ('shop', '', '', %s)",
+            [capabilities({"booking": "ordering", "ordering": "ordering"})],
+        )
+        conn.execute(
+            "INSERT INTO durable.placements (side, name, ordering_key) VALUES ('incoming', 'booking', 'whole')"
+        )
+        conn.execute(
+            "INSERT INTO durable.circuits (kind, key, reason, actor, parked, ordering_key)"
+            " VALUES ('handler', 'ordering', 'refused', 'node 1', true, 'whole')"
+        )
+    if is_paused:
+        agent("pause", "--handler", "ordering")
+    left = "; its handler is ordering, which stays paused" if is_paused else ""
+    assert agent("resume", "--handler", "booking").out == f"the handler booking is resumed{left}\n"
+
+
 def test_pause_command_stops_a_destination(agent: Agent) -> None:
     name = agent.application('bus.route(OrderPlaced, to="tcp://127.0.0.1:2302")\n')
     assert agent("pause", f"{name}:bus", "--destination", "tcp://127.0.0.1:2302").out == (

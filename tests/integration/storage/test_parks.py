@@ -22,11 +22,12 @@ from sqlalchemy.exc import IntegrityError
 
 from durable.application.handlers import Handler
 from durable.envelope import ANY_NODE, LeasedEnvelope, NodeId, new_id
-from durable.messages.ordering import QueueKeys
-from durable.storage import circuits, dead_letters, inbox, ordering, status
+from durable.messages.ordering import QueueKeys, Rule
+from durable.storage import circuits, dead_letters, inbox, ordering, placements, status
 from durable.storage.circuits import CircuitKind, OpenCircuit, Resumed
 from durable.storage.inbox import Arrival
 from durable.storage.ordering import Turn, Turns
+from durable.storage.placements import Declared
 from durable.storage.rows import Letter
 from durable.testing import ManualClock
 from durable.testing.circuits import MemoryCircuit
@@ -258,7 +259,8 @@ class InMemory:
     def rows(self) -> list[str]:
         found, name = self._mailbox.circuits, (self._stopped.kind, self._stopped.key)
         unparked = found._unparked(*name)
-        return ([] if unparked is None else [named(unparked, parked=False)]) + ["parked"] * (name in found._parks)
+        paused = [] if unparked is None else [named(unparked, parked=False)]
+        return paused + ["parked" for kind, key, _ in found._parks if (kind, key) == name]
 
     def is_stopped(self) -> bool:
         lease = self._receive()
@@ -340,7 +342,9 @@ class TestAtOnce:
     def test_dead_letter_amid_a_resume_parks_its_key_anew(self, engine: Engine) -> None:
         with engine.connect() as conn:
             assert circuits.resume(conn, SCHEMA, *KEY[:2]).was_open
-            self.second(engine, conn, circuits.park, reason="refused too", actor="node 2", ordering_key=None)
+            self.second(
+                engine, conn, circuits.park, reason="refused too", actor="node 2", ordering_key=KEY.ordering_key
+            )
         with engine.connect() as conn:
             assert [(row.parked, row.reason) for row in circuits.read(conn, SCHEMA)] == [(True, "refused too")]
 
@@ -356,7 +360,7 @@ class TestAtOnce:
 
 
 def test_park_with_an_end_is_refused_by_the_table(engine: Engine) -> None:
-    for wrong in ("until = now()", "probing = true", "kind = 'destination'"):
+    for wrong in ("until = now()", "probing = true", "kind = 'destination'", "parked = false"):
         OnPostgres(engine, KEY).do(LETTER_STEP)
         with pytest.raises(IntegrityError, match="circuits"), engine.begin() as conn:
             conn.execute(text(f"UPDATE durable.circuits SET {wrong}"))
@@ -386,3 +390,33 @@ def test_message_of_an_ordered_handler_is_not_counted_behind_its_own_key(engine:
         both = status.read(conn, SCHEMA)
     assert (found.parked, found.gauges.behind) == ({}, {})
     assert both.parked == both.gauges.behind == {KEY.key: 1}
+
+
+MOVED: Final = HANDLER._replace(ordering_key="another release's order")
+
+
+@pytest.mark.parametrize("orders", [[HANDLER, MOVED], [MOVED, HANDLER]], ids=["declared first", "declared last"])
+@pytest.mark.parametrize("store", ["postgres", "memory"])
+def test_handler_is_parked_in_each_order_and_resumed_in_all(engine: Engine, store: str, orders: list[Stopped]) -> None:
+    at = OnPostgres(engine, HANDLER) if store == "postgres" else InMemory(HANDLER)
+    for number, at._stopped in enumerate(orders, 1):
+        assert not at.is_stopped()
+        at.do(LETTER_STEP)
+        at.do(LETTER_STEP)
+        assert at.is_stopped()
+        assert at.rows() == ["parked"] * number
+    assert at.do(RESUME) == Resumed(True)
+    assert at.rows() == []
+    assert at.do(RESUME) == Resumed(False)
+
+
+def test_resume_under_an_older_name_ends_the_parks_of_its_handler_in_all_orders(engine: Engine) -> None:
+    at = OnPostgres(engine, HANDLER)
+    for at._stopped in (HANDLER, MOVED):
+        at.do(LETTER_STEP)
+    with engine.connect() as conn:  # rolled back
+        placements.declare(conn, SCHEMA, [Declared("incoming", "older.name", Rule(MOVED.ordering_key))])
+        found = circuits.of_name(conn, SCHEMA, circuits.read(conn, SCHEMA), CircuitKind.HANDLER, "older.name")
+        assert [row.order for row in found] == [MOVED.ordering_key, HANDLER.ordering_key]
+        assert circuits.resume(conn, SCHEMA, CircuitKind.HANDLER, "older.name").was_open
+        assert circuits.read(conn, SCHEMA) == []

@@ -244,8 +244,8 @@ ROWS = (
         "console",
         "paused keys stand before latches",
         "durable/storage/sql/circuits.py",
-        before="ORDER BY kind = 'key', kind, since, key, parked LIMIT :most OFFSET :start",
-        after="ORDER BY since, key, parked LIMIT :most OFFSET :start",
+        before="ORDER BY kind = 'key', kind, since, key, parked, circuits.ordering_key LIMIT :most OFFSET :start",
+        after="ORDER BY since, key, parked, circuits.ordering_key LIMIT :most OFFSET :start",
         killed_by=("tests/integration/cli/test_lists.py::test_paused_keys_hide_no_other_circuit[destination]",),
     ),
     Mutant(

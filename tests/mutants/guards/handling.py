@@ -1560,4 +1560,115 @@ ROWS = (
         after="if not name.strip():",
         killed_by=("tests/integration/agents/test_pauses.py::test_key_of_white_space_is_paused_and_resumed[ ]",),
     ),
+    Mutant(
+        "handling",
+        "a handler that is parked in one order is parked in no other",
+        "durable/storage/sql/circuits.py",
+        before="    VALUES (:kind, :key, :reason, :actor, true, :ordering_key)\n",
+        after="""    SELECT :kind, :key, :reason, :actor, true, :ordering_key
+    WHERE NOT EXISTS (SELECT FROM {schema}.circuits WHERE kind = :kind AND key = :key AND parked)\n""",
+        killed_by=tuple(
+            "tests/integration/storage/test_parks.py::"
+            f"test_handler_is_parked_in_each_order_and_resumed_in_all[postgres-declared {each}]"
+            for each in ("first", "last")
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a handler that is parked in one order in memory is parked in no other",
+        "durable/testing/circuits.py",
+        before="        self._parks.setdefault((kind, key, ordering_key), park)\n",
+        after="""        if not any(each[:2] == (kind, key) for each in self._parks):
+            self._parks[kind, key, ordering_key] = park\n""",
+        killed_by=tuple(
+            "tests/integration/storage/test_parks.py::"
+            f"test_handler_is_parked_in_each_order_and_resumed_in_all[memory-declared {each}]"
+            for each in ("first", "last")
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a resume under an older name leaves the parks of its handler in other orders",
+        "durable/storage/sql/circuits.py",
+        before="SELECT ordering_key FROM {schema}.circuits JOIN names USING (key)\nWHERE",
+        after="SELECT ordering_key FROM {schema}.circuits JOIN names USING (key)\nWHERE false AND",
+        killed_by=(
+            "tests/integration/storage/test_parks.py::"
+            "test_resume_under_an_older_name_ends_the_parks_of_its_handler_in_all_orders",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a pause of a key that is a member of an Enum pauses the name of the member",
+        "durable/bus.py",
+        before="plain_text(key)) for kind, key in given.items()",
+        after="str(key)) for kind, key in given.items()",
+        killed_by=tuple(
+            "tests/contract/bus/test_order.py::TestOrder::"
+            f"test_key_of_a_subclass_of_text_is_paused_and_resumed[{world}-Enum]"
+            for world in ("postgres", "memory")
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a schedule is named by a member of an Enum, and its messages by another text",
+        "durable/bus.py",
+        before="        name = plain_text(name)\n",
+        after="",
+        killed_by=("tests/unit/testing/test_bus.py::test_declared_names_of_subclasses_of_text_are_plain_text[Enum]",),
+    ),
+    Mutant(
+        "handling",
+        "a command refuses a name that is one of very many",
+        "durable/storage/sql/known_names.py",
+        before="ORDER BY name = ANY (CAST(:asked AS text[])) DESC, name LIMIT",
+        after="ORDER BY CAST(:asked AS text[]) IS NULL, name LIMIT",
+        killed_by=(
+            *(
+                f"tests/integration/storage/test_known_names.py::test_name_of_a_kind_is_known_among_very_many[{kind}]"
+                for kind in ("destination", "handler", "key", "listener", "schedule")
+            ),
+            "tests/integration/storage/test_known_names.py::"
+            "test_name_in_delayed_messages_is_known_among_very_many[address]",
+            "tests/integration/storage/test_known_names.py::test_name_in_letters_is_known_among_very_many[source]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a resume tells of a park that it has ended as of a pause that stays",
+        "durable/cli/pauses.py",
+        before="handler in paused:",
+        after="handler in open_now:",
+        killed_by=(
+            "tests/integration/agents/test_pauses.py::test_resume_under_an_older_name_tells_of_a_pause_alone[parked]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a release warns of no message that waits in an order that it leaves",
+        "durable/storage/sql/placements.py",
+        before="WHERE {ORDERED} AND row.ordering_key = known.ordering_key)",
+        after="WHERE false)",
+        killed_by=(
+            "tests/integration/agents/test_left_orders.py::test_release_warns_of_a_left_order[messages that wait]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a release warns of no retry in an order that it leaves",
+        "durable/storage/sql/placements.py",
+        before="WHERE {HELD} AND row.ordering_key = known.ordering_key)",
+        after="WHERE false)",
+        killed_by=(
+            "tests/integration/agents/test_left_orders.py::test_release_warns_of_a_left_order[a message that waits for its retry]",
+        ),
+    ),
+    Mutant(
+        "handling",
+        "a release warns of no park in an order that it leaves",
+        "durable/storage/sql/placements.py",
+        before="parked AND circuits.ordering_key = known.ordering_key))",
+        after="parked AND false))",
+        killed_by=("tests/integration/agents/test_left_orders.py::test_release_warns_of_a_left_order[a park]",),
+    ),
 )

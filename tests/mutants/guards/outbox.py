@@ -28,8 +28,8 @@ ROWS = (
         "outbox",
         "a business key is another one under another version",
         "durable/outbox/envelope_factory.py",
-        before="{self.service}/{unversioned(message_type)}/{key}",
-        after="{self.service}/{message_type}/{key}",
+        before="{self.service}/{unversioned(message_type)}/{plain_text(key)}",
+        after="{self.service}/{message_type}/{plain_text(key)}",
         killed_by=(
             "tests/unit/messages/test_versions.py::test_versions_of_a_type_share_an_id[First-Second-of_a_business_key]",
         ),
@@ -1204,5 +1204,24 @@ ROWS = (
         before="    refuse_sets_of_models(cls)\n",
         after="",
         killed_by=("tests/unit/messages/test_codecs_sets.py::test_set_of_models_is_refused_in_messagepack[models]",),
+    ),
+    Mutant(
+        "outbox",
+        "a business key that is a member of an Enum makes another id than its text",
+        "durable/outbox/envelope_factory.py",
+        before="/{plain_text(key)}",
+        after="/{key}",
+        killed_by=(
+            "tests/unit/outbox/test_envelope_factory.py::"
+            "test_business_key_of_a_subclass_makes_the_id_of_plain_text[Enum]",
+        ),
+    ),
+    Mutant(
+        "outbox",
+        "a version of a message type that is named by a member of an Enum has the name of the member",
+        "durable/messages/registry.py",
+        before="versioned(plain_text(name), version)",
+        after="plain_text(versioned(name, version))",
+        killed_by=("tests/unit/messages/test_registry.py::test_version_of_a_name_of_a_subclass_has_plain_text[Enum]",),
     ),
 )

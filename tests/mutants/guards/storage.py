@@ -1101,8 +1101,8 @@ ROWS = (
         "storage",
         "a park is a pause without an end",
         "durable/storage/sql/circuits.py",
-        before="    VALUES (:kind, :key, :reason, :actor, true, CAST(:ordering_key AS text))\n",
-        after="    VALUES (:kind, :key, :reason, :actor, false, CAST(:ordering_key AS text))\n",
+        before="    VALUES (:kind, :key, :reason, :actor, true, :ordering_key)\n",
+        after="    VALUES (:kind, :key, :reason, :actor, false, :ordering_key)\n",
         killed_by=(
             "tests/contract/bus/test_order.py::"
             "TestOrder::test_parked_messages_wait_for_a_resume_of_their_own_beside_a_pause"

@@ -24,8 +24,8 @@ def _put(tx: Transaction, row: Circuit) -> Rows:
     return [("",)]
 
 
-def _get(tx: Transaction, kind: str, key: str, *, parked: bool = False) -> Circuit | None:
-    found: Circuit | None = tx.get("circuits", (kind, key, parked))
+def _get(tx: Transaction, kind: str, key: str) -> Circuit | None:
+    found: Circuit | None = tx.get("circuits", (kind, key, False, ""))
     return found
 
 
@@ -95,9 +95,13 @@ def park(tx: Transaction, p: Params) -> Rows:
 
 @does(sql.READ_ORDERS, "ordering_key")
 def read_orders(tx: Transaction, p: Params) -> Rows:
-    found = (tx.get("placements", ("incoming", p["key"])), _get(tx, "handler", p["parked_key"], parked=True))
-    keys = {row.ordering_key for row in found if row is not None and row.ordering_key is not None}
-    return [(key,) for key in sorted(keys)]
+    parks = [row for row in tx.all("circuits") if row.kind == "handler" and row.parked]
+    declared = tx.get("placements", ("incoming", p["key"]))
+    own = {row.ordering_key for row in parks if row.key == p["parked_key"]}
+    own |= set() if declared is None else {declared.ordering_key}
+    names = {row.key for row in parks if row.ordering_key in own}
+    keys = own | {row.ordering_key for row in parks if row.key in names}
+    return [(key,) for key in sorted(keys - {"", None})]
 
 
 def _parks(tx: Transaction, p: Params) -> list[Circuit]:
@@ -137,7 +141,17 @@ def close_ended(tx: Transaction, p: Params) -> int:
 def read_circuits(tx: Transaction, p: Params) -> Rows:
     rows = sorted((row for row in tx.all("circuits") if row.is_open(tx.now)), key=lambda row: row.name)
     return [
-        (row.kind, row.key, row.reason, row.since, row.until, row.actor, row.probing, row.parked, row.ordering_key)
+        (
+            row.kind,
+            row.key,
+            row.reason,
+            row.since,
+            row.until,
+            row.actor,
+            row.probing,
+            row.parked,
+            row.ordering_key or None,
+        )
         for row in rows
     ]
 

@@ -77,7 +77,7 @@ def _is_live(tx: Transaction, node: int) -> bool:
 
 
 def _pause(tx: Transaction, name: str) -> Circuit | None:
-    return tx.get("circuits", ("schedule", name, False))
+    return tx.get("circuits", ("schedule", name, False, ""))
 
 
 def _is_paused(tx: Transaction, name: str) -> bool:

@@ -92,9 +92,9 @@ def next_names(tx: Transaction, p: Params, fits: Callable[[Work], bool]) -> list
 
 def is_open(tx: Transaction, kind: str, *keys: str, is_trial: bool = False) -> bool:
     """Tell whether one of these circuits is open, for a trial besides those that failures have opened."""
-    is_parked = (False, True) if kind == "key" else (False,)  # a park of a handler stops an order
-    found = [tx.get("circuits", (kind, key, parked)) for key in keys for parked in is_parked]
-    return any(row is not None and row.is_open(tx.now) and not (is_trial and row.probing) for row in found)
+    rows = [row for row in tx.all("circuits") if row.kind == kind and row.key in keys]
+    found = [row for row in rows if kind == "key" or not row.parked]  # a park of a handler stops an order
+    return any(row.is_open(tx.now) and not (is_trial and row.probing) for row in found)
 
 
 def unlocked(tx: Transaction, side: Side, fits: Callable[[Work], bool]) -> list[Work]:

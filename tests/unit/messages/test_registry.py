@@ -9,6 +9,7 @@ import pytest
 
 from durable.errors import InvalidSetting, UnknownMessageType
 from durable.messages.registry import class_of, message, name_of, registered
+from tests.support.subclasses import TEXTS
 
 pytestmark = pytest.mark.usefixtures("no_messages")
 
@@ -32,6 +33,12 @@ def test_a_new_version_is_a_type_of_its_own() -> None:
     message("orders.placed", version=2)(Shipped)
     assert name_of(Shipped) == "orders.placed.v2"
     assert class_of("orders.placed") is Placed
+
+
+@pytest.mark.parametrize("name", TEXTS.values(), ids=list(TEXTS))
+def test_version_of_a_name_of_a_subclass_has_plain_text(name: str) -> None:
+    message(name, version=2)(Placed)
+    assert name_of(Placed) == "acme.v2"
 
 
 @pytest.mark.parametrize("name", ["a", "a.b", "orders.order-placed", "a1.b2-c3", "x" * 200])

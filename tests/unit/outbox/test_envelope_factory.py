@@ -332,6 +332,12 @@ def test_options_of_subclasses_make_the_envelope_of_plain_ones(envelope_factory:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(envelope), type=Envelope) == envelope
 
 
+@pytest.mark.parametrize("key", TEXTS.values(), ids=list(TEXTS))
+def test_business_key_of_a_subclass_makes_the_id_of_plain_text(envelope_factory: EnvelopeFactory, key: str) -> None:
+    made = envelope_factory.command(Placed(), id_from=key)
+    assert made.id == envelope_factory.command(Placed(), id_from="acme").id
+
+
 def test_time_of_another_library_is_kept_in_the_header(envelope_factory: EnvelopeFactory) -> None:
     at: Any = moments(LATER)["pandas"] + pd.Timedelta(nanoseconds=1)
     [envelope] = send(envelope_factory, Placed(1), "command", at=at)[1]

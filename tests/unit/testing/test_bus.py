@@ -32,6 +32,7 @@ from durable.envelope import Envelope, new_id
 from durable.runtime import Runtime
 from durable.storage import nodes
 from durable.testing import InMemoryBus, ManualClock, eventually
+from tests.support.subclasses import TEXTS
 
 BILLING = "tcp://127.0.0.1:2302"
 SHOP = "tcp://127.0.0.1:2301"
@@ -46,6 +47,19 @@ class Placed(msgspec.Struct):
 @message("testing.billed")
 class Billed(msgspec.Struct):
     number: int
+
+
+@pytest.mark.parametrize("name", TEXTS.values(), ids=list(TEXTS))
+def test_declared_names_of_subclasses_of_text_are_plain_text(name: str) -> None:
+    bus = Bus("shop")
+    bus.every("0 3 * * *", Placed(1), name=name, to=BILLING)
+    bus.listen(SHOP, name=name)
+    bus.asgi(name)
+
+    (schedule,), (listening,) = bus.application.schedules.values(), bus.application.listeners
+    names = [*bus.application.schedules, schedule.name, listening.endpoint]
+    assert [f"{each}" for each in names] == ["acme"] * 3
+    assert list(bus.application.mounted) == ["asgi:acme"]
 
 
 class RateLimited(Exception):
