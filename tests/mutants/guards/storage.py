@@ -1210,8 +1210,8 @@ ROWS = (
         "storage",
         "the metrics show a park as a pause",
         "durable/observability/metrics/service.py",
-        before="if circuit.key in known else OTHER, circuit.parked\n",
-        after="if circuit.key in known else OTHER, False\n",
+        before="        key = circuit.kind, name, circuit.parked\n",
+        after="        key = circuit.kind, name, False\n",
         killed_by=("tests/unit/observability/test_stops.py::test_park_has_an_age_of_its_own_beside_a_pause",),
     ),
     Mutant(
