@@ -163,6 +163,7 @@ _NOTHING: Final = Gauges(
     uptime=_NOW - _NOW,
     unowned=dict.fromkeys(Side, ()),
     owned={side: {} for side in Side},
+    refused={},
     scheduled={},
     overdue=None,
     late_schedules=(),

@@ -47,6 +47,8 @@ def _tables(found: Gauges, declared: Declared, stale: timedelta) -> Iterator[Fam
     late = max((each.late for each in found.late_schedules), default=timedelta(0))
     yield gauge("schedules_late_seconds", "since the first occurrence that has not run", late.total_seconds())
     yield gauge("dead_letters", "that are unresolved, counted up to 1000", found.dead_letters)
+    text = "that no node takes, for the database refuses to change them, counted up to 1000"
+    yield gauges("refused_messages", text, "side", found.refused)
     parked = {group.key_id: group.waiting for group in found.parked}
     yield gauges("parked_messages", "that wait for an encryption key, counted up to 1000", "key", parked)
     yield _circuits(found, declared)
