@@ -5,10 +5,13 @@ Log messages are constant, with %-arguments; ids always, bodies and secrets neve
 Each agent is given the counters of its subject when it is made, and adds to them once a batch or an attempt. All of
 it happens in the event loop, so there is no lock.
 
-    Counters of the process --of(DESTINATION, "tcp://...")--> those of one destination
+    Counters of the process --of(DESTINATION, "tcp://...")--> those of one declared destination
+                            --of(DESTINATION, OTHER)--> those of all other addresses together
                             --of(MESSAGE_TYPE, "orders.order-placed")--> those of one handler
                             --of(ENDPOINT, "orders")--> those of one listener's key
                             --of(RECOVERY, "recovery")--> those of recovery
+
+Counters are never dropped, and never begin anew: monitors take a falling count for a restart of the process.
 """
 
 from __future__ import annotations
@@ -104,6 +107,9 @@ class Subject(StrEnum):
     RECOVERY = "recovery"
 
 
+OTHER: Final = "other"
+"""Name under which subjects are counted together that the application has not declared: there is no end of them."""
+
 BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper ends of the buckets in which durations are counted, in seconds."""
 
@@ -159,12 +165,6 @@ class Counters:
         if part is None:
             part = self._parts[subject, name] = Counters()
         return part
-
-    def forget(self, subject: Subject, name: str) -> None:
-        """Count this subject for itself no more; what was counted of it stays in the sum of all."""
-        part = self._parts.pop((subject, name), None)
-        if part is not None:
-            self._counts.update(part._counts)
 
     def add(self, event: Event, count: int = 1) -> None:
         self._counts[event] += count

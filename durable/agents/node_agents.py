@@ -24,7 +24,7 @@ from durable.outbox.sessions import Sessions
 from durable.storage.outbox import Sent
 from durable.tasks.cancelling import raise_if_cancelled
 from durable.tasks.crew import Crew
-from durable.telemetry import Subject, log
+from durable.telemetry import OTHER, Subject, log
 
 Hint = Callable[[str | None, str], None]
 """Hears of a destination, or None for the inbox, and of a key there that may have rows that no node owns."""
@@ -102,7 +102,7 @@ class NodeAgents:
         agent = self.senders[destination] = SendingAgent(
             destination,
             sender,
-            self._context.at(self.node_id).of(Subject.DESTINATION, destination),
+            self._context.at(self.node_id).of(Subject.DESTINATION, self._counted_as(destination)),
             on_capacity=self.woken.set,
             spans=self._application.batch_spans,
             on_key_released=partial(self._hint, destination),
@@ -119,8 +119,10 @@ class NodeAgents:
         if agent is None or not agent.retire():
             return False
         del self.senders[destination]
-        self._context.counters.forget(Subject.DESTINATION, destination)
         return True
+
+    def _counted_as(self, destination: str) -> str:
+        return destination if destination in self._application.destinations() else OTHER
 
     def _tell_unknown(self, destination: str, error: BaseException) -> None:
         """Once, however often its envelopes are met."""

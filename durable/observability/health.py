@@ -2,8 +2,9 @@
 
     unhealthy, always                                       unhealthy, when its setting says so
     a dormant node owns work that nobody takes over         health_lag            something has waited for so long
-    partitions are missing for today or tomorrow            health_latched        a destination is latched for so long
-    no node is alive, and work has waited for               health_dead_letters   so many are unresolved
+    the database refuses to change a message that waits     health_latched        a destination is latched for so long
+    partitions are missing for today or tomorrow            health_dead_letters   so many are unresolved
+    no node is alive, and work has waited for
     health_unattended; or scheduled work is overdue by it
     work has waited for health_unattended, and none of the
     nodes that are alive handles its type
@@ -89,6 +90,7 @@ def problems(gauges: Gauges, dormant: list[NodeId], waits: Waits, settings: Sett
     """Return the reasons why this process is not healthy, with the advice for each; none when it is."""
     found = [
         *_abandoned(gauges, dormant),
+        *_refused(gauges),
         *_unattended(gauges, settings),
         *_late_schedules(gauges, settings),
         *_unclaimed(gauges, settings),
@@ -174,6 +176,17 @@ def _abandoned(gauges: Gauges, dormant: list[NodeId]) -> Iterator[str]:
             yield (
                 f"node {node} is dormant, owns {_several(count, 'envelopes')} and nobody takes them over: "
                 "start a node with durable-agent run APP:BUS"
+            )
+
+
+def _refused(gauges: Gauges) -> Iterator[str]:
+    for side, count in gauges.refused.items():
+        if count:
+            them = "it" if count == 1 else "them"
+            yield (
+                f"{_several(count, f'{side} messages', 'are')} marked by owner_id -1, for the database refuses "
+                f"to change {them}: see the log of a node for the reason, and docs/operations.md, 'Rows that the "
+                "database refuses', for the release"
             )
 
 

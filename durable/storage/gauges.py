@@ -20,7 +20,6 @@ from durable.storage.circuits import OpenCircuit
 from durable.storage.nodes import Node
 from durable.storage.parked import Parked
 from durable.storage.sql import gauges as gauge_statements
-from durable.storage.sql.parked import PARKED_OWNER
 from durable.storage.sql.statement import Statement
 
 MOST_COUNTED: Final = 1_000
@@ -56,6 +55,8 @@ class Gauges(NamedTuple):
     server_started_at: datetime
     unowned: Mapping[Side, Sequence[Unowned]]
     owned: Mapping[Side, Mapping[NodeId, int]]
+    refused: Mapping[Side, int]
+    """Messages that no node takes, for the database refuses what is to become of them."""
     scheduled: Mapping[Side, int]
     overdue: timedelta | None
     """The time for which the first of the delayed messages is overdue."""
@@ -85,6 +86,7 @@ def read(conn: Connection, schema: str) -> Gauges:
     owned = {side: _owned(conn, schema, statement) for side, statement in _OWNED.items()}
     unowned = {side: _unowned(conn, schema, statements) for side, statements in _UNOWNED.items()}
     limit = {"limit": MOST_COUNTED}
+    refused = conn.execute(gauge_statements.COUNT_REFUSED.within(schema), limit).one()
     scheduled = conn.execute(gauge_statements.READ_SCHEDULED.within(schema), limit).one()
     estimates = conn.execute(gauge_statements.READ_ESTIMATES.within(schema), {"schema": schema})
     stopped = circuits.read_oldest(conn, schema, MOST_COUNTED)
@@ -93,6 +95,7 @@ def read(conn: Connection, schema: str) -> Gauges:
         server_started_at=nodes.server_times(conn, schema).started_at,
         unowned=unowned,
         owned=owned,
+        refused={Side.OUTGOING: refused.outgoing, Side.INCOMING: refused.incoming},
         scheduled={Side.OUTGOING: scheduled.outgoing, Side.INCOMING: scheduled.incoming},
         overdue=scheduled.overdue,
         late_schedules=schedules.late(conn, schema, _MOST_GROUPS),
@@ -148,4 +151,4 @@ def _unowned(conn: Connection, schema: str, statements: Sequence[Statement]) -> 
 
 def _owned(conn: Connection, schema: str, statement: Statement) -> dict[NodeId, int]:
     rows = conn.execute(statement.within(schema), _BOUNDS)
-    return {NodeId(row.owner_id): int(row[1]) for row in rows if row.owner_id != PARKED_OWNER}
+    return {NodeId(row.owner_id): int(row[1]) for row in rows}

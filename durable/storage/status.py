@@ -16,7 +16,6 @@ from durable.storage.circuits import OpenCircuit
 from durable.storage.gauges import Gauges
 from durable.storage.leases import Backlog
 from durable.storage.sql import housekeeping
-from durable.storage.sql.parked import PARKED_OWNER
 from durable.storage.sql.recovery import INCOMING, OUTGOING, Recovery
 
 
@@ -122,4 +121,4 @@ def wide_rights(conn: Connection, schema: str) -> list[str]:
 
 def _owned_counts(conn: Connection, schema: str, table: Recovery) -> dict[NodeId, int]:
     rows = conn.execute(table.owned_counts.within(schema))
-    return {NodeId(row.owner_id): int(row[1]) for row in rows if row.owner_id != PARKED_OWNER}
+    return {NodeId(row.owner_id): int(row[1]) for row in rows}

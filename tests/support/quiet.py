@@ -17,6 +17,7 @@ def quiet_gauges(now: datetime, node: Node, **changes: Any) -> Gauges:
         server_started_at=now - timedelta(days=1),
         unowned={Side.OUTGOING: [], Side.INCOMING: []},
         owned={Side.OUTGOING: {}, Side.INCOMING: {}},
+        refused={Side.OUTGOING: 0, Side.INCOMING: 0},
         scheduled={Side.OUTGOING: 0, Side.INCOMING: 0},
         overdue=None,
         late_schedules=(),

@@ -13,10 +13,9 @@ from enum import StrEnum
 from typing import Final, NamedTuple, TypeVar
 
 from durable.application.application import Application
-from durable.telemetry import Distribution
+from durable.telemetry import OTHER, Distribution
 
 PREFIX: Final = "durable_"
-OTHER: Final = "other"
 
 K = TypeVar("K", bound=str)
 V = TypeVar("V")
@@ -46,15 +45,21 @@ class Declared(NamedTuple):
     """Declared names of the application: the values that labels may have."""
 
     destinations: Set[str]
+    handlers: Set[str]
+    """The message types under which handlers count."""
     message_types: Set[str]
+    """The message types that wait for these handlers: theirs, and older versions."""
     endpoints: Set[str]
+    schedules: Set[str]
 
 
 def declared(application: Application) -> Declared:
     return Declared(
         set(application.destinations()),
         set(application.handlers),
-        {listening.endpoint for listening in application.listeners},
+        set(application.by_type()),
+        application.endpoints,
+        set(application.schedules),
     )
 
 

@@ -163,6 +163,7 @@ _NOTHING: Final = Gauges(
     server_started_at=_NOW,
     unowned=dict.fromkeys(Side, ()),
     owned={side: {} for side in Side},
+    refused={},
     scheduled={},
     overdue=None,
     late_schedules=(),

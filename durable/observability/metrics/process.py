@@ -90,8 +90,8 @@ def families(statistics: Statistics, declared: Declared, now: datetime) -> Itera
     yield _histogram("event_loop_lag_seconds", "how late the event loop was", [Sample({}, statistics.loop_lag)])
     known = {
         Subject.DESTINATION: declared.destinations,
-        Subject.MESSAGE_TYPE: declared.message_types,
-        Subject.ENDPOINT: declared.endpoints | statistics.tallies[Subject.ENDPOINT].keys(),  # mounted ones too
+        Subject.MESSAGE_TYPE: declared.handlers,
+        Subject.ENDPOINT: declared.endpoints,
         Subject.RECOVERY: {"recovery"},
     }
     for subject in Subject:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from datetime import timedelta
 
 from durable.observability.health import NodeState, node_states
 from durable.observability.metrics.families import (
-    OTHER,
     PREFIX,
     Declared,
     Family,
@@ -18,7 +17,9 @@ from durable.observability.metrics.families import (
     gauges,
 )
 from durable.observability.monitor import Reading
+from durable.storage.circuits import CircuitKind
 from durable.storage.gauges import Gauges, Side
+from durable.telemetry import OTHER
 
 
 def families(reading: Reading, declared: Declared, stale: timedelta) -> Iterator[Family]:
@@ -46,6 +47,8 @@ def _tables(found: Gauges, declared: Declared, stale: timedelta) -> Iterator[Fam
     late = max((each.late for each in found.late_schedules), default=timedelta(0))
     yield gauge("schedules_late_seconds", "since the first occurrence that has not run", late.total_seconds())
     yield gauge("dead_letters", "that are unresolved, counted up to 1000", found.dead_letters)
+    text = "that no node takes, for the database refuses to change them, counted up to 1000"
+    yield gauges("refused_messages", text, "side", found.refused)
     parked = {group.key_id: group.waiting for group in found.parked}
     yield gauges("parked_messages", "that wait for an encryption key, counted up to 1000", "key", parked)
     yield _circuits(found, declared)
@@ -58,11 +61,17 @@ def _tables(found: Gauges, declared: Declared, stale: timedelta) -> Iterator[Fam
 
 
 def _circuits(found: Gauges, declared: Declared) -> Family:
-    """Return for how long each circuit is open; of undeclared keys, the longest."""
-    known = declared.destinations | declared.message_types | declared.endpoints
+    """Return for how long each circuit is open; of those without a declared name, the longest."""
+    known: Mapping[str, Set[str]] = {
+        CircuitKind.DESTINATION: declared.destinations,
+        CircuitKind.HANDLER: declared.message_types,
+        CircuitKind.LISTENER: declared.endpoints,
+        CircuitKind.SCHEDULE: declared.schedules,
+    }
     ages: dict[tuple[str, str, bool], float] = {}
     for circuit in found.circuits:
-        key = circuit.kind, circuit.key if circuit.key in known else OTHER, circuit.parked
+        name = circuit.key if circuit.key in known.get(circuit.kind, ()) else OTHER
+        key = circuit.kind, name, circuit.parked
         ages[key] = max(ages.get(key, 0.0), (found.now - circuit.since).total_seconds())
     samples = [
         Sample({"kind": kind, "key": key, "parked": "true" if parked else "false"}, age)

@@ -42,6 +42,8 @@ FREE: Final = "owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL 
 ORDERED: Final = "ordering_key IS NOT NULL AND owner_id = 0 AND execution_time IS NULL"
 SHARED: Final = "fair_key IS NOT NULL AND owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL"
 QUEUED: Final = "owner_id = 0 AND execution_time IS NULL AND (ordering_key IS NOT NULL OR fair_key IS NOT NULL)"
+OWNED: Final = "owner_id > 0"
+"""A row of a node. Owner 0 is any node; rows below it are taken by none (PARKED_OWNER, REFUSED_OWNER)."""
 LETTER: Final = (
     "side, address, id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, "
     "body, sent_at, deliver_by, attempts, interruptions, exception_type, reason, traceback, fingerprint, node_id, "

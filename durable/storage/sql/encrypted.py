@@ -8,39 +8,52 @@ from __future__ import annotations
 from typing import Final
 
 from durable.envelope import TENANT
-from durable.storage.sql.columns import is_sealed, key_id_of
-from durable.storage.sql.parked import PARKED_OWNER
+from durable.storage.sql.columns import OWNED, is_sealed, key_id_of
 from durable.storage.sql.statement import Statement
 from durable.storage.sql.work import INBOX, OUTBOX, WorkTable
 
+_OF_LETTERS: Final = "FROM {schema}.dead_letters WHERE erasure_id IS NULL"
+_CAN_ROTATE: Final = "replayable AND id IS NOT NULL AND message_type IS NOT NULL"
+# The bodies, or a row without one, with their types, whether a readable one can be encrypted anew, and whether the
+# message waits. An edited body counts for itself where it differs from the first in what it needs.
 _PLACES: Final = {
-    "outbox": f"SELECT body, message_type FROM {OUTBOX.rows}",
-    "inbox": f"SELECT body, message_type FROM {INBOX.rows}",
-    "dead letters": "SELECT body, message_type FROM {schema}.dead_letters WHERE erasure_id IS NULL UNION ALL "
-    "SELECT edited_body, message_type FROM {schema}.dead_letters WHERE edited_body IS NOT NULL",
-    "history": "SELECT body, message_type FROM {schema}.envelope_history WHERE body IS NOT NULL AND erasure_id IS NULL",
-    "answers": "SELECT body, message_type FROM {schema}.answers WHERE body IS NOT NULL",
+    "outbox": f"SELECT body, message_type, true AS can_rotate, true AS waits FROM {OUTBOX.rows}",
+    "inbox": f"SELECT body, message_type, true AS can_rotate, true AS waits FROM {INBOX.rows}",
+    "dead letters": " UNION ALL ".join(
+        f"SELECT {body}, message_type, {_CAN_ROTATE} AS can_rotate, resolved_at IS NULL AS waits "
+        f"{_OF_LETTERS} AND {condition}"
+        for body, condition in {
+            "body": "true",
+            "edited_body": f"edited_body IS NOT NULL AND ({is_sealed('body')}, {key_id_of('body')}) "
+            f"IS DISTINCT FROM ({is_sealed('edited_body')}, {key_id_of('edited_body')})",
+        }.items()
+    ),
+    "history": "SELECT body, message_type, true AS can_rotate, false AS waits FROM {schema}.envelope_history "
+    "WHERE body IS NOT NULL AND erasure_id IS NULL",
+    "answers": "SELECT body, message_type, true AS can_rotate, false AS waits FROM {schema}.answers "
+    "WHERE body IS NOT NULL",
 }
+_IS_READABLE: Final = (
+    f"NOT {is_sealed('body')} AND can_rotate "
+    "AND (CAST(:everything AS boolean) OR message_type = ANY (CAST(:types AS text[])))"
+)
 COUNT_KEYS = Statement(
     " UNION ALL ".join(
         f"SELECT '{place}' AS place, {key_id_of('body')} AS key_id, count(*) AS rows, "
-        f"count(*) FILTER (WHERE NOT {is_sealed('body')} "
-        "AND (CAST(:everything AS boolean) OR message_type = ANY (CAST(:types AS text[])))) AS readable "
-        f"FROM ({rows}) AS bodies GROUP BY 2"
+        f"count(*) FILTER (WHERE {_IS_READABLE}) AS readable FROM ({rows}) AS bodies GROUP BY 2"
         for place, rows in _PLACES.items()
     )
 )
-_WAITING: Final = ("outbox", "inbox", "dead letters")
+_ROTATED: Final = ("outbox", "inbox", "dead letters")
 COUNT_READABLE = Statement(
-    f"SELECT count(*) FROM ({' UNION ALL '.join(_PLACES[place] for place in _WAITING)}) AS bodies "
-    f"WHERE NOT {is_sealed('body')} AND (CAST(:everything AS boolean) OR message_type = ANY (CAST(:types AS text[])))"
+    f"SELECT count(*) FROM ({' UNION ALL '.join(_PLACES[place] for place in _ROTATED)}) AS bodies WHERE {_IS_READABLE}"
 )
 # What waits, and needs a key that is not among these.
 COUNT_LOCKED = Statement(
     " UNION ALL ".join(
         f"SELECT '{place}' AS place, {key_id_of('body')} AS key_id, count(*) AS rows FROM ({_PLACES[place]}) AS bodies "
-        f"WHERE {is_sealed('body')} AND {key_id_of('body')} <> ALL (CAST(:key_ids AS text[])) GROUP BY 2"
-        for place in _WAITING
+        f"WHERE waits AND {key_id_of('body')} <> ALL (CAST(:key_ids AS text[])) GROUP BY 2"
+        for place in _ROTATED
     )
 )
 
@@ -71,16 +84,17 @@ class Rotation:
 
 
 def _work(table: WorkTable) -> Rotation:
-    # A row that a node has in its memory is left to it: it comes to its end soon, or back.
-    rows = f"FROM {table.rows} AS row WHERE row.owner_id IN (0, {PARKED_OWNER}) AND {_is_stale('row.body')}"
+    stale = f"FROM {table.rows} AS row WHERE {_is_stale('row.body')}"
     place = f"(row.id, row.{table.address}) > (CAST(:after_id AS uuid), CAST(:after_address AS text))"
     return Rotation(
         table.name,
         table.address,
-        count=f"SELECT count(*) {rows}",
+        count=f"SELECT count(*) {stale}",
+        # A row that a node has in its memory is left to it: it comes to its end soon, or back.
         read=f"""SELECT row.id, row.{table.address} AS address, row.{table.address} AS place, row.message_type,
             row.headers->>'{TENANT}' AS tenant, row.body, CAST(NULL AS bytea) AS edited_body
-            {rows} AND {place} ORDER BY row.id, row.{table.address} LIMIT :batch_size FOR UPDATE SKIP LOCKED""",
+            {stale} AND NOT row.{OWNED} AND {place}
+            ORDER BY row.id, row.{table.address} LIMIT :batch_size FOR UPDATE SKIP LOCKED""",
         write=f"""UPDATE {table.rows} AS row SET body = new.body
             FROM unnest(CAST(:ids AS uuid[]), CAST(:addresses AS text[]), CAST(:bodies AS bytea[]),
                 CAST(:edited AS bytea[])) AS new (id, address, body, edited)

@@ -6,7 +6,8 @@ as one of :limit. Groups are found by a loose scan, one step each, and only the 
 
 from __future__ import annotations
 
-from durable.storage.sql.columns import FREE, QUEUED
+from durable.storage.sql.columns import FREE, OWNED, QUEUED
+from durable.storage.sql.recovery import REFUSED_OWNER
 from durable.storage.sql.statement import Statement
 from durable.storage.sql.work import INBOX, OUTBOX, WorkTable
 
@@ -29,19 +30,25 @@ FROM named
 
 def _owned(table: WorkTable) -> Statement:
     return Statement(f"""
-WITH RECURSIVE {table.distinct("owner_id", "owner_id <> 0")}
+WITH RECURSIVE {table.distinct("owner_id", OWNED)}
 SELECT name AS owner_id,
     (SELECT count(*) FROM (
-        SELECT FROM {table.rows} AS row WHERE row.owner_id <> 0 AND row.owner_id = found.name
+        SELECT FROM {table.rows} AS row WHERE row.{OWNED} AND row.owner_id = found.name
         LIMIT :limit) AS counted) AS count
 FROM found WHERE name IS NOT NULL LIMIT :groups
 """)
+
+
+def _refused(table: WorkTable) -> str:
+    return f"""(SELECT count(*) FROM (
+        SELECT FROM {table.rows} WHERE owner_id = {REFUSED_OWNER} LIMIT :limit) AS counted)"""
 
 
 READ_UNOWNED_OUTGOING = [_unowned(OUTBOX, which) for which in (FREE, QUEUED)]
 READ_UNOWNED_INCOMING = [_unowned(INBOX, which) for which in (FREE, QUEUED)]
 READ_OWNED_OUTGOING = _owned(OUTBOX)
 READ_OWNED_INCOMING = _owned(INBOX)
+COUNT_REFUSED = Statement(f"SELECT {_refused(OUTBOX)} AS outgoing, {_refused(INBOX)} AS incoming")
 
 # What is put off, and by how much the first of it is overdue: a running node makes it claimable within poll_interval.
 READ_SCHEDULED = Statement("""

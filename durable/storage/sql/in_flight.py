@@ -13,11 +13,12 @@ _COLUMNS: Final = (
     f"headers->>'{TENANT}' AS tenant"
 )
 _NOT_EXPIRED: Final = "(deliver_by IS NULL OR deliver_by > now())"
-# The ways in which a row can wait, each with its own index: due, due in its turn, for its time, and with a node.
+# The ways in which a row can wait, each with its own index: due, due in its turn, for its time, and with a node or
+# marked for none.
 _DUE: Final = f"message_type = %s AND {FREE}"
 _QUEUED: Final = f"message_type = %s AND {QUEUED}"
 _SCHEDULED: Final = "message_type = %s AND execution_time IS NOT NULL"
-_OWNED: Final = "message_type = %s AND owner_id <> 0 AND execution_time IS NULL"
+_MARKED: Final = "message_type = %s AND owner_id <> 0 AND execution_time IS NULL"
 
 
 def _bounded(page: str, order: str) -> Statement:
@@ -37,7 +38,7 @@ def _of_type(seq: str, direction: str) -> Statement:
     walks = " UNION ALL ".join(
         f"""(SELECT {_COLUMNS} FROM {{schema}}.incoming_envelopes
         WHERE {state % ":message_type"} AND {_NOT_EXPIRED} AND {seq} ORDER BY seq {direction} LIMIT :batch_size)"""
-        for state in (_DUE, _QUEUED, _SCHEDULED, _OWNED)
+        for state in (_DUE, _QUEUED, _SCHEDULED, _MARKED)
     )
     order = f"seq {direction}"
     return _bounded(f"SELECT * FROM ({walks}) AS walks ORDER BY {order} LIMIT :batch_size", order)

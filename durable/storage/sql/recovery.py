@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.storage.sql.columns import remember_expired
+from durable.storage.sql.columns import OWNED, remember_expired
 from durable.storage.sql.statement import Batched, Statement
 from durable.storage.sql.work import INBOX, OUTBOX, WorkTable
 
@@ -23,7 +23,7 @@ class Recovery:
     def __init__(self, table: WorkTable) -> None:
         rows, lane, address = table.rows, table.lane, table.address
         one = f"id = :id AND {address} = :address AND epoch = :epoch"
-        self.owners = Statement(table.names("owner_id", f"owner_id <> 0 AND owner_id > {REFUSED_OWNER}"))
+        self.owners = Statement(table.names("owner_id", OWNED))
         owned, free = "owner_id = :node{only}", "owner_id = 0, epoch = row.epoch + 1"
         # A dead node's rows, bounded, each marked: its owner died while it had it.
         self.release_dormant = _update(
@@ -72,7 +72,7 @@ SELECT {lane} AS name, count(*) AS total, count(*) FILTER (WHERE owner_id = 0) A
 FROM {rows} GROUP BY {lane} ORDER BY {lane}
 """)
         self.owned_counts = Statement(f"""
-SELECT owner_id, count(*) AS count FROM {rows} WHERE owner_id <> 0 GROUP BY owner_id
+SELECT owner_id, count(*) AS count FROM {rows} WHERE {OWNED} GROUP BY owner_id
 """)
 
 

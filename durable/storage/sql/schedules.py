@@ -14,7 +14,8 @@ from typing import Final
 
 from durable.envelope import DUE
 from durable.storage.sql.circuits import SINCE, UNTIL
-from durable.storage.sql.columns import give_up
+from durable.storage.sql.columns import OWNED, give_up
+from durable.storage.sql.parked import PARKED_OWNER
 from durable.storage.sql.statement import Statement
 from durable.storage.sql.work import INBOX, OUTBOX, WorkTable
 
@@ -196,15 +197,19 @@ WAITING: Final = {
     "outgoing": Waiting(OUTBOX, "CAST(:at AS timestamptz) < row.sent_at + CAST(:dedupe_window AS interval)"),
 }
 
+_SET_ASIDE: Final = "is refused by the database, and waits for an operator"
 # Where a message is that does not wait for its time, unless it is finished: for whoever wanted to change it.
-READ_WHEREABOUTS = Statement("""
+READ_WHEREABOUTS = Statement(f"""
 SELECT id, CASE WHEN execution_time IS NOT NULL THEN 'waits for its time'
     WHEN owner_id = 0 THEN 'is due, and waits to be handled'
-    ELSE 'is being handled by node ' || owner_id END AS state
-FROM {schema}.incoming_envelopes WHERE id = ANY (CAST(:ids AS uuid[]))
+    WHEN {OWNED} THEN 'is being handled by node ' || owner_id
+    WHEN owner_id = {PARKED_OWNER} THEN 'is due, and waits for its encryption key'
+    ELSE '{_SET_ASIDE}' END AS state
+FROM {{schema}}.incoming_envelopes WHERE id = ANY (CAST(:ids AS uuid[]))
 UNION ALL
 SELECT id, CASE WHEN execution_time IS NOT NULL THEN 'waits for its time'
     WHEN owner_id = 0 THEN 'is due, and waits to be sent to ' || destination
-    ELSE 'is being sent by node ' || owner_id END
-FROM {schema}.outgoing_envelopes WHERE id = ANY (CAST(:ids AS uuid[]))
+    WHEN {OWNED} THEN 'is being sent by node ' || owner_id
+    ELSE '{_SET_ASIDE}' END
+FROM {{schema}}.outgoing_envelopes WHERE id = ANY (CAST(:ids AS uuid[]))
 """)

@@ -27,6 +27,8 @@ from durable.messages.sealed import KEY_ID_AT, MAGIC, parted
 from durable.settings import load_settings
 from durable.storage import encrypted
 from durable.storage.encrypted import Wanted
+from durable.storage.sql.parked import PARKED_OWNER
+from durable.storage.sql.recovery import REFUSED_OWNER
 from durable.testing import eventually
 from tests.failure.workbench import QUICK
 from tests.support import canary
@@ -256,15 +258,70 @@ async def test_rows_refused_by_the_database_are_named_and_the_others_are_encrypt
     assert [(each.total, each.done, each.refused_count) for each in again.values()] == [(0, 0, 0), (2, 0, 2), (1, 0, 1)]
 
 
-async def test_owned_rows_are_left_to_their_node(tables: Tables) -> None:
+@pytest.mark.parametrize(
+    ("owner", "done", "left"), [(0, 2, 0), (99, 0, 2), (PARKED_OWNER, 2, 0), (REFUSED_OWNER, 2, 0)]
+)
+async def test_rows_of_nodes_are_left_and_counted(tables: Tables, owner: int, done: int, left: int) -> None:
     shop = Shop(tables.url, Keys({"a": A}))
     await shop.store(Paid(1), Paid(2), delay=3_600)
-    await tables.change("UPDATE durable.incoming_envelopes SET owner_id = 99, execution_time = NULL")
+    await tables.change(f"UPDATE durable.incoming_envelopes SET owner_id = {owner}, execution_time = NULL")
     inbox = (await run(tables, Keys({"b": B, "a": A})))["inbox"]
-    assert (inbox.total, inbox.done) == (0, 0)
-    await tables.change("UPDATE durable.incoming_envelopes SET owner_id = -2")  # parked
-    inbox = (await run(tables, Keys({"b": B, "a": A})))["inbox"]
-    assert (inbox.total, inbox.done) == (2, 2)
+    assert (inbox.total, inbox.done, inbox.left) == (2, done, left)
+
+
+async def letter(tables: Tables, **columns: str) -> None:
+    """A dead letter that came in readable, with these columns by SQL."""
+    values = {
+        "side": "'incoming'", "address": "'shop'", "id": "gen_random_uuid()", "message_type": "'rotation.paid'",
+        "source": "'elsewhere'", "correlation_id": "gen_random_uuid()", "content_type": "'application/json'",
+        "body": """'{"number":17,"card":"x"}'""", "sent_at": "now()", "exception_type": "'Odd'", "reason": "'odd'",
+        "fingerprint": "'f'", "node_id": "1", "replayable": "true",
+    } | columns  # fmt: skip
+    await tables.change(f"INSERT INTO durable.dead_letters ({', '.join(values)}) SELECT {', '.join(values.values())}")
+
+
+RESOLVED = {"resolution": "'discarded'", "resolved_at": "now()", "resolved_by": "'ada'"}
+READABLE = """'{"number":18,"card":"x"}'"""
+LETTERS = {
+    "a letter": ({}, 1),
+    "an edited letter": ({"edited_body": READABLE}, 1),
+    "a resolved letter": (RESOLVED, 1),
+    "bytes that arrived": ({"replayable": "false"}, 0),
+    "edited bytes that arrived": ({"replayable": "false", "edited_body": READABLE}, 0),
+    "bytes without an id": ({"replayable": "false", "id": "NULL"}, 0),
+    "a letter of another type": ({"message_type": "'rotation.noted'"}, 0),
+}
+
+
+@pytest.mark.parametrize("name", LETTERS)
+async def test_readable_letters_are_those_of_a_rotation(tables: Tables, name: str) -> None:
+    columns, count = LETTERS[name]
+    await letter(tables, **columns)
+
+    def readable() -> tuple[int, int]:
+        with schema_connection(load_settings(database_url=tables.url)) as conn:
+            uses = encrypted.count_keys(conn, "durable", encrypted_types(), everything=False)
+            doctor = encrypted.count_readable(conn, "durable", encrypted_types(), everything=False)
+        return doctor, sum(each.readable for each in uses)
+
+    assert readable() == (count, count)
+    assert (await run(tables, Keys({"a": A})))["dead letters"].done == count
+    assert readable() == (0, 0)
+
+
+@pytest.mark.parametrize(("columns", "waiting"), [({}, 1), (RESOLVED, 0)])
+async def test_missing_key_of_a_letter_is_told_while_the_letter_waits(
+    tables: Tables, columns: dict[str, str], waiting: int
+) -> None:
+    await fill(tables, Keys({"lost": A}))
+    body = "(SELECT body FROM durable.dead_letters ORDER BY letter_id LIMIT 1)"
+    await letter(tables, **columns, body=body, edited_body=body)
+    await tables.change("DELETE FROM durable.dead_letters WHERE source = 'shop'")
+    with schema_connection(load_settings(database_url=tables.url)) as conn:
+        locked = {each.place: each.rows for each in encrypted.count_locked(conn, "durable", ["b"])}
+        uses = encrypted.count_keys(conn, "durable", encrypted_types(), everything=False)
+    assert locked.get("dead letters", 0) == waiting
+    assert [each.rows for each in uses if each.place == "dead letters" and each.key_id == "lost"] == [1]
 
 
 async def test_locked_rows_are_passed_over_and_found_by_the_next_run(tables: Tables) -> None:

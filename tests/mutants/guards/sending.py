@@ -7,6 +7,38 @@ from tests.mutants.mutant import Mutant
 ROWS = (
     Mutant(
         "sending",
+        "the counts of an address leave `other` when the address is declared",
+        "durable/agents/node_agents.py",
+        before="        return destination if destination in self._application.destinations() else OTHER\n",
+        after="        return destination\n",
+        killed_by=(
+            "tests/unit/observability/test_counters_of_addresses.py::test_counter_never_falls_when_addresses_come_and_go",
+        ),
+    ),
+    Mutant(
+        "sending",
+        "older versions of a message that wait are shown under `other`",
+        "durable/observability/metrics/families.py",
+        before="        set(application.by_type()),\n",
+        after="        set(application.handlers),\n",
+        killed_by=(
+            "tests/unit/observability/test_metric_labels.py::test_messages_wait_under_their_declared_name"
+            "[incoming-message_type-labels.placed-labels.placed]",
+        ),
+    ),
+    Mutant(
+        "sending",
+        "a circuit is shown under the name of something of another kind",
+        "durable/observability/metrics/service.py",
+        before="        name = circuit.key if circuit.key in known.get(circuit.kind, ()) else OTHER\n",
+        after="        name = circuit.key if any(circuit.key in each for each in known.values()) else OTHER\n",
+        killed_by=(
+            "tests/unit/observability/test_metric_labels.py::test_circuit_is_shown_under_its_declared_name"
+            "[key-tcp://127.0.0.1:1-other]",
+        ),
+    ),
+    Mutant(
+        "sending",
         "an address with options of listeners is a destination of its own",
         "durable/transports/tcp/transport.py",
         before="        return str(parse_destination(uri))\n",

@@ -556,6 +556,74 @@ ROWS = (
     ),
     Mutant(
         "storage",
+        "a rotation changes rows that a node has in its memory",
+        "durable/storage/sql/encrypted.py",
+        before=" AND NOT row.{OWNED} AND {place}\n",
+        after=" AND {place}\n",
+        killed_by=("tests/integration/encryption/test_rotation.py::test_rows_of_nodes_are_left_and_counted[99-0-2]",),
+    ),
+    Mutant(
+        "storage",
+        "a rotation does not count the rows of nodes",
+        "durable/storage/sql/encrypted.py",
+        before='        count=f"SELECT count(*) {stale}",\n',
+        after='        count=f"SELECT count(*) {stale} AND NOT row.{OWNED}",\n',
+        killed_by=("tests/integration/encryption/test_rotation.py::test_rows_of_nodes_are_left_and_counted[99-0-2]",),
+    ),
+    Mutant(
+        "storage",
+        "bytes that arrived readable are to be encrypted for ever",
+        "durable/storage/sql/encrypted.py",
+        before="NOT {is_sealed('body')} AND can_rotate ",
+        after="NOT {is_sealed('body')} ",
+        killed_by=(
+            "tests/integration/encryption/test_rotation.py::"
+            "test_readable_letters_are_those_of_a_rotation[bytes that arrived]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "the key of a resolved letter is missing",
+        "durable/storage/sql/encrypted.py",
+        before='f"WHERE waits AND {key_id_of',
+        after='f"WHERE {key_id_of',
+        killed_by=(
+            "tests/integration/encryption/test_rotation.py::"
+            "test_missing_key_of_a_letter_is_told_while_the_letter_waits[columns1-0]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "an edited letter needs its key twice",
+        "durable/storage/sql/encrypted.py",
+        before="edited_body IS NOT NULL AND ({is_sealed('body')}",
+        after="edited_body IS NOT NULL OR ({is_sealed('body')}",
+        killed_by=(
+            "tests/integration/encryption/test_rotation.py::"
+            "test_missing_key_of_a_letter_is_told_while_the_letter_waits[columns0-1]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "marks of rows are told as nodes",
+        "durable/storage/sql/columns.py",
+        before='OWNED: Final = "owner_id > 0"\n',
+        after='OWNED: Final = "owner_id <> 0"\n',
+        killed_by=(
+            "tests/integration/storage/test_owner_marks.py::"
+            "test_reader_tells_nodes_from_marks[incoming--1-is refused by the database, and waits for an operator]",
+        ),
+    ),
+    Mutant(
+        "storage",
+        "a service with rows that the database refuses is healthy",
+        "durable/observability/health.py",
+        before="        *_refused(gauges),\n",
+        after="",
+        killed_by=("tests/unit/observability/test_health.py::test_unhealthy_service_names_the_problem[refused]",),
+    ),
+    Mutant(
+        "storage",
         "a refused row keeps the bodies of its batch under the old key",
         "durable/storage/encrypted.py",
         before="    done = sum(isolated(conn, resealed, write, leave))\n",
@@ -1210,8 +1278,8 @@ ROWS = (
         "storage",
         "the metrics show a park as a pause",
         "durable/observability/metrics/service.py",
-        before="if circuit.key in known else OTHER, circuit.parked\n",
-        after="if circuit.key in known else OTHER, False\n",
+        before="        key = circuit.kind, name, circuit.parked\n",
+        after="        key = circuit.kind, name, False\n",
         killed_by=("tests/unit/observability/test_stops.py::test_park_has_an_age_of_its_own_beside_a_pause",),
     ),
     Mutant(

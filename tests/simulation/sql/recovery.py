@@ -44,7 +44,7 @@ def _recovery(table: Recovery, side: Side) -> None:
 
     def owners(tx: Transaction, p: Params) -> Rows:
         found = {row.owner_id for row in tx.all(name)}
-        return [(owner,) for owner in sorted(found) if owner != 0 and owner > sql.REFUSED_OWNER]
+        return [(owner,) for owner in sorted(found) if owner > 0]
 
     def owned_by(tx: Transaction, p: Params) -> Rows:
         return [(*row.key, row.epoch) for row in tx.all(name) if row.owner_id == p["node"]]

@@ -136,6 +136,16 @@ def test_service_is_healthy(gauges: Gauges, settings: dict[str, Any]) -> None:
         (found(dead_letters=10), {"health_dead_letters": 10}, "10 dead letters are unresolved"),
         (found(dead_letters=1000), {"health_dead_letters": 10}, "1000 or more dead letters are unresolved"),
         (found(partitioned_days=1), {}, "partitions are missing for today or tomorrow"),
+        (
+            found(refused={Side.OUTGOING: 0, Side.INCOMING: 1}),
+            {},
+            "1 incoming message is marked by owner_id -1, for the database refuses to change it: see the log",
+        ),
+        (
+            found(refused={Side.OUTGOING: MOST_COUNTED, Side.INCOMING: 0}),
+            {},
+            "1000 or more outgoing messages are marked by owner_id -1, for the database refuses to change them",
+        ),
     ],
     ids=[
         "nobody is there", "the only node is stale", "the only node is dead", "nobody is there, and may be", "parked",
@@ -143,6 +153,7 @@ def test_service_is_healthy(gauges: Gauges, settings: dict[str, Any]) -> None:
         "overdue",
         "overdue and nobody is there", "a failing schedule", "a late schedule", "a late schedule and nobody is there",
         "it lags", "latched", "dead letters", "very many dead letters", "no partitions",
+        "refused", "very many refused",
     ],
 )  # fmt: skip
 def test_unhealthy_service_names_the_problem(gauges: Gauges, settings: dict[str, Any], said: str | None) -> None:

@@ -30,7 +30,7 @@ NOTHING = Statistics(
     tallies={subject: {} for subject in Subject},
     loop_lag=Histogram().snapshot(),
 )
-DECLARED = Declared({"tcp://a:1"}, {"orders.placed"}, {"shop"})
+DECLARED = Declared({"tcp://a:1"}, {"orders.placed"}, {"orders.placed"}, {"shop"}, set())
 
 
 def test_unknown_names_share_one_label_and_known_ones_are_always_present() -> None:

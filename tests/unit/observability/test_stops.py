@@ -112,7 +112,7 @@ def test_pause_beside_a_park_stops_the_same_messages() -> None:
 def test_park_has_an_age_of_its_own_beside_a_pause() -> None:
     paused, parked = CIRCUITS["paused"], CIRCUITS["parked"]._replace(since=NOW - 2 * HOUR)
     gauges = found(paused)._replace(circuits=[paused, parked])
-    family = service._circuits(gauges, Declared(set(), {NEW}, set()))
+    family = service._circuits(gauges, Declared(set(), {NEW}, {NEW}, set(), set()))
     assert {each.labels["parked"]: each.value for each in family.samples} == {"false": 3600, "true": 7200}
 
 
