@@ -249,6 +249,22 @@ ROWS = (
     ),
     Mutant(
         "lakes",
+        "all uses of a key are one conversation",
+        "durable/pipeline/trees.py",
+        before="    begins = beginnings(begins, dedupe_window)\n",
+        after="    begins = []\n",
+        killed_by=("tests/pipeline/test_trees.py::test_each_use_of_a_key_begins_a_conversation[freed]",),
+    ),
+    Mutant(
+        "lakes",
+        "all uses of a key are one conversation of a report",
+        "durable/pipeline/transform.py",
+        before='        .groupBy("correlation_id", "use")\n',
+        after='        .groupBy("correlation_id")\n',
+        killed_by=("tests/pipeline/test_transform.py::test_each_use_of_a_key_is_a_conversation[freed]",),
+    ),
+    Mutant(
+        "lakes",
         "times in the log end a day before its last row",
         "durable/pipeline/lake_log.py",
         before="each - each % _PRECISION + _PRECISION - 1",
