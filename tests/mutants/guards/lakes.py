@@ -249,6 +249,14 @@ ROWS = (
     ),
     Mutant(
         "lakes",
+        "a replay that goes on waits for what it has done",
+        "durable/pipeline/replay.py",
+        before="published.added / rate if",
+        after="published.rows / rate if",
+        killed_by=("tests/pipeline/test_replay.py::test_rate_counts_no_message_that_was_known",),
+    ),
+    Mutant(
+        "lakes",
         "all uses of a key are one conversation",
         "durable/pipeline/trees.py",
         before="    begins = beginnings(begins, dedupe_window)\n",
