@@ -186,7 +186,7 @@ def replay(
     show: Show = lambda done, total: None,
     check: Callable[[], None] = lambda: None,
 ) -> Replayed:
-    """Publish messages(), `chunk_size` at a time and no more than `rate` a second of those that were not known. `total`: how many they are.
+    """Publish messages(), `chunk_size` at a time and no more than `rate` new ones a second. `total`: how many they are.
 
     Each chunk is one transaction; who is interrupted begins again under the same name, with the same messages. `check`
     is called before each chunk and after the last, and what it raises ends the replay. Raises as publish() does, and
