@@ -253,7 +253,7 @@ ROWS = (
         "durable/pipeline/replay.py",
         before="published.added / rate if",
         after="published.rows / rate if",
-        killed_by=("tests/pipeline/test_replay.py::test_rate_counts_no_message_that_was_known",),
+        killed_by=("tests/pipeline/test_replay.py::test_rate_counts_no_known_message",),
     ),
     Mutant(
         "lakes",
