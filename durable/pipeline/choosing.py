@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from itertools import chain
@@ -17,7 +17,7 @@ from durable.pipeline.progress import Show
 from durable.pipeline.replayable import MOMENTS, check_types, times_of, with_time_zone
 from durable.pipeline.rows import records
 from durable.pipeline.session import spark_errors
-from durable.pipeline.statistics import unjudged
+from durable.pipeline.statistics import meeting, unjudged
 from durable.pipeline.texts import check_texts
 from durable.transports.addresses import spellings
 
@@ -111,7 +111,7 @@ def complete(rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     check_types(rows.schema)
-    rows = unjudged(with_time_zone(rows))
+    rows = with_time_zone(rows)
     if "side" not in rows.columns and "destination" in rows.columns:
         rows = rows.withColumns({"side": F.lit("outgoing"), "address": F.col("destination")})
     for name in ("id", "side", "address", "message_type", "source", "body"):
@@ -122,7 +122,7 @@ def complete(rows: DataFrame) -> DataFrame:
             )
     missing = {name: F.lit(None).cast(kind) for name, kind in _OPTIONAL.items() if name not in rows.columns}
     rows = rows.withColumns(missing) if missing else rows
-    return rows.withColumn(TIME, F.coalesce(*map(F.col, times_of(rows))))
+    return rows.withColumn(TIME, unjudged(F.coalesce(*map(F.col, times_of(rows)))))
 
 
 def matching(rows: DataFrame, choice: Choice) -> DataFrame:
@@ -143,21 +143,27 @@ def matching(rows: DataFrame, choice: Choice) -> DataFrame:
         rows = rows.where(condition)
     if choice.where:
         check_condition(rows, choice.where)
-        rows = rows.where(choice.where)
+        rows = meeting(rows, choice.where)
     return rows
 
 
 def _within(rows: DataFrame, choice: Choice) -> Iterator[Column]:
-    """Yield the conditions on the time; those on the first column of it alone are compared with statistics of files."""
+    from pyspark.sql import functions as F
+
+    if choice.since is not None:
+        yield F.col(TIME) >= F.lit(choice.since)
+        yield _first(rows, lambda first: first >= F.lit(choice.since))
+    if choice.until is not None:
+        yield F.col(TIME) < F.lit(choice.until)
+        yield _first(rows, lambda first: first <= F.lit(choice.until))
+
+
+def _first(rows: DataFrame, is_within: Callable[[Column], Column]) -> Column:
+    """Return a condition on the first column of the time alone: that is compared with the statistics of files."""
     from pyspark.sql import functions as F
 
     first = F.col(times_of(rows)[0])
-    if choice.since is not None:
-        yield F.col(TIME) >= F.lit(choice.since)
-        yield first.isNull() | (first >= F.lit(choice.since))
-    if choice.until is not None:
-        yield F.col(TIME) < F.lit(choice.until)
-        yield first.isNull() | (first < F.lit(choice.until))
+    return first.isNull() | is_within(first)
 
 
 def tells_outcomes(rows: DataFrame, choice: Choice) -> bool:
@@ -198,7 +204,18 @@ def before(rows: DataFrame, end: datetime | None) -> DataFrame:
     """Return the rows up to this end, and those without a time."""
     from pyspark.sql import functions as F
 
-    return rows if end is None else rows.where(F.col(TIME).isNull() | (F.col(TIME) < F.lit(end)))
+    if end is None:
+        return rows
+    return rows.where(F.col(TIME).isNull() | (F.col(TIME) < F.lit(end))).where(_first(rows, lambda t: t <= F.lit(end)))
+
+
+def alike(rows: DataFrame, found: Mapping[str, str | None]) -> DataFrame:
+    """Return the rows that have these values; NULL is one of them."""
+    from pyspark.sql import functions as F
+
+    for name, value in found.items():
+        rows = rows.where(F.col(name).eqNullSafe(F.lit(value).cast("string")))
+    return rows
 
 
 def survey(rows: DataFrame) -> list[Group]:

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from durable.pipeline.session import spark_errors
-from durable.pipeline.statistics import is_misjudged
+from durable.pipeline.statistics import is_unordered
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -74,7 +74,7 @@ def _first_field(by: str, kind: StructType, bound: Any, *, is_low: bool) -> Colu
     """Return the condition on the first field alone: Parquet files are read by it, and never by a struct."""
     from pyspark.sql import functions as F
 
-    if is_misjudged(kind.fields[0].dataType):
+    if is_unordered(kind.fields[0].dataType):
         return F.lit(True)
     name, first = kind.fieldNames()[0], _literal(bound[kind.fieldNames()[0]], kind.fields[0].dataType)
     column = F.col(by).getField(name)

@@ -18,6 +18,7 @@ from typing import Any, Final
 from durable.errors import InvalidSetting
 from durable.pipeline.choosing import Choice, Group
 from durable.pipeline.spellings import absolute
+from durable.storage.erasures import ERASED_PART
 
 Plan = dict[str, Any]
 
@@ -36,7 +37,7 @@ def plan_of(
     times: Mapping[str, str | None],
     destination: str | None,
     same_ids: bool,
-    order_by: Sequence[str],
+    order_by: Sequence[str] | None,
 ) -> Plan:
     """Make the plan of a run, by the names of the options. `times`: the texts of since and until, as they were given.
 
@@ -57,17 +58,25 @@ def plan_of(
         "where": choice.where,
         "destination": destination,
         "same-ids": same_ids,
-        "order-by": list(order_by),
+        "order-by": None if order_by is None else list(order_by),
     }
 
 
 def continued(name: str, known: Mapping[str, Any], given: Plan) -> Plan:
-    """Return the plan of the first run. Raises InvalidSetting, with what differs, unless this run has the same."""
+    """Return the plan of the first run. Raises InvalidSetting, with what differs, unless this run has the same; and
+    where a part of it was erased, which nobody can compare.
+    """
+    other_name = "another --name, under which all messages are replayed, also those that this one has replayed"
+    if erased := [f"--{option}" for option, part in known.items() if part == ERASED_PART]:
+        raise InvalidSetting(
+            f"replay {name!r}: a key was erased that its {' and '.join(sorted(erased))} had named, and nobody can tell "
+            f"whether this is the same; give {other_name}"
+        )
     differences = "; ".join(_differences(known, given))
     if differences:
         raise InvalidSetting(
             f"replay {name!r} was begun with other options: {differences}; give the same ones to continue it, or "
-            "another --name, under which all messages are replayed, also those that this one has replayed"
+            f"{other_name}"
         )
     return {_END: None, _ONLY: {}} | dict(known)
 
@@ -79,7 +88,7 @@ def begun(plan: Plan, groups: Sequence[Group]) -> Plan:
     last = max((group.last for group in groups if group.last), default=None)
     return {
         _END: None if last is None or last == _LAST else (last + timedelta(microseconds=1)).isoformat(),
-        _ONLY: {name: value for name in _FOUND for group in groups[:1] if (value := getattr(group, name))},
+        _ONLY: {name: getattr(group, name) for group in groups[:1] for name in _FOUND},
     } | plan
 
 
@@ -89,10 +98,15 @@ def end_of(plan: Plan) -> datetime | None:
     return None if end is None else datetime.fromisoformat(end)
 
 
+def found_by(plan: Plan) -> Mapping[str, str | None]:
+    """The service and the side that the first run has found; its messages may have been of no service."""
+    return dict(plan.get(_ONLY, {}))
+
+
 def chosen_by(plan: Plan, choice: Choice) -> Choice:
-    """Return the choice with the times of the plan, and with the service and the side that its first run has found."""
+    """Return the choice with the times of the plan."""
     since, until = (plan[name] and datetime.fromisoformat(plan[name]["at"]) for name in _TIMES)
-    return replace(choice, since=since, until=until, **plan.get(_ONLY, {}))
+    return replace(choice, since=since, until=until)
 
 
 def _differences(known: Mapping[str, Any], given: Plan) -> Iterator[str]:

@@ -34,7 +34,7 @@ def repeats(rows: DataFrame, dedupe_window: timedelta) -> DataFrame:
 
     sent = (F.col("side") == "outgoing") & F.col("sent_at").isNotNull() & F.col("body").isNotNull()
     if dict(rows.dtypes).get("outcome") == "string":  # files may have another column of that name
-        sent &= F.col("outcome") == "sent"
+        sent &= F.col("outcome").isNull() | (F.col("outcome") == "sent")
     places = _with_content(rows.where(sent & unix_ms("id").isNull())).groupBy(*_ONE)
     found = places.agg(F.sort_array(F.collect_set(F.struct(*_PLACE))).alias("places")).where(F.size("places") > 1)
     return found.select(*_ONE, F.inline(after_the_first("places", dedupe_window)))

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 CHUNK: Final = 50_000
-ORDER: Final = ("sent_at", "seq")
-"""The columns of order by default."""
+_ORDER: Final = ("sent_at", "seq")
+"""The columns of order by default; of rows that have an order of their own, behind it."""
 _OWN: Final = ("order_by", "deliver_by", "execution_time")
 """The columns of publish.envelopes() that no history has, or that are of its first sending there."""
 _OF_REPEATS: Final = ("service", "side", "address", "message_type", "id", "sent_at", "seq", "headers", "body")
@@ -66,7 +66,7 @@ def messages(
     name: str,
     same_ids: bool = False,
     destination: str | None = None,
-    order_by: Sequence[str] = ORDER,
+    order_by: Sequence[str] | None = None,
     sealing: Sealing | None = None,
     leave_unopened: bool = False,
 ) -> DataFrame:
@@ -75,9 +75,9 @@ def messages(
     They keep their correlation and causation, and rows with the columns of envelopes() their `deliver_by` and
     `execution_time`. With `same_ids` they also keep the time at which they were sent, and what came in keeps its
     endpoint where the destination is `local`: its receiver knows it there. They are published in the order of
-    `order_by`, which by default is their own where they have one. Encrypted bodies are sealed anew by `sealing`, where
-    the id or the address is another; without it Spark fails at the first of them. `leave_unopened`: leave out those
-    that do not open.
+    `order_by`, which by default is their own where they have one, then that of their sending. Encrypted bodies are
+    sealed anew by `sealing`, where the id or the address is another. `leave_unopened`: leave out those that do not
+    open.
 
     Raises InvalidSetting when `order_by` names a column which they do not have, for a name that is not printable or too
     long, for a destination that is no address, and for encrypted bodies that do not open.
@@ -106,11 +106,11 @@ def messages(
     found = rows.where(F.col("body").isNotNull()).select(*(column.alias(kept) for kept, column in columns.items()))
     if OLD_ID in columns and leave_unopened:
         found = opening(found, sealing)
-    elif OLD_ID in columns and sealing is not None:
+    elif OLD_ID in columns:
         with spark_errors():
             left = unopened(found, sealing)
         if left:
-            advice = "give each key, or " if left.missing else ""
+            advice = "give each key, keep the ids with --same-ids, or " if left.missing else ""
             raise InvalidSetting(f"encryption_keys: {left}; {advice}leave them out with --leave-unopened")
     return sealed(found, sealing)
 
@@ -318,13 +318,13 @@ def _times_of(rows: DataFrame) -> dict[str, Column]:
     return {name: F.col(quoted(written)).cast("timestamp") for name, written in times.items()}
 
 
-def _order(rows: DataFrame, order_by: Sequence[str]) -> Column:
+def _order(rows: DataFrame, order_by: Sequence[str] | None) -> Column:
     """Build the order of the rows. The old id and the address come last, to tell any two rows apart."""
     from pyspark.sql import functions as F
 
     kinds = {field.name: field.dataType for field in rows.schema.fields}
-    if tuple(order_by) == ORDER and "order_by" in (own := _own_columns(rows)):
-        order_by = (own["order_by"],)
+    own = [written for name, written in _own_columns(rows).items() if name == "order_by"]
+    order_by = (*own, *_ORDER) if order_by is None else order_by
     for name in order_by:
         if name not in kinds:
             raise InvalidSetting(f"order_by: there is no column {name!r}{suggestion(name, kinds)}")

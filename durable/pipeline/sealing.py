@@ -133,15 +133,15 @@ class Unopened(NamedTuple):
         return ", and ".join(told)
 
 
-def unopened(messages: DataFrame, sealing: Sealing) -> Unopened:
-    """Find the messages that are to be opened, and do not open: one pass over the bodies."""
+def unopened(messages: DataFrame, sealing: Sealing | None) -> Unopened:
+    """Find the messages that are to be opened, and do not open: one pass over the bodies. Without keys none opens."""
     from pyspark.sql import functions as F
 
     def find(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
         missing, forged = Counter[str](), list[str]()
-        for fault in _faults(batches, sealing.ring):
+        for fault in _faults(batches, KeyRing() if sealing is None else sealing.ring):
             if isinstance(fault, MissingKey):
                 missing[fault.key_id] += 1
             elif fault is not None:
@@ -203,7 +203,7 @@ def _fault(row: Mapping[str, Any], ring: KeyRing) -> MissingKey | Forged | None:
 
 
 def _refuse_sealed(messages: DataFrame) -> DataFrame:
-    """Let a task fail that meets an encrypted body which would have to be opened."""
+    """Let a task fail that meets an encrypted body which would have to be opened: it came after they were counted."""
     from pyspark.sql import functions as F
 
     if OLD_ID not in messages.columns:

@@ -20,10 +20,13 @@ _MOST_SHOWN: Final = 10
 
 
 def refuse_unmatched(every: Callable[[], DataFrame], choice: Choice, groups: Sequence[Group]) -> None:
-    """Raise InvalidSetting for the first name or id among the filters that no row has, with the nearest name that is.
+    """Raise InvalidSetting for the first name or id among the filters that no row has, with the nearest name that is;
+    never where there is no row at all, of which none is left out.
 
     `every` returns the rows without any filter; it is called for ids, and for names that none of the `groups` has.
     """
+    if not groups and _is_empty(every()):
+        return
     named = (
         ("--service", "service", {choice.service: [choice.service]} if choice.service else {}),
         ("--type", "message_type", {name: [name] for name in choice.types}),
@@ -40,6 +43,11 @@ def refuse_unmatched(every: Callable[[], DataFrame], choice: Choice, groups: Seq
     for each in choice.ids:
         if each.bytes not in known_ids:
             raise InvalidSetting(f"--id: no message has {each}; leave it out, or archive first what is not there yet")
+
+
+def _is_empty(rows: DataFrame) -> bool:
+    with spark_errors():
+        return rows.isEmpty()
 
 
 def _ids(rows: DataFrame, wanted: Sequence[UUID]) -> set[bytes]:
@@ -59,4 +67,4 @@ def _names(rows: DataFrame, column: str) -> set[str]:
 
 def _some(known: Collection[str]) -> str:
     shown = ", ".join(sorted(known)[:_MOST_SHOWN])
-    return f"; known: {shown}" if known else "; there are no messages"
+    return f"; known: {shown}" if known else "; the messages have none"

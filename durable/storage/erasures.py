@@ -4,7 +4,7 @@
     dead_letters        the same, with reason and traceback; an open letter is discarded first
     failed_attempts     reason and traceback go
     actions             target, reason, before and after go where they name a key; the reason also with its letters
-    replays             parts of the plan go that name a key
+    replays             parts of the plan go that name a key, and with them the way to continue the replay
     circuits            the reason of a paused key goes
 
 So counts and comparisons still find each message. Messages that still wait are not in the history yet, and are counted
@@ -28,6 +28,8 @@ from durable.storage import dead_letters
 from durable.storage.dead_letters import LetterRange, Selection
 from durable.storage.sql import erasures as statements
 
+ERASED_PART: Final = {"erased": True}
+"""Stands in the plan of a replay for a part that named a key; no option gives it."""
 _LETTERS_AT_ONCE: Final = 1_000
 _LONG_KEY: Final = 4
 
@@ -41,7 +43,7 @@ class Chosen:
 
     def parameters(self) -> dict[str, Any]:
         named = [pattern for key in self.keys for pattern in _patterns(key)]
-        return {"ids": list(self.ids), "keys": list(self.keys), "named": named}
+        return {"ids": list(self.ids), "keys": list(self.keys), "named": named, "erased_part": json.dumps(ERASED_PART)}
 
 
 def holds(text: str, key: str) -> bool:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from uuid import UUID, uuid4
 
 import psycopg
@@ -34,7 +34,7 @@ from durable.pipeline.lake_tables import SOURCES, Whose
 from durable.pipeline.leftovers import Scrubbed
 from durable.pipeline.purge import Retention, purge
 from durable.storage import archives
-from durable.storage.erasures import Chosen, Erasure, holds
+from durable.storage.erasures import ERASED_PART, Chosen, Erasure, holds
 from tests.support.archiving import Archiver
 from tests.support.command import Agent
 from tests.support.history import add_history, add_letters, add_old_day
@@ -174,9 +174,9 @@ def note(conn: psycopg.Connection[Any], **columns: Any) -> None:
     conn.execute(f"INSERT INTO durable.actions ({names}) VALUES ({places})".encode(), action)
 
 
-def begin_replay(conn: psycopg.Connection[Any], **plan: Any) -> None:
+def begin_replay(conn: psycopg.Connection[Any], name: str = "a replay", **plan: Any) -> None:
     whole = {"lake": "/lakes/shop", "where": None, "address": [], **plan}
-    conn.execute("INSERT INTO durable.replays (name, plan) VALUES ('a replay', %s)", [Jsonb(whole)])
+    conn.execute("INSERT INTO durable.replays (name, plan) VALUES (%s, %s)", [name, Jsonb(whole)])
 
 
 def pause_key(conn: psycopg.Connection[Any], reason: str) -> None:
@@ -208,6 +208,31 @@ def test_erasure_by_key_empties_a_record_of_operators(
     assert (mentions(filled, conn), mentions(filled, conn, ANNA.upper())) == ([], [])
     assert "actions" in mentions(filled, conn, BERT)
     assert erasing.survey(filled.origin, filled.lake, BY_KEY).is_empty
+
+
+TIMED: Final[dict[str, Any]] = {
+    "since": {"at": "2030-05-01T12:00:00.471200+00:00", "given": "2030-05-01T12:00:00.4712Z"},
+    "end": "2030-05-01T12:00:00.471201+00:00",
+    "only": {"service": "shop", "side": "outgoing"},
+    "side": "outgoing",
+    "id": ["00000000-0000-0000-0000-000000004712"],
+    "destination": "tcp://4712:1",
+}
+"""Parts of a plan that no key is looked for in."""
+
+
+@pytest.mark.parametrize("key", ["4712", "outgoing"])
+def test_erasure_leaves_times_ids_and_destination_of_a_plan(
+    filled: Archiver, conn: psycopg.Connection[Any], key: str
+) -> None:
+    begin_replay(conn, **TIMED)
+    assert erasing.survey(filled.origin, filled.lake, Chosen(keys=[key])).here.records == 0
+    begin_replay(conn, name="another", where=f"partition_key = '{key}'", **TIMED)
+    assert erasing.survey(filled.origin, filled.lake, Chosen(keys=[key])).here.records == 1
+    erase(filled, Chosen(keys=[key]))
+    (one,), (other,) = conn.execute("SELECT plan FROM durable.replays ORDER BY name").fetchall()
+    assert one == {"lake": "/lakes/shop", "where": None, "address": [], **TIMED}
+    assert other == one | {"where": ERASED_PART}
 
 
 @pytest.mark.parametrize("chosen", [BY_KEY, Chosen(ids=of_anna(5, 10, 15, 20))], ids=["by key", "by id"])

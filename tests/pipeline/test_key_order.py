@@ -310,7 +310,7 @@ class Replays:
         """The chunks of two places are twice as large, and as many as those of one."""
         rows = frame(self._spark, generated(case), case.partitions)
         past = reduce(DataFrame.unionByName, (history(rows, *place) for place in places))
-        chosen = replay.messages(past, name="again", order_by=ORDERS[case.order][0] or replay.ORDER)
+        chosen = replay.messages(past, name="again", order_by=ORDERS[case.order][0] or None)
         each = case._replace(chunk=case.chunk * len(places))
         (done,) = replay_with_restarts(chosen, url, each, COUNT * len(places))
         assert done.rows == COUNT * len(places)

@@ -17,6 +17,7 @@ from uuid import UUID, uuid4
 
 import msgspec
 import psycopg
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -730,18 +731,35 @@ def in_sql(moment: datetime) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "order"), [((), "43210"), (("--chunk", "2"), "43210"), (("--order-by", "body"), "01234")]
+    ("options", "order"),
+    [
+        ((), "43210"),
+        (("--chunk", "2"), "43210"),
+        (("--order-by", "body"), "01234"),
+        (("--order-by", "sent_at", "--order-by", "seq"), "01234"),
+    ],
 )
 def test_messages_to_be_published_keep_their_order_and_times(
     agent: Agent, spark: SparkSession, database_url: str, tmp_path: Path, options: tuple[str, ...], order: str
 ) -> None:
     place, (due, end) = str(tmp_path / "made"), (NOW + timedelta(days=days) for days in (1, 2))
     write_envelopes(spark, place, deliver_by=in_sql(end), execution_time=f"IF(n = 3, {in_sql(due)}, NULL)")
+    made = spark.read.parquet(place).withColumn("seq", F.col("body").cast("bigint")).toArrow()
+    pq.write_table(made, f"{place}.parquet")
+    place = f"{place}.parquet"
     ended = agent(
         *("pipeline", "replay", "--name", "x", "--parquet", place, "--all", "--database", database_url, *options)
     )
     assert ended.code == 0, ended.err
     assert Outbox(database_url).rows(SENDINGS) == [(each, end, due if each == "3" else None) for each in order]
+
+
+def test_unordered_messages_keep_the_order_of_their_sending(spark: SparkSession) -> None:
+    """Beside a file with one; their ids are in another order."""
+    rows = history(spark, 5, seq="n", id="unhex(lpad(hex(99 - n), 32, '0'))", order_by="CAST(NULL AS INT)")
+    made = choosing.complete(rows.withColumnRenamed("address", "destination").drop("side", "sent_at"))
+    found = replay.messages(made, name="x").orderBy("order_by").select("body").collect()
+    assert [bytes(row.body) for row in found] == [b'{"order_id":%d}' % number for number in range(5)]
 
 
 def test_messages_behind_their_deadline_are_refused_before_a_replay_begins(

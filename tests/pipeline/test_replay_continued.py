@@ -118,15 +118,33 @@ def test_continued_replay_keeps_the_relative_time_of_its_first_run(
     assert len(stored(database_url)) == ROWS
 
 
-@pytest.mark.parametrize("other", [{"service": "'billing'"}, {"side": "'incoming'"}], ids=["service", "side"])
+NO_SERVICE = {"service": "CAST(NULL AS STRING)"}
+BILLING = {"service": "'billing'"}
+
+
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [
+        ({}, {"service": "'billing'"}),
+        (NO_SERVICE, {"service": "'billing'"}),
+        ({}, NO_SERVICE),
+        ({}, {"side": "'incoming'"}),
+    ],
+    ids=["service", "service beside none", "none beside a service", "side"],
+)
 def test_replay_is_continued_when_others_have_come_to_its_place(
-    spark: SparkSession, agent: Agent, database_url: str, tmp_path: Path, other: dict[str, str]
+    spark: SparkSession,
+    agent: Agent,
+    database_url: str,
+    tmp_path: Path,
+    first: dict[str, str],
+    other: dict[str, str],
 ) -> None:
     place = str(tmp_path / "messages")
-    history(spark, 3).write.parquet(place)
+    history(spark, 3, **first).write.parquet(place)
     options = ("--name", "May", "--parquet", place, "--all", "--database", database_url)
     assert agent("pipeline", "replay", *options).code == 0
-    history(spark, 4, **other).write.mode("append").parquet(place)
+    history(spark, 4, **first | other).write.mode("append").parquet(place)
     continued = agent("pipeline", "replay", *options)
     assert (continued.code, continued.err) == (0, "")
     assert sorted(stored(database_url)) == [*range(3)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from pyspark.sql import SparkSession
@@ -134,6 +135,21 @@ def test_command_ends_well_when_a_lake_has_no_row_yet(
     assert (ended.code, ended.err) == (0, "")
     assert document(agent, *arguments)
     assert not (agent.folder / "new.html").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [("--type", "orders.placed"), ("--address", "local"), ("--service", "shop", "--all"), ("--id", str(UUID(int=1)))],
+    ids=lambda name: str(name[0]),
+)
+def test_replay_takes_any_name_when_a_lake_has_no_row_yet(
+    agent: Agent, name: tuple[str, ...], database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DURABLE_DATABASE_URL", database_url)
+    assert agent("pipeline", "archive", "--service", "shop", "--lake", "new").code == 0
+    ended = agent("pipeline", "replay", "--lake", "new", "--name", "again", *name)
+    assert (ended.code, ended.err) == (0, "")
+    assert "0 messages replayed, 0 of them added" in ended.out
 
 
 @pytest.mark.parametrize(

@@ -85,3 +85,17 @@ def test_outcomes_of_another_type_choose_nothing(agent: Agent, tmp_path: Path) -
     write(tmp_path, [{"outcome": 1}, {"outcome": 2}])
     told = replayed(agent, tmp_path, "--all")
     assert (told["messages"], told["other_outcomes"]) == (2, 0)
+
+
+@pytest.mark.parametrize("beside", [None, "sent", "expired"])
+def test_repeats_of_files_without_an_outcome_stay_out(agent: Agent, tmp_path: Path, beside: str | None) -> None:
+    """Beside a file with one, too: a column that is missing is one without a value."""
+    write(tmp_path, [{"sent_at": EARLY, "seq": number} for number in range(3)])
+    for path in tmp_path.iterdir():
+        again = pq.read_table(path).set_column(6, "seq", pa.array([9]))
+        pq.write_table(again, path.with_stem(f"again-{path.stem}"))
+    if beside is not None:
+        row = {"sent_at": pa.array([LATE], pa.timestamp("us", tz="UTC")), "outcome": [beside]}
+        pq.write_table(message_table(7, row), tmp_path / "other.parquet")
+    told = replayed(agent, tmp_path, "--all")
+    assert (told["messages"], told["repeats"]) == (4 if beside == "sent" else 3, 3)

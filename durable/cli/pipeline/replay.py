@@ -92,7 +92,7 @@ def replay(
         times={"since": since, "until": until},
         destination=destination,
         same_ids=same_ids,
-        order_by=order_by or ("sent_at", "seq"),
+        order_by=order_by or None,
     )
     spark.check()
     yield
@@ -205,13 +205,15 @@ def _begin(settings: Settings, name: str, plan: Plan) -> None:
 def _chosen(spark: SparkSession, choice: Choice, lake: Lake | None, plan: Plan, phase: Phases) -> tuple[DataFrame, int]:
     """Read the messages of the choice; of files, count those that only their outcome leaves out."""
     from durable.pipeline import choosing
-    from durable.pipeline.plans import end_of
+    from durable.pipeline.plans import end_of, found_by
 
     end = end_of(plan)
+    found = found_by(plan)
     if lake is not None:
-        return choosing.before(choosing.choose(spark, lake, choice, phase("comparing files")), end), 0
+        rows = choosing.choose(spark, lake, choice, phase("comparing files"))
+        return choosing.alike(choosing.before(rows, end), found), 0
     with spark_errors():
-        rows = choosing.before(_every(spark, choice, None, plan["parquet"]), end)
+        rows = choosing.alike(choosing.before(_every(spark, choice, None, plan["parquet"]), end), found)
         choosing.refuse_timeless(rows, choice)
         return choosing.matching(rows, choice), choosing.count_of_other_outcomes(rows, choice)
 
@@ -267,7 +269,9 @@ def _surveyed(rows: DataFrame, phase: Phases) -> list[Group]:
         raise InvalidSetting(f"column side: {other} is neither 'incoming' nor 'outgoing'; correct it in the files")
     for option, named in (("--service", {g.service for g in groups}), ("--side", {g.side for g in groups})):
         if len(named) > 1:
-            raise InvalidSetting(f"{option}: the messages are of {' and '.join(sorted(map(str, named)))}; choose one")
+            without = ', or those of none by --where "service IS NULL"' if None in named else ""
+            several_named = " and ".join(sorted("none" if each is None else each for each in named))
+            raise InvalidSetting(f"{option}: the messages are of {several_named}; choose one{without}")
     if groups and all(group.messages == group.without_body for group in groups):
         raise InvalidSetting(
             "history_bodies: none of these messages has its body; history keeps bodies only while the setting is on"

@@ -24,7 +24,12 @@ _COPIED: Final = f"""(actor, reason) IN (
     SELECT resolved_by, resolution_reason FROM {{schema}}.dead_letters
     WHERE {_ERASABLE} AND resolution_reason IS NOT NULL)"""
 _ERASABLE_ACTION: Final = f"({' OR '.join([*_ACTION.values(), _COPIED])})"
-_ERASABLE_REPLAY: Final = f"EXISTS (SELECT FROM jsonb_each_text(plan) AS part WHERE {_names('part.value')})"
+# Ids stay, times, in whose digits a short key would be found, and words of ours. So does the destination: an address
+# that history keeps, and that an archive may have yet to note.
+_ERASABLE_PART: Final = f"""part.key NOT IN (
+        'from', 'side', 'id', 'since', 'until', 'same-ids', 'destination', 'end', 'only'
+    ) AND part.value <> CAST(:erased_part AS jsonb) AND {_names("part.value #>> '{}'")}"""
+_ERASABLE_REPLAY: Final = f"EXISTS (SELECT FROM jsonb_each(plan) AS part WHERE {_ERASABLE_PART})"
 _ERASABLE_CIRCUIT: Final = "kind = 'key' AND key = ANY (CAST(:keys AS text[])) AND reason <> 'erased'"
 
 COUNT_CHOSEN = Statement(f"""
@@ -84,7 +89,7 @@ WITH acted AS (
     UPDATE {{schema}}.circuits SET reason = 'erased' WHERE {_ERASABLE_CIRCUIT}
 )
 UPDATE {{schema}}.replays SET plan = (
-    SELECT jsonb_object_agg(part.key, CASE WHEN {_names("part.value #>> '{}'")} THEN '"erased"' ELSE part.value END)
+    SELECT jsonb_object_agg(part.key, CASE WHEN {_ERASABLE_PART} THEN CAST(:erased_part AS jsonb) ELSE part.value END)
     FROM jsonb_each(plan) AS part
 ) WHERE {_ERASABLE_REPLAY}
 """)

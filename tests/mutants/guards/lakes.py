@@ -15,6 +15,8 @@ _HIDING = (
     "tests/pipeline/test_horizons.py::test_end_of_the_lake_rises_while_some_transaction_always_hides_its_beginning"
 )
 
+_AGAINST_STATISTICS = "tests/pipeline/test_statistics.py::test_times_are_chosen_against_statistics"
+_KEYLESS_PARTS = "tests/pipeline/test_erasing.py::test_erasure_leaves_times_ids_and_destination_of_a_plan"
 _SPELLINGS = "tests/unit/pipeline/test_spellings.py"
 _SUCCESSORS = "tests/pipeline/test_successors.py"
 _RECOGNITION = "tests/pipeline/test_recognition.py::test_handled_message_is_not_handled_again_under_its_id"
@@ -1420,8 +1422,8 @@ ROWS = (
         "lakes",
         "files of messages to be published lose their order in a replay",
         "durable/pipeline/replay.py",
-        before='    if tuple(order_by) == ORDER and "order_by" in (own := _own_columns(rows)):\n',
-        after='    if not order_by and "order_by" in (own := _own_columns(rows)):\n',
+        before="(*own, *_ORDER) if order_by is None",
+        after="_ORDER if order_by is None",
         killed_by=(
             "tests/pipeline/test_replay.py::test_messages_to_be_published_keep_their_order_and_times[options0-43210]",
         ),
@@ -1601,8 +1603,8 @@ ROWS = (
         "lakes",
         "a replay that is continued takes what others have put beside its messages",
         "durable/pipeline/plans.py",
-        before="since=since, until=until, **plan.get(_ONLY, {}))",
-        after="since=since, until=until)",
+        before="    return dict(plan.get(_ONLY, {}))\n",
+        after="    return {}\n",
         killed_by=(
             "tests/pipeline/test_replay_continued.py::test_replay_is_continued_when_others_have_come_to_its_place[service]",
         ),
@@ -1619,8 +1621,8 @@ ROWS = (
         "lakes",
         "a time without a zone cannot be published under its id",
         "durable/pipeline/choosing.py",
-        before="    rows = unjudged(with_time_zone(rows))\n",
-        after="    rows = unjudged(rows)\n",
+        before="    rows = with_time_zone(rows)\n",
+        after="",
         killed_by=(f"{_COLUMNS}::test_column_of_a_fitting_type_is_replayed[sent_at-timestamp_ntz-True]",),
     ),
     Mutant(
@@ -1656,15 +1658,15 @@ ROWS = (
         "lakes",
         "a condition over NaN is left to the statistics of files",
         "durable/pipeline/choosing.py",
-        before="unjudged(with_time_zone(rows))",
-        after="with_time_zone(rows)",
+        before="rows = meeting(rows, choice.where)",
+        after="rows = rows.where(choice.where)",
         killed_by=("tests/pipeline/test_statistics.py::test_condition_finds_rows_against_statistics[NaN]",),
     ),
     Mutant(
         "lakes",
         "chunks in the order of NaN are left to the statistics of files",
         "durable/pipeline/chunks.py",
-        before="    if is_misjudged(kind.fields[0].dataType):\n",
+        before="    if is_unordered(kind.fields[0].dataType):\n",
         after="    if False:\n",
         killed_by=("tests/pipeline/test_statistics.py::test_chunks_have_all_rows_against_statistics[NaN]",),
     ),
@@ -1741,5 +1743,107 @@ ROWS = (
         before=" or _foreign(str(error))",
         after="",
         killed_by=(f"{_COLUMNS}::test_command_names_a_file_of_something_else[short]",),
+    ),
+    Mutant(
+        "lakes",
+        "the statistics of files of milliseconds are asked for what is before a time",
+        "durable/pipeline/choosing.py",
+        before="first <= F.lit(choice.until)",
+        after="first < F.lit(choice.until)",
+        killed_by=(f"{_AGAINST_STATISTICS}[until-with a zone]",),
+    ),
+    Mutant(
+        "lakes",
+        "the statistics of files of milliseconds are asked for what is before the end of a plan",
+        "durable/pipeline/choosing.py",
+        before="unjudged(F.coalesce(*map(F.col, times_of(rows))))",
+        after="F.coalesce(*map(F.col, times_of(rows)))",
+        killed_by=(f"{_AGAINST_STATISTICS}[end of a plan-with a zone]",),
+    ),
+    Mutant(
+        "lakes",
+        "a condition over times is left to the statistics of files of milliseconds",
+        "durable/pipeline/statistics.py",
+        before="return is_unordered(kind) or isinstance(kind, TimestampType | TimestampNTZType)",
+        after="return is_unordered(kind)",
+        killed_by=tuple(f"{_AGAINST_STATISTICS}[{way}-with a zone]" for way in ("<", "<>", "in a struct")),
+    ),
+    Mutant(
+        "lakes",
+        "messages without an outcome are no repeats",
+        "durable/pipeline/repeats.py",
+        before='F.col("outcome").isNull() | (F.col("outcome") == "sent")',
+        after='F.col("outcome") == "sent"',
+        killed_by=("tests/pipeline/test_rows_of_files.py::test_repeats_of_files_without_an_outcome_stay_out[sent]",),
+    ),
+    Mutant(
+        "lakes",
+        "an order that is given is taken for none",
+        "durable/pipeline/replay.py",
+        before="if order_by is None else order_by",
+        after="if order_by is None or tuple(order_by) == _ORDER else order_by",
+        killed_by=(
+            "tests/pipeline/test_replay.py::test_messages_to_be_published_keep_their_order_and_times[options3-01234]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "messages beside some with an order of their own lose theirs",
+        "durable/pipeline/replay.py",
+        before="order_by = (*own, *_ORDER)",
+        after="order_by = (own or _ORDER)",
+        killed_by=("tests/pipeline/test_replay.py::test_unordered_messages_keep_the_order_of_their_sending",),
+    ),
+    Mutant(
+        "lakes",
+        "an erasure takes a time of a plan for a key",
+        "durable/storage/sql/erasures.py",
+        before="'since', 'until', 'same-ids', 'destination', 'end', 'only'",
+        after="'same-ids'",
+        killed_by=tuple(f"{_KEYLESS_PARTS}[{key}]" for key in ("4712", "outgoing")),
+    ),
+    Mutant(
+        "lakes",
+        "a replay is continued by a plan of which a part was erased",
+        "durable/pipeline/plans.py",
+        before="for option, part in known.items() if part == ERASED_PART]",
+        after="for option, part in known.items() if False]",
+        killed_by=tuple(
+            f"tests/unit/pipeline/test_pipeline_plans.py::test_plan_with_an_erased_part_is_refused[{part}]"
+            for part in ("where", "end", "only")
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a name is refused by a replay of a lake without a row",
+        "durable/pipeline/unmatched.py",
+        before="    if not groups and _is_empty(every()):\n",
+        after="    if False:\n",
+        killed_by=(
+            "tests/pipeline/test_report_commands.py::test_replay_takes_any_name_when_a_lake_has_no_row_yet[--type]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a replay of messages of no service takes those of any, once it is continued",
+        "durable/pipeline/plans.py",
+        before="for group in groups[:1] for name in _FOUND},",
+        after="for group in groups[:1] for name in _FOUND if getattr(group, name)},",
+        killed_by=(
+            "tests/pipeline/test_replay_continued.py::"
+            "test_replay_is_continued_when_others_have_come_to_its_place[service beside none]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a replay without keys publishes up to the first encrypted body",
+        "durable/pipeline/replay.py",
+        before="    elif OLD_ID in columns:\n",
+        after="    elif OLD_ID in columns and sealing is not None:\n",
+        killed_by=tuple(
+            "tests/pipeline/test_encrypted.py::"
+            f"test_replay_tells_unopened_bodies_and_leaves_them_out_on_request[{run}-no key is given]"
+            for run in ("dry-run", "run")
+        ),
     ),
 )

@@ -11,7 +11,8 @@ import pytest
 
 from durable.errors import InvalidSetting
 from durable.pipeline.choosing import Choice, Group
-from durable.pipeline.plans import Plan, begun, chosen_by, continued, end_of, plan_of
+from durable.pipeline.plans import Plan, begun, chosen_by, continued, end_of, found_by, plan_of
+from durable.storage.erasures import ERASED_PART
 
 NOW = datetime(2030, 5, 1, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -19,7 +20,7 @@ HOUR = timedelta(hours=1)
 
 def plan(**changed: Any) -> Plan:
     options: dict[str, Any] = {"place": {"lake": "/lake"}, "times": {"since": None, "until": None}}
-    options |= {"destination": None, "same_ids": False, "order_by": ("sent_at", "seq")}
+    options |= {"destination": None, "same_ids": False, "order_by": None}
     options |= {name: value for name, value in changed.items() if name in options}
     chosen = {name: value for name, value in changed.items() if name not in options}
     return plan_of(Choice(**chosen), **options)
@@ -48,7 +49,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "where": ({"where": "1 = 1"}, "--where was not given, and is now '1 = 1'"),
     "destination": ({"destination": "local"}, "--destination was not given, and is now 'local'"),
     "same-ids": ({"same_ids": True}, "--same-ids was not given, and is now given"),
-    "order-by": ({"order_by": ["seq"]}, "--order-by was sent_at, seq, and is now seq"),
+    "order-by": ({"order_by": ["seq"]}, "--order-by was not given, and is now seq"),
 }
 
 
@@ -102,9 +103,20 @@ def test_plan_has_the_service_and_the_side_of_its_first_run(service: str | None)
     first = begun(plan(), messages(service, "incoming"))
     found = continued("May", first, plan())
     for each in (first, found, begun(found, messages("billing"))):
-        choice = chosen_by(each, Choice())
-        assert (choice.service, choice.side) == (service, "incoming")
-    assert chosen_by(continued("May", plan(), plan()), Choice()) == Choice()
+        assert found_by(each) == {"service": service, "side": "incoming"}
+        assert chosen_by(each, Choice()) == Choice()
+    assert found_by(plan()) == found_by(continued("May", plan(), plan())) == found_by(begun(plan(), [])) == {}
+
+
+@pytest.mark.parametrize("part", [*plan(), "end", "only"])
+def test_plan_with_an_erased_part_is_refused(part: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"replay 'May': a key was erased that its --{part} had named, "):
+        continued("May", stored(plan()) | {part: ERASED_PART}, plan())
+
+
+def test_given_order_differs_from_the_default_one() -> None:
+    with pytest.raises(InvalidSetting, match="--order-by was not given, and is now sent_at, seq"):
+        continued("May", stored(plan()), plan(order_by=["sent_at", "seq"]))
 
 
 def test_order_of_repeated_options_counts_for_the_order_alone() -> None:
