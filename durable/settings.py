@@ -381,6 +381,11 @@ class Settings(BaseSettings):
         return self.amqp_prefetch or max(1, self.buffer_bytes // self.max_message_bytes)
 
     @property
+    def keep_ids(self) -> timedelta:
+        """Time for which an id is remembered: a day longer than `dedupe_window`, so that no clock skew reopens it."""
+        return self.dedupe_window + timedelta(days=1)
+
+    @property
     def window(self) -> Window:
         """Time in which an arriving envelope must have been made."""
         return Window(dedupe_window=self.dedupe_window, clock_lead=self.clock_lead)

@@ -23,7 +23,6 @@ from durable.storage.database import Database
 from durable.storage.maintenance import HISTORY, IDS, Day
 from durable.telemetry import log
 
-_SLACK: Final = timedelta(days=1)  # an id is remembered a day longer than the window, so that no clock skew reopens it
 _TRIES: Final = 5
 _LONGEST_PAUSE: Final = 0.5  # seconds between them
 
@@ -32,7 +31,7 @@ Step = Callable[[], Awaitable[object]]
 
 async def maintain(database: Database, settings: Settings) -> None:
     """Run the maintenance once."""
-    keep_ids, keep_history = settings.dedupe_window + _SLACK, settings.history_retention
+    keep_ids, keep_history = settings.keep_ids, settings.history_retention
     steps: list[tuple[str, Step]] = []
     for parent, keep in ((IDS, keep_ids), (HISTORY, keep_history)):
         steps.append((f"make {parent}", partial(_make_days, database, parent, settings.partitions_ahead)))

@@ -44,6 +44,10 @@ class Outcomes:
         except StillWaiting:
             return None
 
+    async def begin(self, request_id: UUID, at: str) -> None:
+        """Forget the answer to a former request, whose id is known at this endpoint no more."""
+        await self._database().statement(answers.forget_former, request_id, endpoint=LOCAL, came_to=at)
+
     async def forget(self, request_id: UUID) -> None:
         """Forget the answer to a request, also one that is to come, and one that cannot be opened."""
         with suppress(NoAnswer, StillWaiting):

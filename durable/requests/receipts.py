@@ -1,9 +1,11 @@
 """Receipts: the outcomes of a message, one for each place that it went to.
 
 waiting in any place              no receipt yet
-handled, sent                     the last word for this place
-expired, cancelled,
-dead-lettered, discarded          the last of them counts: the message may have been sent or replayed again
+handled, sent, expired,
+cancelled, dead-lettered          the last of them in the history counts: the message may have been sent again, or
+                                  another one under its id
+dead letter, or what became of    counts after an end that is not `handled` or `sent`: a letter without an end in the
+it                                history is of an arrival that was refused, and its id may be that of another message
 """
 
 from __future__ import annotations
@@ -88,13 +90,12 @@ def receipt_of(standings: Sequence[Standing]) -> Receipt | None:
 
 def _last(place: Sequence[Standing]) -> Standing | None:
     """Return the end of the message in this place: after a replay, only what came after it counts."""
+    past = max((each for each in place if not each.is_letter), key=_time_of, default=None)
+    if past is not None and past.outcome in DONE:
+        return past
     replayed = max((_time_of(each) for each in place if each.outcome == _REPLAYED), default=_NEVER)
-    told = [
-        each
-        for each in place
-        if each.outcome in DONE or (each.outcome != _REPLAYED and (_time_of(each) > replayed or replayed == _NEVER))
-    ]
-    return max(reversed(told), key=lambda each: (each.outcome in DONE, _time_of(each)), default=None)
+    told = [each for each in place if each.outcome != _REPLAYED and (_time_of(each) > replayed or replayed == _NEVER)]
+    return max(reversed(told), key=_time_of, default=None)
 
 
 def _time_of(standing: Standing) -> datetime:

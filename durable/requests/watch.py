@@ -228,12 +228,13 @@ class Watch:
 
     async def _look_again(self, questions: Sequence[Question], since: int) -> None:
         ids = {each.id for each in questions}
+        before = {each: self._watched[each].before for each in questions if each in self._watched}
         found = _by_id(await self._database().transaction(storage.look_again, ids, since=since))
         for question in questions:
             watched = self._watched.get(question)
             if watched is None:
                 continue
-            standings = [*watched.before, *question.places(found.get(question.id, []))]
+            standings = [*before.get(question, []), *question.places(found.get(question.id, []))]
             if not is_waiting(standings) and not self._settle(question, standings):
                 watched.horizon = 0  # as after a restore, whose transactions have other numbers: look at everything
 

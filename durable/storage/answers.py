@@ -69,6 +69,12 @@ def forget(conn: Connection, schema: str, request_id: UUID, *, endpoint: str) ->
     conn.execute(statements.FORGET.within(schema), {"request_id": request_id, "endpoint": endpoint})
 
 
+def forget_former(conn: Connection, schema: str, request_id: UUID, *, endpoint: str, came_to: str) -> None:
+    """Forget what is kept for a former request, unless this id is still known where its request comes in."""
+    params = {"request_id": request_id, "endpoint": endpoint, "came_to": came_to}
+    conn.execute(statements.FORGET_FORMER.within(schema), params)
+
+
 def purge(conn: Connection, schema: str, *, keep: timedelta, batch_size: int) -> int:
     """Delete a bounded number of answers that are older than this. Returns how many."""
     return maintenance.purge(conn, schema, statements.PURGE, keep=keep, batch_size=batch_size)

@@ -28,6 +28,8 @@ class Standing(NamedTuple):
     ended_at: datetime | None
     attempts: int
     correlation_id: UUID | None = None
+    is_letter: bool = False
+    """True for a dead letter. The history has an end of its own for each message that was stored to be handled."""
 
 
 class Step(NamedTuple):

@@ -65,7 +65,7 @@ class InMemoryBus:
         self.bus = bus
         self.clock = clock or ManualClock()
         self._factories = {"session_factory": session_factory, "sync_session_factory": sync_session_factory}
-        self._mailbox = Mailbox(self.clock, bus.application.routes.places, bus.application.ring)
+        self._mailbox = Mailbox(self.clock, bus.application.routes.places, bus.application.ring, bus.settings)
         self._faults = Faults()
         self._sent: list[Envelope] = []
         self._peers: dict[str, InMemoryBus] = {}

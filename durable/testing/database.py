@@ -44,6 +44,7 @@ class MemoryDatabase(Database):
         self._for(receipts.look_again)(mailbox.look_again)
         self._for(answers.read)(mailbox.history.read_answers)
         self._for(answers.forget)(mailbox.history.forget_answer)
+        self._for(answers.forget_former)(mailbox.forget_former_answer)
         self._for(circuits.pause_each)(recurring.pause_each)
         self._for(circuits.resume_each)(recurring.resume_each)
         self._for(circuits.pause_at_least)(mailbox.circuits.pause_at_least)
@@ -69,3 +70,8 @@ class MemoryDatabase(Database):
         if stand_in is None:
             raise WiringError(f"the bus is in memory: no database for {work.__qualname__}()")
         return cast(T, stand_in(*args, **kwargs))
+
+    async def statement(
+        self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        return await self.transaction(work, *args, **kwargs)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -19,19 +21,26 @@ from durable.storage.rows import QUARANTINED, Letter
 from durable.testing.rows import DeadLetter, Expired, Handled, Row, decoded
 
 
+class _Answer(NamedTuple):
+    kept_at: datetime
+    envelope: Envelope | None
+    """None for an answer that was forgotten."""
+
+
 @dataclass
 class MemoryHistory:
     """Ended messages, in the order of their ends."""
 
     clock: Clock
     ring: KeyRing
+    answer_retention: timedelta
     handled: list[Handled] = field(default_factory=list)
     dead_letters: list[DeadLetter] = field(default_factory=list)
     expired: list[Expired] = field(default_factory=list)
     ended: list[Standing] = field(default_factory=list)
     """History and dead letters, as receipts tell of them."""
-    answers: dict[Key, Envelope | None] = field(default_factory=dict)
-    """Answers that are kept, by their requests and endpoints; None for those that were forgotten."""
+    _answers: dict[Key, _Answer] = field(default_factory=dict)
+    """Answers that are kept, by their requests and endpoints, the oldest first."""
     _quarantined: dict[UUID, list[tuple[object, DeadLetter]]] = field(default_factory=dict)
     """Letters of messages that were never stored, with what makes a message a repeat of them, by id."""
 
@@ -50,6 +59,7 @@ class MemoryHistory:
             ended_at,
             row.attempts,
             row.envelope.correlation_id,
+            is_letter=not row.was_stored,
         )
 
     def expire(self, row: Row, reason: str, side: str = "incoming") -> None:
@@ -104,17 +114,30 @@ class MemoryHistory:
 
     def keep(self, arrived: Sequence[Arrived]) -> set[UUID]:
         """Keep the first answer to each request. Returns the ids of those that are kept."""
+        self._purge_answers()
         kept = set()
         for request_id, lease in arrived:
-            if (request_id, lease.endpoint) not in self.answers:
-                self.answers[request_id, lease.endpoint] = msgspec.structs.replace(
-                    lease.envelope, destination=lease.endpoint
-                )
+            if (request_id, lease.endpoint) not in self._answers:
+                answer = msgspec.structs.replace(lease.envelope, destination=lease.endpoint)
+                self._answers[request_id, lease.endpoint] = _Answer(self.clock.now(), answer)
                 kept.add(lease.envelope.id)
         return kept
 
     def read_answers(self, request_ids: Collection[UUID]) -> list[Kept]:
-        return [Kept(*key, envelope) for key, envelope in self.answers.items() if key[0] in request_ids]
+        self._purge_answers()
+        return [Kept(*key, answer.envelope) for key, answer in self._answers.items() if key[0] in request_ids]
 
     def forget_answer(self, request_id: UUID, *, endpoint: str) -> None:
-        self.answers[request_id, endpoint] = None
+        self._purge_answers()
+        kept = self._answers.get((request_id, endpoint))
+        self._answers[request_id, endpoint] = _Answer(kept.kept_at if kept else self.clock.now(), None)
+
+    def drop_answer(self, request_id: UUID, *, endpoint: str) -> None:
+        """Let another answer be kept in place of this one."""
+        self._answers.pop((request_id, endpoint), None)
+
+    def _purge_answers(self) -> None:
+        """Delete what is older than `answer_retention`, as the maintenance does on Postgres."""
+        oldest = self.clock.now() - self.answer_retention
+        while self._answers and (first := next(iter(self._answers.items())))[1].kept_at < oldest:
+            del self._answers[first[0]]

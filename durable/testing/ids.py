@@ -2,13 +2,15 @@
 
     free --hold()--> held by one message --give_up()--> free for another message, not for a repeat of that one
 
-An id that names its day is never given up.
+An id that names its day is never given up. Any id is forgotten after a time, as by the maintenance on Postgres, but not
+while its message waits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from durable.clock import Clock
 from durable.encryption.repeats import known_arrival
@@ -24,6 +26,7 @@ class _Holder:
 
     facts: Known
     sent_at: datetime
+    since: datetime
     given_up: datetime | None = None
     """When it was cancelled, or discarded."""
 
@@ -37,17 +40,37 @@ class _Holder:
 class KnownIds:
     """The ids of one inbox, by endpoint."""
 
-    def __init__(self, clock: Clock, ring: KeyRing) -> None:
+    def __init__(self, clock: Clock, ring: KeyRing, keep: timedelta, *, is_waiting: Callable[[Key], bool]) -> None:
         self._clock = clock
         self._ring = ring
-        self._holders: dict[Key, _Holder] = {}
+        self._keep = keep
+        self._is_waiting = is_waiting
+        self._holders: dict[Key, _Holder] = {}  # the oldest first
+
+    def forget_old(self) -> None:
+        """Forget ids that are too old; one whose message waits is kept for as long again."""
+        now = self._clock.now()
+        while self._holders:
+            key, oldest = next(iter(self._holders.items()))
+            if now - oldest.since <= self._keep:
+                return
+            del self._holders[key]
+            if self._is_waiting(key):
+                self._remember(key, oldest)
+
+    def _remember(self, key: Key, holder: _Holder) -> None:
+        self._holders.pop(key, None)
+        holder.since = self._clock.now()
+        self._holders[key] = holder
 
     def is_free(self, key: Key, envelope: Envelope) -> bool:
         """Tell whether this message may come in under its id."""
+        self.forget_old()
         holder = self._holders.get(key)
         return holder is None or not holder.is_repeated_by(envelope)
 
     def is_held(self, key: Key) -> bool:
+        self.forget_old()
         holder = self._holders.get(key)
         return holder is not None and holder.given_up is None
 
@@ -58,7 +81,7 @@ class KnownIds:
 
     def hold(self, key: Key, envelope: Envelope) -> None:
         facts = known_arrival(self._ring, envelope, self._clock.now())._replace(expired=None)
-        self._holders[key] = _Holder(facts, envelope.sent_at)
+        self._remember(key, _Holder(facts, envelope.sent_at, self._clock.now()))
 
     def facts(self, key: Key, waiting: Envelope | None) -> Known:
         """Return the facts of the message that holds this id, and what it is now, if it still waits."""
@@ -81,3 +104,4 @@ class KnownIds:
         """Let another message come under this id."""
         if (holder := self._holders.get(key)) is not None and unix_ms(key[0]) is None:
             holder.given_up = self._clock.now()
+            self._remember(key, holder)

@@ -30,6 +30,7 @@ from durable.messages.ordering import OrderingRules
 from durable.messages.repeats import outlives
 from durable.messages.routing import LOCAL
 from durable.outcomes import DUPLICATE, OTHER_BODY, STORED, Outcome
+from durable.settings import Settings
 from durable.storage.circuits import CircuitKind
 from durable.storage.inbox import LATE_NOW, Key, Lateness
 from durable.storage.leases import Burials
@@ -54,6 +55,7 @@ class Mailbox:
     circuits: MemoryCircuits = field(init=False)
     places: OrderingRules = field(default_factory=OrderingRules)
     ring: KeyRing = field(default_factory=KeyRing)
+    settings: Settings = field(default_factory=Settings)
     incoming: dict[Key, Row] = field(default_factory=dict)
     outgoing: dict[Key, Row] = field(default_factory=dict)
     history: MemoryHistory = field(init=False)
@@ -61,8 +63,8 @@ class Mailbox:
 
     def __post_init__(self) -> None:
         self.circuits = MemoryCircuits(self.clock, self.places)
-        self.history = MemoryHistory(self.clock, self.ring)
-        self.ids = KnownIds(self.clock, self.ring)
+        self.history = MemoryHistory(self.clock, self.ring, self.settings.answer_retention)
+        self.ids = KnownIds(self.clock, self.ring, self.settings.keep_ids, is_waiting=self.incoming.__contains__)
 
     # ------------------------------------------------------------------ arriving and waiting
 
@@ -70,7 +72,7 @@ class Mailbox:
         """A commit stores it: a local message waits here for its handler, another for its way. False when it was sent
         before, here, or there and still waits."""
         travelling = msgspec.structs.replace(envelope, execution_time=None)
-        row = Row(travelling, envelope.destination, envelope.execution_time)
+        row = Row(travelling, envelope.destination, envelope.execution_time, was_stored=True)
         if envelope.destination != LOCAL and row.key in self.outgoing:
             return False
         if envelope.destination == LOCAL:
@@ -88,7 +90,7 @@ class Mailbox:
 
     def receive(self, endpoint: str, envelope: Envelope) -> Outcome:
         """Store it unless it was received before."""
-        row = Row(envelope, endpoint, envelope.execution_time)
+        row = Row(envelope, endpoint, envelope.execution_time, was_stored=True)
         if self.ids.is_free(row.key, envelope):
             self.ids.hold(row.key, envelope)
             self.queue(row)
@@ -105,6 +107,7 @@ class Mailbox:
     def take(self, handlers: Mapping[str, Handler]) -> list[LeasedEnvelope]:
         """The first message that is due and whose turn it is, and with it others of its type, as many as its handler
         groups; none of a handler or a key that is stopped, and one of a handler that is tried."""
+        self.ids.forget_old()
         now, stopped = self.clock.now(), self._stopped(handlers)
         taken: list[LeasedEnvelope] = []
         held: set[str] = set()
@@ -302,6 +305,10 @@ class Mailbox:
         row.attempts += lateness.tried.counted
         self._bury_late(row, lateness.reason)
         return True
+
+    def forget_former_answer(self, request_id: UUID, *, endpoint: str, came_to: str) -> None:
+        if not self.ids.is_held((request_id, came_to)):
+            self.history.drop_answer(request_id, endpoint=endpoint)
 
     # ------------------------------------------------------------------ what a receipt tells
 

@@ -77,7 +77,7 @@ class MemoryOperators:
         envelope = letter.envelope
         if envelope.is_late(self._clock.now()):  # it would expire at once
             envelope = msgspec.structs.replace(envelope, deliver_by=None)
-        row = Row(envelope, letter.address)
+        row = Row(envelope, letter.address, was_stored=True)
         self._history.ended = [each for each in self._history.ended if (each.id, each.address) != row.key]
         if letter.side == "outgoing":
             self._mailbox.outgoing[row.key] = row

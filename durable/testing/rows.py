@@ -72,6 +72,8 @@ class Row:
     ordering_key: str | None = None
     is_parked: bool = False
     """True while it waits for its encryption key."""
+    was_stored: bool = False
+    """True for a message that is stored to be handled, or to be sent: the history tells of its end."""
 
     @property
     def key(self) -> Key:

@@ -63,6 +63,10 @@ class Outcomes(Protocol):
         """
         ...
 
+    async def begin(self, request_id: UUID, at: str) -> None:
+        """Forget the answer to a former request, whose id is known at this endpoint no more."""
+        ...
+
     async def forget(self, request_id: UUID) -> None:
         """Forget the answer to a request, also one that is to come, and one that cannot be decrypted."""
         ...

@@ -78,17 +78,13 @@ async def _take_event(door: Door, request: Request) -> Response:
 
 async def _store(door: Door, envelope: Envelope, cls: type, peer: str | None, *, key: str) -> Response:
     """Store the message if it is valid, and answer with the outcome."""
-    is_new = await store(door, envelope, cls, peer, key=key)
+    refuse_unfit(door, envelope, cls, peer)
+    is_new = await store(door, envelope, peer, key=key)
     return JSONResponse({"id": str(envelope.id), "type": envelope.message_type}, 202 if is_new else 200)
 
 
-async def store(
-    door: Door, envelope: Envelope, cls: type, peer: str | None, *, key: str, status_of_conflict: int = 422
-) -> bool:
-    """Store the message if it is valid; False when it was stored before. Raises HTTPException."""
-    if not peers.may_send(door.settings, peer, envelope.message_type):
-        raise HTTPException(403, f"{peer} may not send messages of type {envelope.message_type}: see types in peers")
-    _refuse_unfit(door, envelope, cls)
+async def store(door: Door, envelope: Envelope, peer: str | None, *, key: str, status_of_conflict: int = 422) -> bool:
+    """Store a valid message; False when it was stored before. Raises HTTPException."""
     [outcome] = await door.open().receive(scoped(door.endpoint, peer), [envelope])
     door.counts["envelopes"] += 1
     match outcome:
@@ -110,8 +106,12 @@ async def store(
             raise HTTPException(503, reason, RETRY_SOON)
 
 
-def _refuse_unfit(door: Door, envelope: Envelope, cls: type) -> None:
-    """Raise HTTPException for a message that the receiver would quarantine, or that no handler could decode."""
+def refuse_unfit(door: Door, envelope: Envelope, cls: type, peer: str | None) -> None:
+    """Raise HTTPException for a message that the peer may not send, that the receiver would quarantine, or that no
+    handler could decode.
+    """
+    if not peers.may_send(door.settings, peer, envelope.message_type):
+        raise HTTPException(403, f"{peer} may not send messages of type {envelope.message_type}: see types in peers")
     settings, now = door.settings, datetime.now(UTC)
     if len(envelope.body) > settings.max_message_bytes:
         raise HTTPException(413, f"a message has at most {settings.max_message_bytes} bytes here")

@@ -11,7 +11,8 @@
     DELETE /requests/{id}             204  the answer is forgotten, also one that is to come
 
 The handler answers by `ctx.reply()`, with a message of a class that is declared by bus.expects(). A request is
-remembered for `dedupe_window`, and its answer for `answer_retention`. Its id is any text of the client without a slash:
+remembered for `dedupe_window`: after that, the same id is a new request, and the answer to the former one is
+forgotten. An answer is kept for `answer_retention`. The id of a request is any text of the client without a slash:
 it is told from the ids of other clients that have proven a name.
 """
 
@@ -34,7 +35,7 @@ from durable.messages.scope import scoped
 from durable.telemetry import log
 from durable.transports.http import headers as http_headers
 from durable.transports.http.exchange import RETRY_SOON, Door, Outcomes, admitted
-from durable.transports.http.messages import class_of, content_types, envelope_of_message, refused, store
+from durable.transports.http.messages import class_of, content_types, envelope_of_message, refuse_unfit, refused, store
 from durable.transports.http.receipts import json, place_of, still_waiting, waiting
 
 MESSAGE_TYPE: Final = "Durable-Message-Type"
@@ -45,13 +46,13 @@ def routes(door: Door) -> list[BaseRoute]:
     if door.outcomes is None:
         return []
     return [
-        Route("/requests/{request_id}", partial(_store, door), methods=["PUT"]),
+        Route("/requests/{request_id}", partial(_store, door, door.outcomes), methods=["PUT"]),
         Route("/requests/{request_id}", partial(_forget, door, door.outcomes), methods=["DELETE"]),
         Route("/requests/{request_id}/result", partial(_tell, door, door.outcomes), methods=["GET"]),
     ]
 
 
-async def _store(door: Door, request: Request) -> Response:
+async def _store(door: Door, outcomes: Outcomes, request: Request) -> Response:
     async with admitted(request, door, *content_types(), most_bytes=door.settings.max_message_bytes) as entry:
         message_id = _id_of(door, request, entry.peer)
         message_type = request.query_params.get("type", "")
@@ -61,7 +62,10 @@ async def _store(door: Door, request: Request) -> Response:
         with refused(400):
             envelope = envelope_of_message(door, message_type, request, entry.body, message_id)
         envelope = msgspec.structs.replace(envelope, headers={**envelope.headers, REPLY_TO: LOCAL})
-        is_new = await store(door, envelope, cls, entry.peer, key="id of a request", status_of_conflict=409)
+        refuse_unfit(door, envelope, cls, entry.peer)
+        with waiting(door, request):
+            await outcomes.begin(message_id, scoped(door.endpoint, entry.peer))
+        is_new = await store(door, envelope, entry.peer, key="id of a request", status_of_conflict=409)
     shown = {"id": request.path_params["request_id"], "type": message_type, "message": message_id}
     return json(shown, 201 if is_new else 200, {"Location": f"{place_of(request)}/result"})
 

@@ -31,6 +31,13 @@ INSERT INTO {schema}.answers (request_id, endpoint) VALUES (CAST(:request_id AS 
 ON CONFLICT (request_id, endpoint) DO UPDATE SET id = NULL, message_type = NULL, source = NULL,
     content_type = NULL, headers = NULL, body = NULL, sent_at = NULL
 """)
+# Who sees that answer in a snapshot sees the id of its request as well: no answer of now is taken for a former one.
+FORGET_FORMER = Statement("""
+DELETE FROM {schema}.answers WHERE request_id = CAST(:request_id AS uuid) AND endpoint = CAST(:endpoint AS text)
+    AND NOT EXISTS (
+        SELECT FROM {schema}.undated_ids AS known
+        WHERE known.id = CAST(:request_id AS uuid) AND known.endpoint = CAST(:came_to AS text) AND NOT known.given_up)
+""")
 PURGE: Final = Batched(
     """
     SELECT request_id, endpoint FROM {schema}.answers WHERE kept_at < clock_timestamp() - CAST(:keep AS interval){only}

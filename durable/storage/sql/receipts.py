@@ -17,7 +17,8 @@ _IDS: Final = "id = ANY (CAST(:ids AS uuid[]))"
 
 def _waiting(table: str, side: str, address: str) -> str:
     return f"""SELECT id, '{side}' AS side, {address} AS address, message_type, 'waiting' AS outcome,
-    CAST(NULL AS text) AS reason, CAST(NULL AS timestamptz) AS ended_at, attempts, correlation_id
+    CAST(NULL AS text) AS reason, CAST(NULL AS timestamptz) AS ended_at, attempts, correlation_id,
+    false AS is_letter
 FROM {{schema}}.{table} WHERE {_IDS}"""
 
 
@@ -31,7 +32,8 @@ UNION ALL
 UNION ALL
 SELECT id, side, address, COALESCE(message_type, ''), CASE WHEN resolved_at IS NULL THEN 'dead-lettered'
     ELSE resolution END, CASE WHEN resolution = 'discarded' THEN COALESCE(resolution_reason, left(reason, 1000))
-    ELSE left(reason, 1000) END, COALESCE(resolved_at, failed_at), attempts, correlation_id
+    ELSE left(reason, 1000) END, COALESCE(resolved_at, failed_at), attempts, correlation_id,
+    true
 FROM {{schema}}.dead_letters WHERE {_IDS}
 """)
 

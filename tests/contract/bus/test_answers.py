@@ -206,3 +206,54 @@ async def _silent(wanted: Reserve) -> None: ...
 
 
 async def _silent_answer(answer: Reserved) -> None: ...
+
+
+@pytest.mark.parametrize("outcome", ["dead-lettered", "expired", "cancelled"])
+async def test_request_under_a_forgotten_key_is_told_by_its_own_end(world: World, outcome: str) -> None:
+    taking(world)
+    expecting(world)
+    options: dict[str, object] = {"delay": 3_600} if outcome == "cancelled" else {}
+    options |= {"timeout": 60, "delay": 30} if outcome == "expired" else {}
+    async with world:
+        first = await requested(world, 1, id_from="weekly")
+        await world.settle()
+        assert (await world.bus.wait_for(first, timeout=SOON)).outcome == "handled"
+        await world.outlive_ids()
+        if outcome == "expired":
+            await world.pause(Reserve)
+        second = await requested(world, -1, id_from="weekly", **options)
+        await world.settle()
+        if outcome == "cancelled":
+            await world.bus.cancel(second)
+        if outcome == "expired":
+            await world.advance(timedelta(minutes=2))
+        assert second == first
+        assert (await world.bus.wait_for(second, timeout=SOON)).outcome == outcome
+        with pytest.raises(NoAnswer, match=outcome):
+            await world.bus.wait_for(second, Reserved, timeout=SOON)
+
+
+async def test_key_of_a_waiting_message_is_not_forgotten(world: World) -> None:
+    stock(world)
+    expecting(world)
+    async with world:
+        await world.pause(Reserve)
+        request = await requested(world, 1, id_from="weekly")
+        await world.outlive_ids()
+        assert await requested(world, 2, id_from="weekly") == request
+        assert world.waiting() == 1
+        await world.bus.resume(Reserve)
+        await world.settle()
+        await requested(world, 3, id_from="weekly")
+        await world.settle()
+        assert await world.bus.wait_for(request, Reserved, timeout=SOON) == Reserved(1)
+        assert [outcome for outcome, _ in world.ended() if outcome == "handled"] == ["handled"] * 2  # with the answer
+
+
+def taking(world: World) -> None:
+    """Handle requests for reservations without an answer, or reject them."""
+
+    @world.bus.handles(Reserve, retry=NEVER)
+    async def reserve(wanted: Reserve) -> None:
+        if wanted.count < 0:
+            raise Reject("a count is not negative")

@@ -59,6 +59,10 @@ class World(ABC):
         """Let time pass, for what waits, and settle."""
 
     @abstractmethod
+    async def outlive_ids(self) -> None:
+        """Let time pass until no id is known any more, but those of waiting messages."""
+
+    @abstractmethod
     async def arrive(self, envelope: Envelope) -> None:
         """Let an envelope of another service arrive, and settle."""
 
@@ -161,6 +165,12 @@ class OnPostgres(World):
         await self._tables.pass_time(by)
         await self.settle()
 
+    async def outlive_ids(self) -> None:
+        waits = (
+            "SELECT FROM durable.incoming_envelopes AS row WHERE row.id = known.id AND row.endpoint = known.endpoint"
+        )
+        await self._tables.change(f"DELETE FROM durable.undated_ids AS known WHERE NOT EXISTS ({waits})")
+
     async def arrive(self, envelope: Envelope) -> None:
         await self._transport.sender(ORDERS).send([envelope])
         await self.settle()
@@ -228,6 +238,9 @@ class InMemory(World):
     async def advance(self, by: timedelta) -> None:
         self._memory.clock.advance(by)
         await self._memory.drain()
+
+    async def outlive_ids(self) -> None:
+        await self.advance(self.bus.settings.keep_ids + timedelta(hours=1))
 
     async def arrive(self, envelope: Envelope) -> None:
         self._memory.deliver(envelope)

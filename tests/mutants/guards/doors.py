@@ -297,4 +297,37 @@ ROWS = (
             "test_one_of_two_processes_listens_when_both_find_a_file_left_behind",
         ),
     ),
+    Mutant(
+        "doors",
+        "a new request gets the answer to the former one",
+        "transports/http/requests.py",
+        before="            await outcomes.begin(message_id, scoped(door.endpoint, entry.peer))",
+        after="            pass",
+        killed_by=(
+            "tests/integration/transports/http/test_requests.py::"
+            "test_new_request_under_a_forgotten_id_has_its_own_answer[False]",
+        ),
+    ),
+    Mutant(
+        "doors",
+        "a message that was handled hides the end of a later one under its key",
+        "durable/requests/receipts.py",
+        before="    past = max((each for each in place if not each.is_letter), key=_time_of, default=None)",
+        after="    past = max((each for each in place if each.outcome in DONE), key=_time_of, default=None)",
+        killed_by=(
+            "tests/unit/requests/test_receipts.py::"
+            "test_receipt_tells_the_end_of_the_second_message_under_one_id[dead-lettered-handled]",
+        ),
+    ),
+    Mutant(
+        "doors",
+        "a caller that comes during a look takes deliveries from the receipt",
+        "durable/requests/watch.py",
+        before="[*before.get(question, []), *question",
+        after="[*watched.before, *question",
+        killed_by=(
+            "tests/unit/requests/test_watch.py::"
+            "test_receipt_has_every_delivery_when_another_caller_comes_during_a_look",
+        ),
+    ),
 )

@@ -22,6 +22,8 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from durable import Bus, Context, Reject, message
 from durable.embedded import Embedded
 from durable.errors import DurableError, Forged, MissingKey
+from durable.storage import dead_letters
+from durable.storage.dead_letters import LetterRange, Selection
 from durable.testing import eventually
 from tests.support.tables import Tables, shared_tables
 
@@ -203,6 +205,35 @@ async def test_forgotten_answer_is_gone_and_the_request_is_not_handled_again(til
     assert (await till.put("secret")).status_code == 200
     assert (await till.result("secret", prefer="wait=1")).status_code == 410
     assert till.charged == [5]
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+async def test_new_request_under_a_forgotten_id_has_its_own_answer(till: Till, is_forgotten: bool) -> None:
+    await till.put("weekly", 5)
+    assert (await till.result("weekly", prefer="wait=20")).json() == {"cents": 5, "number": 1}
+    if is_forgotten:
+        assert (await till.forget("weekly")).status_code == 204
+    await till.tables.change("DELETE FROM durable.undated_ids")
+    assert (await till.put("weekly", 0, durable_time_to_live="x")).status_code == 400
+    assert (await till.result("weekly")).status_code == (410 if is_forgotten else 200)
+    await till.pause()
+    assert (await till.put("weekly", 6)).status_code == 201
+    assert (await till.result("weekly")).status_code == 202
+    await till.bus.resume(Charge)
+    assert (await till.result("weekly", prefer="wait=20")).json() == {"cents": 6, "number": 2}
+    assert (await till.put("weekly", 6)).status_code == 200
+    assert (await till.result("weekly")).json() == {"cents": 6, "number": 2}
+
+
+async def test_new_request_after_a_discarded_one_has_an_answer(till: Till) -> None:
+    await till.put("mended", -1)
+    assert (await till.result("mended", prefer="wait=20")).status_code == 409
+    assert (await till.forget("mended")).status_code == 204
+    await till.bus.runtime.database.transaction(
+        dead_letters.discard, Selection(), LetterRange(0, 2**62, 100), actor="ada", reason="a test"
+    )
+    assert (await till.put("mended", 6)).status_code == 201
+    assert (await till.result("mended", prefer="wait=20")).json() == {"cents": 6, "number": 1}
 
 
 async def test_late_answer_is_not_kept_when_its_request_was_forgotten(till: Till) -> None:
