@@ -59,6 +59,7 @@ from durable.duration import Duration
 from durable.encryption.keys import Keys
 from durable.encryption.ring import KeyRing
 from durable.errors import InvalidMessage, InvalidSetting, WiringError, needs
+from durable.grammar import suggestion
 from durable.kinds import shown
 from durable.messages.registry import name_of
 from durable.messages.routing import LOCAL
@@ -750,13 +751,16 @@ class Bus:
         committed by itself when this returns, also inside a unit of work or a handler, whose rollback does not end it;
         the other nodes obey it within a moment. `reason` is shown to operators. Call it while the bus runs, as a node
         or send-only; elsewhere there is `durable-agent pause`. Raises InvalidSetting for a time that is not above 0,
-        or when not exactly one target is named.
+        when not exactly one target is named, or for a schedule that neither this application nor a node has declared.
+        The names of other targets are not checked: a handler or listener may be that of another version of the code.
         """
         time = None if for_ is None else length_of_time("pause", "for_", for_)
         if time is not None and time <= timedelta(0):
             raise InvalidSetting(f"pause: for_={for_!r} is over before it begins; give a time above 0, or none")
+        targets = self._circuits(cls, named)
+        await self._refuse_unknown_schedule(named.get("schedule"))
         await self._here.database.transaction(
-            circuits.pause_each, self._circuits(cls, named), reason=reason, actor=self.service, duration=time
+            circuits.pause_each, targets, reason=reason, actor=self.service, duration=time
         )
 
     @checked
@@ -790,6 +794,16 @@ class Bus:
         if kind is CircuitKind.DESTINATION:
             return [(kind, each) for each in self.runtime.envelope_factory.destinations_of(key)]
         return chosen
+
+    async def _refuse_unknown_schedule(self, name: str | None) -> None:
+        """Refuse a misspelt name: its pause would pause nothing, and later a schedule that gets this name."""
+        declared = self._application.schedules
+        if name is None or name in declared:
+            return
+        known = {*declared, *await self._here.database.transaction(schedules.names)}
+        if name not in known:
+            todo = suggestion(name, sorted(known)) or "; give the name of a schedule, as shown by scheduled list"
+            raise InvalidSetting(f"pause: schedule {name!r} is neither declared nor stored{todo}")
 
     # ------------------------------------------------------------------ what waits for its time
 

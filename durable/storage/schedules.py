@@ -1,8 +1,10 @@
 """Recurring schedules, one row each for all nodes of the service.
 
 declare()                  by each node that starts; the youngest that lives has the say
-lock_due() -> move_on()    an occurrence: in one transaction with the message that it brings
-           -> fail()       it brought none, and is tried again
+lock_due() -> move_on()          an occurrence: in one transaction with the message that it brings
+           -> fail()             it brought none, and is tried again
+           -> ran_as_asked()     a run by hand, besides the occurrences
+           -> fail_as_asked()    it brought no message, and is tried again
 ask(), reschedule(), remove_orphan()    by people
 """
 
@@ -74,7 +76,7 @@ class Due(NamedTuple):
     occurrence_at: datetime | None
     due_at: datetime
     has_failed: bool
-    """Has the occurrence that is waited for been tried before?"""
+    """Has its last run failed? Then the occurrence that is waited for gives way to a later one only when tried."""
     is_due: bool
     asked_at: datetime | None
     is_paused: bool
@@ -83,11 +85,22 @@ class Due(NamedTuple):
     paused_until: datetime | None
     """The pause that it is in, or the last one, if that ended after it was looked at."""
 
+    def is_same_run(self, other: Due) -> bool:
+        """Tell whether the same is to run, by hand or an occurrence: nobody has run or moved it since."""
+        if other.asked_at is not None:
+            return self.asked_at == other.asked_at
+        return (self.occurrence_at, self.due_at) == (other.occurrence_at, other.due_at)
+
 
 def read(conn: Connection, schema: str, names: Sequence[str] | None = None) -> list[Row]:
     """Read these schedules, or all, by name."""
     params = {"names": None if names is None else list(names)}
     return [Row(*row) for row in conn.execute(statements.READ_SCHEDULES.within(schema), params)]
+
+
+def names(conn: Connection, schema: str) -> list[str]:
+    """Read the names of all schedules that a node has declared."""
+    return list(conn.execute(statements.READ_NAMES.within(schema)).scalars())
 
 
 def troubled_first(rows: Sequence[Row]) -> list[Row]:
@@ -118,47 +131,32 @@ def move_on(
     schema: str,
     name: str,
     *,
-    occurrence_at: datetime | None,
-    due_at: datetime,
+    occurrence_at: datetime,
     last_at: datetime | None,
-    ran: bool,
     message_type: str | None,
 ) -> None:
-    """Move a schedule on to this occurrence; `last_at` is the last that ran now, if any did."""
-    params = {
-        "name": name,
-        "occurrence_at": occurrence_at,
-        "due_at": due_at,
-        "last_at": last_at,
-        "ran": ran,
-        "message_type": message_type,
-    }
+    """Move a schedule on to this occurrence; `last_at` is the one that ran now, if any did, and `message_type` the type
+    of its messages, if it had any.
+    """
+    params = {"name": name, "occurrence_at": occurrence_at, "last_at": last_at, "message_type": message_type}
     conn.execute(statements.MOVE_SCHEDULE_ON.within(schema), params)
 
 
-def fail(
-    conn: Connection,
-    schema: str,
-    name: str,
-    *,
-    occurrence_at: datetime | None,
-    due_at: datetime,
-    has_failed: bool,
-    delay: timedelta,
-    error: str,
-) -> None:
-    """Show why it brought no message; a run by hand is tried again after the delay. `has_failed` is of the occurrence
-    that is waited for.
-    """
-    params = {
-        "name": name,
-        "occurrence_at": occurrence_at,
-        "due_at": due_at,
-        "has_failed": has_failed,
-        "delay": delay,
-        "error": error,
-    }
+def fail(conn: Connection, schema: str, name: str, *, occurrence_at: datetime, due_at: datetime, error: str) -> None:
+    """Show why an occurrence brought no message, and wait for this one: it gives way to a later one only when tried."""
+    params = {"name": name, "occurrence_at": occurrence_at, "due_at": due_at, "error": error}
     conn.execute(statements.SCHEDULE_FAILED.within(schema), params)
+
+
+def ran_as_asked(conn: Connection, schema: str, name: str, *, message_type: str | None) -> None:
+    """Note the run that was asked for; `message_type` is that of its messages, if it had any."""
+    conn.execute(statements.SCHEDULE_RAN_AS_ASKED.within(schema), {"name": name, "message_type": message_type})
+
+
+def fail_as_asked(conn: Connection, schema: str, name: str, *, delay: timedelta, error: str) -> None:
+    """Show why a run that was asked for brought no message, and try it again after the delay."""
+    params = {"name": name, "delay": delay, "error": error}
+    conn.execute(statements.SCHEDULE_FAILED_AS_ASKED.within(schema), params)
 
 
 def ask(conn: Connection, schema: str, name: str, *, actor: str) -> bool:

@@ -52,6 +52,7 @@ class MemoryDatabase(Database):
         self._for(circuits.close_circuit)(mailbox.circuits.close_circuit)
         self._for(circuits.put_off_probe)(mailbox.circuits.put_off_probe)
         self._for(circuits.try_again)(mailbox.circuits.try_again)
+        self._for(schedules.names)(recurring.names)
         self._for(schedules.ask)(recurring.ask)
         self._for(schedules.reschedule)(recurring.reschedule)
 

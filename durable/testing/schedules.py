@@ -1,7 +1,7 @@
 """The recurring schedules of a bus in memory: every occurrence that the clock passes runs, in order.
 
-`ask`, `reschedule`, `pause_each` and `resume_each` do what the functions of these names do in durable.storage; what
-they do to circuits of other kinds is left to those.
+`names`, `ask`, `reschedule`, `pause_each` and `resume_each` do what the functions of these names do in durable.storage;
+what they do to circuits of other kinds is left to those.
 """
 
 from __future__ import annotations
@@ -71,6 +71,9 @@ class MemorySchedules:
         return any(pause.covers(due) for pause in self._pauses.get(name, ()))
 
     # ------------------------------------------------------------------ what people do
+
+    def names(self) -> list[str]:
+        return sorted(self._schedules)
 
     def ask(self, name: str, *, actor: str) -> bool:
         if name in self._schedules and name not in self._asked:

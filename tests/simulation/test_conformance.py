@@ -445,17 +445,28 @@ class BothStores(RuleBasedStateMachine):
         declared = [Declaration(name, cron, "UTC", "once", "t.one", None, cron) for name in SCHEDULES]
         self.both(schedules.declare, node, declared)
 
-    @rule(name=st.sampled_from(SCHEDULES), cron=st.sampled_from(["* * * * *", "0 * * * *"]), kind=st.integers(0, 2))
-    def runs_schedules(self, name: str, cron: str, kind: int) -> None:
+    @rule(
+        name=st.sampled_from(SCHEDULES),
+        cron=st.sampled_from(["* * * * *", "0 * * * *"]),
+        kind=st.integers(0, 4),
+        message_type=st.sampled_from([None, "t.two"]),
+        hours=st.sampled_from([-1, 1]),
+    )
+    def runs_schedules(self, name: str, cron: str, kind: int, message_type: str | None, hours: int) -> None:
         self.both(schedules.read, SCHEDULES)
+        self.both(schedules.names)
         if kind == 0:
             self.both(schedules.lock_due, name, cron)
         elif kind == 1:
-            moved: dict[str, Any] = {"occurrence_at": self.now, "due_at": self.now + HOUR, "last_at": self.now}
-            self.both(schedules.move_on, name, **moved, ran=True, message_type="t.two")
+            moved: dict[str, Any] = {"occurrence_at": self.now + hours * HOUR, "last_at": self.now}
+            self.both(schedules.move_on, name, **moved, message_type=message_type)
+        elif kind == 2:
+            failed: dict[str, Any] = {"occurrence_at": self.now + hours * HOUR, "due_at": self.now + HOUR}
+            self.both(schedules.fail, name, **failed, error="no message")
+        elif kind == 3:
+            self.both(schedules.ran_as_asked, name, message_type=message_type)
         else:
-            failed: dict[str, Any] = {"occurrence_at": self.now, "due_at": self.now + HOUR, "has_failed": True}
-            self.both(schedules.fail, name, **failed, delay=HOUR, error="no message")
+            self.both(schedules.fail_as_asked, name, delay=HOUR, error="no message")
 
     @rule(name=st.sampled_from(SCHEDULES), hours=st.sampled_from([-1, 1]))
     def changes_schedules(self, name: str, hours: int) -> None:
@@ -543,9 +554,9 @@ def go_through(machine: BothStores) -> None:
     machine.tries_a_handler("t.one", True, True)
     machine.rows_are_the_same()
     machine.declares_schedules(NodeId(1), "* * * * *")
-    for hours, step in product((-1, 1), range(3)):
+    for hours, step in product((-1, 1), range(5)):
         machine.changes_schedules(SCHEDULES[0], hours)
-        machine.runs_schedules(SCHEDULES[0], "* * * * *", step)
+        machine.runs_schedules(SCHEDULES[0], "* * * * *", step, "t.two", hours)
         machine.both(circuits.pause, CircuitKind.SCHEDULE, SCHEDULES[0], reason="r", actor="a", duration=-hours * HOUR)
     machine.removes_a_schedule(SCHEDULES[0])
     machine.removes_a_node()

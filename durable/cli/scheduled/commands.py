@@ -29,13 +29,14 @@ from durable.cli.scheduled.selection import (
     over_scheduled,
     refuse_missing,
     refuse_too_much,
+    refuse_unknown,
     refuse_unmatched,
 )
-from durable.cli.target import connection
+from durable.cli.target import connection, schema_connection
 from durable.dead_letters.bulk import Run
 from durable.errors import DurableError, InvalidSetting
 from durable.listed import SHOWN, Listed
-from durable.storage import actions, circuits, delayed
+from durable.storage import actions, circuits, delayed, schedules
 from durable.storage.actions import Action
 from durable.storage.circuits import CircuitKind, OpenCircuit
 from durable.storage.dead_letters import LetterRange, Resolved
@@ -131,6 +132,7 @@ def pause(chosen: Chosen, actor: str, span: Span = None, reason: PauseReason = "
     """Pause schedules on every node: their occurrences are skipped."""
     duration = None if span is None else parse_duration(span, option="--for")
     names, schema = _only_names("pause", chosen), chosen.settings.db_schema
+    find_schedules(chosen)
     named = [(CircuitKind.SCHEDULE, name) for name in names]
     with connection(chosen.settings) as conn:
         actions.pause(conn, schema, named, reason=reason, actor=actor, duration=duration)
@@ -140,9 +142,11 @@ def pause(chosen: Chosen, actor: str, span: Span = None, reason: PauseReason = "
 @app.command()
 @over_scheduled(actor=actor_name)
 def resume(chosen: Chosen, actor: str) -> None:
-    """Resume paused schedules. Ends with 1 when one was not paused."""
+    """Resume paused schedules, also one whose name no schedule has any more. Ends with 1 when one was not paused."""
     names, schema = _only_names("resume", chosen), chosen.settings.db_schema
-    with connection(chosen.settings) as conn:
+    with schema_connection(chosen.settings) as conn:
+        paused = {each.key for each in circuits.read(conn, schema) if each.kind == CircuitKind.SCHEDULE}
+        refuse_unknown(names, sorted({*schedules.names(conn, schema), *paused}))
         named = {name: [(CircuitKind.SCHEDULE, name)] for name in names}
         resumed = [name for name in names if actions.resume(conn, schema, named[name], actor=actor).was_open]
     emit({"change": "resumed", "schedules": resumed}, views.counted("resumed", len(resumed)))
@@ -208,7 +212,7 @@ def _change_messages(change: Change, action: Action, chosen: Chosen, limit: int 
 def _only_names(command: str, chosen: Chosen) -> Sequence[str]:
     if not chosen.names or chosen.selection.is_narrowed:
         raise InvalidSetting(f"{command}: schedules are selected by name only; give names, and no other filter")
-    return [row.name for row in find_schedules(chosen)]
+    return chosen.names
 
 
 def _is_selected(row: Row, selection: Selection) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, NamedTuple
@@ -95,10 +95,15 @@ def find_schedules(chosen: Chosen) -> list[schedules.Row]:
     with schema_connection(chosen.settings) as conn:
         rows = schedules.read(conn, chosen.settings.db_schema)
     known = {row.name: row for row in rows}
-    for name in chosen.names:
+    refuse_unknown(chosen.names, known)
+    return [known[name] for name in chosen.names] if chosen.names else rows
+
+
+def refuse_unknown(names: Sequence[str], known: Collection[str]) -> None:
+    """Raise InvalidSetting for a name that no schedule has."""
+    for name in names:
         if name not in known:
             raise InvalidSetting(f"NAME: no schedule {name!r}{suggestion(name, known) or '; see scheduled list'}")
-    return [known[name] for name in chosen.names] if chosen.names else rows
 
 
 def refuse_too_much(command: str, chosen: Chosen, everything: bool) -> None:

@@ -35,6 +35,8 @@ FROM {{schema}}.schedules WHERE CAST(:names AS text[]) IS NULL OR name = ANY (CA
 ORDER BY name
 """)
 
+READ_NAMES = Statement("SELECT name FROM {schema}.schedules ORDER BY name")
+
 # Of those that fail, the occurrence that is waited for is tried again and again, and gives way to later ones.
 READ_LATE = Statement(f"""
 SELECT name, {_LIVE} AS is_live, now() - COALESCE(failing_since, due_at) AS late,
@@ -43,6 +45,8 @@ FROM {{schema}}.schedules
 WHERE COALESCE(failing_since, due_at) <= now() AND NOT {_PAUSED}
 ORDER BY late DESC, name LIMIT :most
 """)
+
+_SAME_TIMES: Final = "(known.cron, known.tz) = (excluded.cron, excluded.tz)"
 
 # The youngest node that lives has the say: nodes are numbered as they join. Occurrences count anew when the times are
 # others; what is due already under the old ones is dropped with them.
@@ -58,10 +62,10 @@ ON CONFLICT (name) DO UPDATE SET
     cron = excluded.cron, tz = excluded.tz, misfire = excluded.misfire, message_type = excluded.message_type,
     destination = excluded.destination, declaration = excluded.declaration, declared_by = excluded.declared_by,
     declared_at = clock_timestamp(),
-    occurrence_at = CASE WHEN (known.cron, known.tz) = (excluded.cron, excluded.tz) THEN known.occurrence_at END,
-    due_at = CASE WHEN (known.cron, known.tz) = (excluded.cron, excluded.tz) THEN known.due_at ELSE now() END,
-    failing_since = CASE WHEN (known.cron, known.tz) = (excluded.cron, excluded.tz) THEN known.failing_since END,
-    error = NULL
+    occurrence_at = CASE WHEN {_SAME_TIMES} THEN known.occurrence_at END,
+    due_at = CASE WHEN {_SAME_TIMES} THEN known.due_at ELSE now() END,
+    failing_since = CASE WHEN {_SAME_TIMES} THEN known.failing_since END,
+    error = CASE WHEN {_SAME_TIMES} THEN known.error END
 WHERE known.declared_by < :node OR NOT {_LIVE.replace("declared_by", "known.declared_by")}
 """)
 
@@ -78,28 +82,39 @@ WHERE name = :name AND declaration = :declaration AND (due_at <= now() OR {_ASKE
 FOR UPDATE SKIP LOCKED
 """)
 
-# A pause that is over has been reckoned with.
+_RAN: Final = """
+    ran_at = CASE WHEN CAST(:message_type AS text) IS NULL THEN ran_at ELSE clock_timestamp() END,
+    message_type = COALESCE(CAST(:message_type AS text), message_type)"""
+
+# A pause has been reckoned with when the occurrences before it have run.
 MOVE_SCHEDULE_ON = Statement(f"""
 WITH ended AS (
-    DELETE FROM {{schema}}.circuits USING {{schema}}.schedules
-    WHERE kind = 'schedule' AND key = :name AND name = :name AND due_at <= now() AND until <= now()
+    DELETE FROM {{schema}}.circuits
+    WHERE kind = 'schedule' AND key = :name AND until <= LEAST(now(), CAST(:occurrence_at AS timestamptz))
 )
 UPDATE {{schema}}.schedules SET occurrence_at = CAST(:occurrence_at AS timestamptz),
-    due_at = CAST(:due_at AS timestamptz), asked_at = CASE WHEN {_ASKED} THEN NULL ELSE asked_at END, error = NULL,
-    failing_since = CASE WHEN due_at = CAST(:due_at AS timestamptz) THEN failing_since END,
-    last_at = COALESCE(CAST(:last_at AS timestamptz), last_at),
-    ran_at = CASE WHEN CAST(:ran AS boolean) THEN clock_timestamp() ELSE ran_at END,
-    message_type = COALESCE(CAST(:message_type AS text), message_type)
+    due_at = CAST(:occurrence_at AS timestamptz), error = NULL, failing_since = NULL,
+    last_at = COALESCE(CAST(:last_at AS timestamptz), last_at), {_RAN}
 WHERE name = :name
 """)
 
-# What was to run, an occurrence or a run by hand, stays the same, and is tried again later.
-SCHEDULE_FAILED = Statement(f"""
-UPDATE {{schema}}.schedules SET occurrence_at = CAST(:occurrence_at AS timestamptz),
+# What was to run, an occurrence or a run by hand, stays the same, and is tried again later. An occurrence that somebody
+# has moved may be tried before its time.
+SCHEDULE_FAILED = Statement("""
+UPDATE {schema}.schedules SET occurrence_at = CAST(:occurrence_at AS timestamptz),
     due_at = CAST(:due_at AS timestamptz),
-    failing_since = CASE WHEN CAST(:has_failed AS boolean)
-        THEN COALESCE(failing_since, CAST(:occurrence_at AS timestamptz)) END,
-    asked_at = CASE WHEN {_ASKED} THEN now() + CAST(:delay AS interval) ELSE asked_at END, error = CAST(:error AS text)
+    failing_since = COALESCE(failing_since, LEAST(CAST(:occurrence_at AS timestamptz), now())),
+    error = CAST(:error AS text)
+WHERE name = :name
+""")
+
+# The error of an occurrence stays as long as that fails.
+SCHEDULE_RAN_AS_ASKED = Statement(f"""
+UPDATE {{schema}}.schedules SET asked_at = NULL, error = CASE WHEN failing_since IS NOT NULL THEN error END, {_RAN}
+WHERE name = :name
+""")
+SCHEDULE_FAILED_AS_ASKED = Statement("""
+UPDATE {schema}.schedules SET asked_at = now() + CAST(:delay AS interval), error = CAST(:error AS text)
 WHERE name = :name
 """)
 

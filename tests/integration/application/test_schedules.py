@@ -14,7 +14,7 @@ import pytest
 
 from durable import Bus, Context, message
 from durable.embedded import Embedded
-from durable.errors import InvalidMessage, RoutingError
+from durable.errors import InvalidMessage, InvalidSetting, RoutingError
 from durable.process import dispatching
 from durable.recovery import agent
 from durable.recovery.incoming_claims import claim_incoming
@@ -123,10 +123,7 @@ class TestOnceOverAllNodes:
             assert due is not None
             assert schedules.lock_due(second, "durable", "ticks", declaration) is None
             following = due.now + timedelta(hours=1)
-            schedules.move_on(
-                first, "durable", "ticks", occurrence_at=following, due_at=following, last_at=None, ran=True,
-                message_type=None,
-            )  # fmt: skip
+            schedules.move_on(first, "durable", "ticks", occurrence_at=following, last_at=None, message_type=None)
             first.commit()
             assert schedules.lock_due(second, "durable", "ticks", declaration) is None
 
@@ -267,6 +264,92 @@ class TestTrouble:
             await eventually(lambda: len(works.handled) >= 3)
         occurrences = sorted(datetime.fromisoformat(occurrence) for _, occurrence in works.handled)
         assert occurrences[0] == first[0] + timedelta(seconds=1)
+
+    async def test_occurrence_is_not_lost_with_the_next_one(self, works: Works) -> None:
+        tries = list[datetime]()
+
+        def make(at: datetime) -> Tick:
+            tries.append(at)
+            if at in sorted(set(tries))[:2] and tries.count(at) == 1:
+                raise LookupError("the rates are not out yet")
+            return Tick(at.year)
+
+        async with works.node(EVERY_SECOND, made=make):
+            await eventually(lambda: len(works.handled) >= 3)
+        assert tries[0] in [datetime.fromisoformat(occurrence) for _, occurrence in works.handled]
+
+    async def test_failing_occurrence_prevents_no_earlier_one_and_no_run_by_hand(self, works: Works) -> None:
+        def make(at: datetime) -> Tick:
+            if at.minute == at.second == 0 and at == sorted(missed)[2]:
+                raise LookupError("no rates on a holiday")
+            return Tick(at.year)
+
+        async with works.node("0 * * * *", misfire="all", made=make):
+            await works.looked_at()
+            await works.tables.change(
+                "UPDATE durable.schedules SET occurrence_at = date_trunc('hour', now()) - interval '3 hours', "
+                "due_at = date_trunc('hour', now()) - interval '3 hours', asked_at = now()"
+            )
+            first = works.row("occurrence_at")
+            missed = [first + timedelta(hours=hour) for hour in range(4)]
+            await eventually(lambda: works.row("error") is not None)
+            await eventually(lambda: len(works.handled) == 3)
+            assert works.row("occurrence_at") == missed[2]
+            assert works.row("asked_at IS NULL")
+        assert {datetime.fromisoformat(occurrence) for _, occurrence in works.handled} >= set(missed[:2])
+
+    async def test_failing_occurrence_from_before_its_time_is_told(self, works: Works) -> None:
+        def fail(at: datetime) -> Tick:
+            raise LookupError("the rates are not out yet")
+
+        bus = works.node(made=fail)
+        async with bus:
+            await works.looked_at()
+            assert await bus.reschedule_next("ticks", delay=0)
+            await eventually(lambda: works.row("error") is not None)
+            with leftovers.transaction(works.tables.url) as conn:
+                (late,) = schedules.late(conn, "durable", 10)
+        assert late.error == "LookupError: the rates are not out yet"
+
+    @pytest.mark.parametrize("meanwhile", ["a run by hand", "another node"])
+    async def test_error_is_shown_as_long_as_the_occurrence_fails(self, works: Works, meanwhile: str) -> None:
+        occurrences = list[datetime]()
+
+        def make(at: datetime) -> Tick:
+            if at in occurrences:
+                raise LookupError("the rates are not out yet")
+            return Tick(at.year)
+
+        bus, other = works.node(made=make), works.node(made=make)
+        async with bus:
+            await works.looked_at()
+            occurrences.append(works.row("occurrence_at"))
+            assert await bus.reschedule_next("ticks", delay=0)
+            await eventually(lambda: works.row("error") is not None)
+            if meanwhile == "a run by hand":
+                assert await bus.run_schedule("ticks")
+                await eventually(lambda: len(works.handled) == 1)
+            else:
+                async with other:
+                    await eventually(lambda: works.row("declared_by") == other.runtime.node_id)
+            assert works.row("error") == "LookupError: the rates are not out yet"
+
+    async def test_failing_schedule_in_a_pause_keeps_its_error_and_is_not_written(self, works: Works) -> None:
+        def fail(at: datetime) -> Tick:
+            raise LookupError("the rates are not out yet")
+
+        bus = works.node(made=fail)
+        bus.every(EVERY_SECOND, Tick(7), name="others")
+        async with bus:
+            await works.looked_at()
+            await works.miss(timedelta(hours=1))
+            await eventually(lambda: works.row("error") is not None)
+            await bus.pause(schedule="ticks")
+            await works.miss(timedelta(hours=1))
+            version, runs = works.row("xmin::text"), len(works.handled)
+            await eventually(lambda: len(works.handled) >= runs + 3)
+            assert works.row("xmin::text") == version
+            assert works.row("error") == "LookupError: the rates are not out yet"
 
     async def test_late_and_failing_schedules_are_told(self, works: Works) -> None:
         def fail(at: datetime) -> Tick:
@@ -429,6 +512,38 @@ class TestOperators:
             await eventually(lambda: len(works.handled) == 2)
             await eventually(lambda: works.row("due_at > now() AND last_at IS NOT NULL"))
             await eventually(lambda: works.tables.count("circuits") == 0)
+
+    async def test_pause_between_missed_occurrences_passes_over_its_own(self, works: Works) -> None:
+        async with works.node("0 * * * *", misfire="all"):
+            await works.looked_at()
+        hour = "date_trunc('hour', now())"
+        await works.tables.change(
+            f"UPDATE durable.schedules SET occurrence_at = {hour} - interval '5 h', due_at = {hour} - interval '5 h'"
+        )
+        await works.tables.change(
+            "INSERT INTO durable.circuits (kind, key, reason, actor, since, until) "
+            f"VALUES ('schedule', 'ticks', 'month end', 'ada', "
+            f"{hour} - interval '3.5 h', {hour} - interval '1.5 h')"
+        )
+        now = works.tables.one(f"SELECT {hour}")
+        async with works.node("0 * * * *", misfire="all"):
+            await eventually(lambda: len(works.handled) >= 4)
+            await eventually(lambda: works.row("due_at > now()"))
+            assert works.tables.count("circuits") == 0
+        occurrences = sorted(datetime.fromisoformat(occurrence) for _, occurrence in works.handled)
+        assert occurrences[:4] == [now - timedelta(hours=hours) for hours in (5, 4, 1, 0)]
+
+    async def test_pause_of_an_unknown_schedule_is_refused(self, works: Works) -> None:
+        bus, other = works.node(), works.node(name="others")
+        async with bus, other:
+            await works.looked_at("others")
+            for unknown, advice in (("tciks", "did you mean 'ticks'"), ("nightly", "as shown by scheduled list")):
+                with pytest.raises(
+                    InvalidSetting, match=f"schedule '{unknown}' is neither declared nor stored; .*{advice}"
+                ):
+                    await bus.pause(schedule=unknown)
+            await bus.pause(schedule="others")
+        assert works.tables.rows("SELECT key FROM durable.circuits") == ["others"]
 
     async def test_prolonged_pause_keeps_its_beginning(self, works: Works) -> None:
         bus = works.node()

@@ -166,6 +166,13 @@ class TestList:
         assert scheduled(agent, "resume", "halted").code == 0
         assert scheduled(agent, "resume", "halted").code == 1
 
+    def test_pause_of_no_schedule_is_resumed_by_its_name(self, agent: Agent, tables: Tables) -> None:
+        tables.execute(
+            "INSERT INTO durable.circuits (kind, key, reason, actor) VALUES ('schedule', 'gone', 'r', 'ada')"
+        )
+        assert scheduled(agent, "resume", "gnoe").err == "error: NAME: no schedule 'gnoe'; did you mean 'gone'?\n"
+        assert scheduled(agent, "resume", "gone").out == "resumed 1 schedule\n"
+
 
 class TestChanges:
     def test_cancel_by_id_records_each_message(self, agent: Agent, tables: Tables) -> None:

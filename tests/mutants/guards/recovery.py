@@ -193,23 +193,12 @@ ROWS = (
     ),
     Mutant(
         "recovery",
-        "an occurrence missed before a pause is passed over in it",
-        "durable/recovery/recurring_schedules.py",
-        before="        return [], None if found.run else found.next\n",
-        after="        return [], found.next\n",
-        killed_by=(
-            "tests/integration/application/test_schedules.py::TestOperators::test_occurrence_missed_before_a_pause_runs_afterwards",
-            "tests/simulation/test_missed_occurrences.py::test_each_occurrence_outside_of_pauses_runs_and_none_of_a_pause",
-        ),
-    ),
-    Mutant(
-        "recovery",
         "an occurrence that failed before a pause is taken for one of it",
         "durable/application/cron.py",
         before="if occurrence is not None and (has_failed or not (pause and pause.covers(due))):",
         after="if occurrence is not None and not (pause and pause.covers(due)):",
         killed_by=(
-            "tests/simulation/test_missed_occurrences.py::test_each_occurrence_outside_of_pauses_runs_and_none_of_a_pause",
+            "tests/simulation/test_missed_occurrences.py::test_each_occurrence_outside_of_pauses_runs_and_none_of_a_pause[all]",
         ),
     ),
     Mutant(
@@ -226,18 +215,117 @@ ROWS = (
         "recovery",
         "an occurrence that fails for ever keeps those behind it from running",
         "durable/recovery/recurring_schedules.py",
-        before='occurrences[0 if schedule.misfire == "all" else -1]',
-        after="occurrences[0]",
+        before='self.is_followed = len(found.run) > 1 and self._schedule.misfire != "all"',
+        after="self.is_followed = False",
         killed_by=(
             "tests/integration/application/test_schedules.py::TestTrouble::test_occurrence_failing_for_ever_gives_way_to_those_behind[once]",
         ),
     ),
     Mutant(
         "recovery",
+        "a run that fails takes those of the same round along",
+        "durable/recovery/recurring_schedules.py",
+        before="""\
+        following = found.run[1] if len(found.run) > 1 else found.next
+""",
+        after="""\
+        following = found.next
+""",
+        killed_by=(
+            "tests/integration/application/test_schedules.py::TestTrouble::test_failing_occurrence_prevents_no_earlier_one_and_no_run_by_hand",
+            "tests/simulation/test_missed_occurrences.py::test_each_occurrence_outside_of_pauses_runs_and_none_of_a_pause[all]",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "a failure is noted for what is due by then",
+        "durable/recovery/recurring_schedules.py",
+        before="""\
+            found = _due(self._schedule, tried)
+""",
+        after="""\
+            found = _due(self._schedule, row)
+""",
+        killed_by=(
+            "tests/simulation/test_missed_occurrences.py::test_each_occurrence_outside_of_pauses_runs_and_none_of_a_pause[once]",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "an occurrence that fails before its time is no trouble until then",
+        "durable/storage/sql/schedules.py",
+        before="LEAST(CAST(:occurrence_at AS timestamptz), now())",
+        after="CAST(:occurrence_at AS timestamptz)",
+        killed_by=(
+            "tests/integration/application/test_schedules.py::TestTrouble::test_failing_occurrence_from_before_its_time_is_told",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "an occurrence missed before a pause is passed over in it",
+        "durable/recovery/recurring_schedules.py",
+        before="""\
+        if found.run and row.is_paused:  # it runs when the pause has ended
+            return False
+""",
+        after="",
+        killed_by=(
+            "tests/integration/application/test_schedules.py::TestOperators::test_occurrence_missed_before_a_pause_runs_afterwards",
+            "tests/simulation/test_missed_occurrences.py::test_each_occurrence_outside_of_pauses_runs_and_none_of_a_pause[all]",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "a run by hand ends the error of an occurrence",
+        "durable/storage/sql/schedules.py",
+        before="error = CASE WHEN failing_since IS NOT NULL THEN error END, {_RAN}",
+        after="error = NULL, {_RAN}",
+        killed_by=(
+            "tests/integration/application/test_schedules.py::TestTrouble::test_error_is_shown_as_long_as_the_occurrence_fails[a run by hand]",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "a declaration ends the error of an occurrence",
+        "durable/storage/sql/schedules.py",
+        before="""\
+    error = CASE WHEN {_SAME_TIMES} THEN known.error END
+""",
+        after="""\
+    error = NULL
+""",
+        killed_by=(
+            "tests/integration/application/test_schedules.py::TestTrouble::test_error_is_shown_as_long_as_the_occurrence_fails[another node]",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "a pause is forgotten before those missed before it have run",
+        "durable/storage/sql/schedules.py",
+        before="until <= LEAST(now(), CAST(:occurrence_at AS timestamptz))",
+        after="until <= now()",
+        killed_by=(
+            "tests/integration/application/test_schedules.py::TestOperators::test_pause_between_missed_occurrences_passes_over_its_own",
+        ),
+    ),
+    Mutant(
+        "recovery",
+        "a schedule that nobody knows is paused",
+        "durable/bus.py",
+        before="""\
+        await self._refuse_unknown_schedule(named.get("schedule"))
+""",
+        after="",
+        killed_by=(
+            "tests/integration/application/test_schedules.py::TestOperators::test_pause_of_an_unknown_schedule_is_refused",
+        ),
+    ),
+    Mutant(
+        "recovery",
         "a schedule that fails again and again is late only since its last occurrence",
         "durable/storage/sql/schedules.py",
-        before="        THEN COALESCE(failing_since, CAST(:occurrence_at AS timestamptz)) END,\n",
-        after="        THEN CAST(:occurrence_at AS timestamptz) END,\n",
+        before="COALESCE(failing_since, LEAST(CAST(:occurrence_at AS timestamptz), now()))",
+        after="LEAST(CAST(:occurrence_at AS timestamptz), now())",
         killed_by=(
             "tests/integration/application/test_schedules.py::TestTrouble::test_late_and_failing_schedules_are_told",
         ),
@@ -288,12 +376,8 @@ ROWS = (
         "recovery",
         "an occurrence of a schedule is stored and its schedule stays",
         "durable/recovery/recurring_schedules.py",
-        before="""\
-            occurrence_at=following if moved else row.occurrence_at,
-            due_at=following or row.due_at,""",
-        after="""\
-            occurrence_at=row.occurrence_at,
-            due_at=row.due_at,""",
+        before="conn, schema, self._schedule.name, occurrence_at=following, last_at",
+        after="conn, schema, self._schedule.name, occurrence_at=occurrence or following, last_at",
         killed_by=(
             "tests/integration/application/test_schedules.py::TestOnceOverAllNodes::test_each_occurrence_runs_once_and_on_time_however_many_nodes_there_are",
         ),
@@ -510,8 +594,8 @@ ROWS = (
         "recovery",
         "a schedule that was asked for by hand is forgotten when it fails",
         "durable/storage/sql/schedules.py",
-        before="    asked_at = CASE WHEN {_ASKED} THEN now() + CAST(:delay AS interval) ELSE asked_at END, error = CAST(:error AS text)\n",
-        after="    asked_at = NULL, error = CAST(:error AS text)\n",
+        before="SET asked_at = now() + CAST(:delay AS interval), error",
+        after="SET asked_at = NULL, error",
         killed_by=(
             "tests/integration/application/test_schedules.py::TestTrouble::test_run_by_hand_is_tried_again_after_a_failure",
         ),

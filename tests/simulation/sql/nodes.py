@@ -105,6 +105,11 @@ def read_schedules(tx: Transaction, p: Params) -> Rows:
     ]  # fmt: skip
 
 
+@does(schedules.READ_NAMES, "name")
+def read_names(tx: Transaction, p: Params) -> Rows:
+    return [(name,) for name in sorted(row.name for row in tx.all("schedules"))]
+
+
 @does(schedules.DECLARE_SCHEDULES)
 def declare_schedules(tx: Transaction, p: Params) -> int:
     columns = ("name", "cron", "tz", "misfire", "message_type", "destination", "declaration")
@@ -119,9 +124,9 @@ def declare_schedules(tx: Transaction, p: Params) -> int:
         known: Schedule = tx.get("schedules", row.name)  # type: ignore[assignment]
         if known.declared_by < p["node"] or not _is_live(tx, known.declared_by):
             same = (known.cron, known.tz) == (row.cron, row.tz)
-            changed = replace(known, **named, declared_by=p["node"], declared_at=tx.clock, error=None)
+            changed = replace(known, **named, declared_by=p["node"], declared_at=tx.clock)
             if not same:
-                changed = replace(changed, occurrence_at=None, due_at=tx.now, failing_since=None)
+                changed = replace(changed, occurrence_at=None, due_at=tx.now, failing_since=None, error=None)
             tx.put("schedules", row.name, changed)
             count += 1
     return count
@@ -157,23 +162,13 @@ def lock_due_schedule(tx: Transaction, p: Params) -> Rows:
 @does(schedules.MOVE_SCHEDULE_ON)
 def move_schedule_on(tx: Transaction, p: Params) -> int:
     row: Schedule | None = tx.get("schedules", p["name"])
+    pause = _pause(tx, p["name"])
+    if pause is not None and pause.until is not None and pause.until <= min(tx.now, p["occurrence_at"]):
+        tx.delete("circuits", pause.name)
     if row is None:
         return 0
-    pause = _pause(tx, row.name)
-    if pause is not None and row.due_at <= tx.now and pause.until is not None and pause.until <= tx.now:
-        tx.delete("circuits", pause.name)
-    moved = replace(
-        row,
-        occurrence_at=p["occurrence_at"],
-        due_at=p["due_at"],
-        failing_since=row.failing_since if row.due_at == p["due_at"] else None,
-        asked_at=None if _is_asked(tx, row) else row.asked_at,
-        error=None,
-        last_at=p["last_at"] or row.last_at,
-        ran_at=tx.clock if p["ran"] else row.ran_at,
-        message_type=p["message_type"] or row.message_type,
-    )
-    tx.put("schedules", row.name, moved)
+    moved = _ran(tx, p, replace(row, occurrence_at=p["occurrence_at"], due_at=p["occurrence_at"]))
+    tx.put("schedules", row.name, replace(moved, failing_since=None, error=None, last_at=p["last_at"] or row.last_at))
     return 1
 
 
@@ -182,17 +177,35 @@ def schedule_failed(tx: Transaction, p: Params) -> int:
     row: Schedule | None = tx.get("schedules", p["name"])
     if row is None:
         return 0
-    asked = tx.now + p["delay"] if _is_asked(tx, row) else row.asked_at
-    failed = replace(
-        row,
-        occurrence_at=p["occurrence_at"],
-        due_at=p["due_at"],
-        failing_since=(row.failing_since or p["occurrence_at"]) if p["has_failed"] else None,
-        asked_at=asked,
-        error=p["error"],
-    )
+    since = row.failing_since or min(p["occurrence_at"], tx.now)
+    failed = replace(row, occurrence_at=p["occurrence_at"], due_at=p["due_at"], failing_since=since, error=p["error"])
     tx.put("schedules", row.name, failed)
     return 1
+
+
+@does(schedules.SCHEDULE_RAN_AS_ASKED)
+def schedule_ran_as_asked(tx: Transaction, p: Params) -> int:
+    row: Schedule | None = tx.get("schedules", p["name"])
+    if row is None:
+        return 0
+    error = None if row.failing_since is None else row.error
+    tx.put("schedules", row.name, _ran(tx, p, replace(row, asked_at=None, error=error)))
+    return 1
+
+
+@does(schedules.SCHEDULE_FAILED_AS_ASKED)
+def schedule_failed_as_asked(tx: Transaction, p: Params) -> int:
+    row: Schedule | None = tx.get("schedules", p["name"])
+    if row is None:
+        return 0
+    tx.put("schedules", row.name, replace(row, asked_at=tx.now + p["delay"], error=p["error"]))
+    return 1
+
+
+def _ran(tx: Transaction, p: Params, row: Schedule) -> Schedule:
+    if p["message_type"] is None:
+        return row
+    return replace(row, ran_at=tx.clock, message_type=p["message_type"])
 
 
 @does(schedules.ASK_FOR_SCHEDULE, "name pg_notify")

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from durable import Bus, Context, Reject, message
-from durable.errors import InvalidMessage
+from durable.errors import InvalidMessage, InvalidSetting
 from durable.testing import InMemoryBus, ManualClock
 
 BEGIN = datetime(2030, 3, 1, 12, 30, tzinfo=UTC)
@@ -84,6 +84,13 @@ class TestSchedules:
         await pass_time(memory, HOUR)
         assert heard == [12, 13, 15]
         assert not await bus.run_schedule("minutes")
+
+    async def test_pause_of_an_unknown_schedule_is_refused(self, memory: InMemoryBus, bus: Bus) -> None:
+        with pytest.raises(
+            InvalidSetting, match="schedule 'huors' is neither declared nor stored; did you mean 'hours'"
+        ):
+            await bus.pause(schedule="huors")
+        assert not await bus.resume(schedule="huors")
 
     async def test_each_run_by_hand_is_a_message_though_the_clock_stands(
         self, bus: Bus, memory: InMemoryBus, heard: list[int]
