@@ -143,8 +143,8 @@ class InMemory(World):
         outcome = self._mailbox.receive(ENDPOINT, envelope)
         if outcome is STORED and delay is not None:
             self._mailbox.incoming[KEY, ENDPOINT].due = self._clock.now() + delay
-        lettered = self._resolved | {each.envelope.sent_at for each in self._mailbox.history.dead_letters}
-        assert outcome is not OTHER_BODY or envelope.sent_at in lettered
+        lettered = {each.envelope.body for each in self._mailbox.history.dead_letters}
+        assert outcome is not OTHER_BODY or envelope.body in lettered or envelope.sent_at in self._resolved
         return outcome is STORED
 
     def quarantine(self, envelope: Envelope) -> None:
