@@ -159,8 +159,6 @@ def replay(
 @over_letters(work=work_options)
 def discard(chosen: Chosen, work: Work, reason: DiscardReason, yes: Yes = False) -> None:
     """Discard letters. They can be inspected for dead_letter_retention, with the reason."""
-    if not reason.strip():
-        raise InvalidSetting("--reason: the text is empty; give the reason for discarding these letters")
     refuse_too_much("discard", chosen, work.everything)
     refuse_unknown(chosen)
     if work.everything:

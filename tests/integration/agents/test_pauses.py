@@ -364,7 +364,7 @@ def test_pause_and_resume_commands_stop_and_restart_a_handler(agent: Agent) -> N
         ([], "give one of --handler"),
         (["--handler", "a", "--listener", "b"], "give one of --handler"),
         (["--destination", "tcp://127.0.0.1:1", "--listener", "b"], "give one of --handler"),
-        (["--handler", "", "--anyway"], "--handler: '' is not a name"),
+        (["--handler", "", "--anyway"], "--handler: the text is empty"),
         (["--key", "", "--anyway"], "--key: '' is not a name"),
         (["--handler", "a", "--for", "0"], "--for: 0 is not a duration"),
         (["--handler", "a", "--for", "nan"], "--for: 'nan' is no length of time"),

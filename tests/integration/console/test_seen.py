@@ -271,13 +271,24 @@ class TestDoor:
         async with browser(app) as client:
             assert (await submit(client, "/login", "/login", token=OPERATOR)).status_code == 303
 
-    async def test_copied_cookie_ends_with_the_logout(self, app: Starlette) -> None:
+    SPELLINGS: ClassVar = {
+        "the same": "{name}|{ends}|{mac}",
+        "a zero before its end": "{name}|0{ends}|{mac}",
+        "a space before its end": "{name}| {ends}|{mac}",
+        "large digits": "{name}|{ends}|{MAC}",
+        "a space at its end": "{name}|{ends}|{mac} ",
+        "quoted": '"{name}|{ends}|{mac}"',
+        "escaped": '"{name}\\174{ends}|{mac}"',
+    }
+
+    @pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
+    async def test_copied_cookie_ends_with_the_logout(self, app: Starlette, spelling: str) -> None:
         async with logged_in(app) as client:
-            copied = dict(client.cookies)
+            name, ends, mac = client.cookies["durable-console"].strip('"').split("|")
             assert (await client.get("/circuits")).status_code == 200
             await submit(client, "/circuits", "/logout")
-        async with browser(app) as thief:
-            thief.cookies.update(copied)
+        copied = spelling.format(name=name, ends=ends, mac=mac, MAC=mac.upper())
+        async with browser(app, cookie=f"durable-console={copied}") as thief:
             assert (await thief.get("/circuits")).status_code == 303
 
     async def test_refusal_by_the_check_of_the_application_is_shown(self, bus: Bus) -> None:
