@@ -115,7 +115,8 @@ def _refuse_empty_text(parameter: inspect.Parameter, given: Any) -> None:
 def _written(parameter: inspect.Parameter) -> str:
     """Return a parameter as users know it: `--text`, or `APP:BUS`."""
     (declared,) = (each for each in parameter.annotation.__metadata__ if isinstance(each, ParameterInfo))
-    flags = [each for each in declared.param_decls or () if each.startswith("--")]
+    words = (declared.default, *(declared.param_decls or ()))  # the first word is the default, until Typer moves it
+    flags = [each for each in words if isinstance(each, str) and each.startswith("--")]
     return str(flags[0] if flags else declared.metavar or parameter.name)
 
 

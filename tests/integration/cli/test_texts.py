@@ -19,6 +19,11 @@ class Texts(NamedTuple):
     required: tuple[Any, ...]
     asked: Any
 
+    @property
+    def name(self) -> str:
+        """The option or argument as users know it."""
+        return str(self.asked.metavar if self.asked.param_type_name == "argument" else self.asked.opts[0])
+
     def written(self, text: str) -> list[str]:
         words: list[str] = []
         for each in dict.fromkeys([*self.required, self.asked]):
@@ -61,7 +66,8 @@ def refused(agent: Agent, text: str, said: str, chosen: Sequence[Texts]) -> int:
     """The number of these options, each of which refuses this text."""
     for case in chosen:
         ended = agent.as_given(*case.written(text))
-        is_told = said in ended.err or "embedded null byte" in ended.err  # by Typer, of a path that it looks at
+        said_by_typer = "embedded null byte" in ended.err  # of a path that it looks at
+        is_told = said.format(name=case.name) in ended.err or said_by_typer
         assert (ended.code, is_told) == (2, True), (case.written(text), ended)
     return len(chosen)
 
@@ -71,7 +77,7 @@ def test_nul_is_refused_by_each_option(agent: Agent) -> None:
 
 
 def test_empty_text_is_refused_by_each_option(agent: Agent) -> None:
-    said = ": the text is empty; give one"
+    said = "error: {name}: the text is empty; give one"
     half = len(NEVER_EMPTY) // 2
     assert refused(agent, "", said, NEVER_EMPTY[:half]) + refused(agent, " \t", said, NEVER_EMPTY[half:]) > 200
 
