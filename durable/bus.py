@@ -742,7 +742,11 @@ class Bus:
         if time is not None and time <= timedelta(0):
             raise InvalidSetting(f"pause: for_={for_!r} is over before it begins; give a time above 0, or none")
         await self._here.database.transaction(
-            circuits.pause_each, self._circuits(cls, named), reason=reason, actor=self.service, duration=time
+            circuits.pause_each,
+            self._circuits(cls, named),
+            reason=reason,
+            actor=self.service + circuits.BY_CODE,
+            duration=time,
         )
 
     @checked

@@ -90,7 +90,7 @@ async def test_handler_paused_by_one_node_runs_on_no_node_until_resumed(shop: Sh
         await eventually(lambda: shop.rows("SELECT owner_id FROM durable.incoming_envelopes") == [(0,)] * 3)
         assert shop.handled == []
         assert shop.rows("SELECT kind, key, reason, actor, until FROM durable.circuits") == [
-            ("handler", "pauses.placed", "the warehouse burns", "shop", None)
+            ("handler", "pauses.placed", "the warehouse burns", "shop, in its code", None)
         ]
 
         assert await second.resume(Placed)
