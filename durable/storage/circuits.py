@@ -143,7 +143,7 @@ def park(
 def resume(conn: Connection, schema: str, kind: CircuitKind, key: str, *, seen: datetime | None = None) -> Resumed:
     """End its pause, or what failures have opened; without one of these its park. The nodes are told at once.
 
-    `seen`: only what has been stopped since then. The park of an ordered handler is that of all versions of its
+    `seen`: end only what was stopped at that time. The park of an ordered handler is that of all versions of its
     message, and of the older names that it had.
     """
     parked = {"parked_key": parked_key(kind, key), "orders": orders(conn, schema, kind, key)}
