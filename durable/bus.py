@@ -760,7 +760,7 @@ class Bus:
         targets = self._circuits(cls, named)
         await self._refuse_unknown_schedule(named.get("schedule"))
         await self._here.database.transaction(
-            circuits.pause_each, targets, reason=reason, actor=self.service, duration=time
+            circuits.pause_each, targets, reason=reason, actor=self.service + circuits.BY_CODE, duration=time
         )
 
     @checked

@@ -13,9 +13,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
+from typer.models import ParameterInfo
 
 from durable.cli.output import print_as_json, print_debug
 from durable.errors import InvalidSetting
@@ -26,6 +27,9 @@ Command = Callable[..., None]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON document")]
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
 
+_OF_ANY_TEXT: Final = ("--key", "--tenant", "--id-from")
+"""Options with names by applications, which may be white space; files of a lake have empty keys, too."""
+
 
 def reading(**readers: Callable[..., object]) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Replace parameters of a function by the options of the functions that compute their values."""
@@ -33,17 +37,20 @@ def reading(**readers: Callable[..., object]) -> Callable[[Callable[..., T]], Ca
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
         options = {name: _parameters(reader) for name, reader in readers.items()}
         own = [parameter for parameter in _parameters(function) if parameter.name not in readers]
+        parameters = [*(option for group in options.values() for option in group), *own]
 
         @wraps(function)
         def read(**given: Any) -> T:
             refuse_odd_texts(given)
+            for parameter in parameters:
+                _refuse_empty_text(parameter, given[parameter.name])
             values = {
                 name: reader(**{option.name: given[option.name] for option in options[name]})
                 for name, reader in readers.items()
             }
             return function(**values, **{parameter.name: given[parameter.name] for parameter in own})
 
-        return _with_parameters(read, [*(option for group in options.values() for option in group), *own])
+        return _with_parameters(read, parameters)
 
     return decorate
 
@@ -93,6 +100,24 @@ def _with_parameters(function: Callable[..., T], parameters: list[inspect.Parame
     function.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     function.__annotations__ = {}
     return function
+
+
+def _refuse_empty_text(parameter: inspect.Parameter, given: Any) -> None:
+    """Refuse a text without any character, as of a variable that a script has not set: it would select everything, or
+    stand for a default.
+    """
+    texts = [each for each in (given if isinstance(given, list) else [given]) if isinstance(each, str)]
+    if not all(map(str.strip, texts)) and (name := _written(parameter)) not in _OF_ANY_TEXT:
+        advice = "give one" if parameter.default is inspect.Parameter.empty else "give one, or leave it out"
+        raise InvalidSetting(f"{name}: the text is empty; {advice}")
+
+
+def _written(parameter: inspect.Parameter) -> str:
+    """Return a parameter as users know it: `--text`, or `APP:BUS`."""
+    (declared,) = (each for each in parameter.annotation.__metadata__ if isinstance(each, ParameterInfo))
+    words = (declared.default, *(declared.param_decls or ()))  # the first word is the default, until Typer moves it
+    flags = [each for each in words if isinstance(each, str) and each.startswith("--")]
+    return str(flags[0] if flags else declared.metavar or parameter.name)
 
 
 def refuse_odd_texts(options: Mapping[str, Any]) -> None:

@@ -54,7 +54,7 @@ def name_circuit(
         told = several(len(given), "names", "are") if given else "no name is"
         raise WiringError(f"{told} given; give one of --handler TYPE, --listener NAME, --destination URI and --key KEY")
     kind, name = given[0]
-    if not (name if kind is CircuitKind.KEY else name.strip()):
+    if not name:
         raise InvalidSetting(f"--{kind.value}: {name!r} is not a name; give that of a {kind.value}")
     return given[0]
 

@@ -86,8 +86,7 @@ class Tokens:
         if person is None:
             self._count_failure(_address(request))
             return None
-        ends = int(time.time()) + SESSION_SECONDS
-        return f"{person.name}|{ends}|{_mac(token, person, ends)}"
+        return _cookie(token, person, int(time.time()) + SESSION_SECONDS)
 
     def log_out(self, request: Request) -> None:
         """Let the cookie of this request in no more, also a copy of it, until this process ends."""
@@ -111,13 +110,11 @@ class Tokens:
     def _of_cookie(self, cookie: str) -> Person | None:
         if cookie in self._ended:
             return None
-        name, ends, mac = cookie.split("|") if cookie.count("|") == 2 else ("", "", "")
+        _, ends, _ = cookie.split("|") if cookie.count("|") == 2 else ("", "", "")
         if not (ends.isascii() and ends.isdigit() and len(ends) < 12) or int(ends) < time.time():
             return None
-        for token, person in self._people.items():
-            if person.name == name and _is_same(_mac(token, person, int(ends)), mac):
-                return person
-        return None
+        found = [each for token, each in self._people.items() if _is_same(_cookie(token, each, int(ends)), cookie)]
+        return found[0] if found else None
 
 
 def cookie_name(request: Request) -> str:
@@ -129,9 +126,11 @@ def _address(request: Request) -> str:
     return "" if request.client is None else request.client.host
 
 
-def _mac(token: str, person: Person, ends: int) -> str:
+def _cookie(token: str, person: Person, ends: int) -> str:
+    """Return the only spelling of this cookie: a logout remembers it."""
     said = f"durable console\n{person.name}\n{int(person.role)}\n{ends}"
-    return hmac.new(token.encode(errors="surrogatepass"), said.encode(), sha256).hexdigest()
+    mac = hmac.new(token.encode(errors="surrogatepass"), said.encode(), sha256).hexdigest()
+    return f"{person.name}|{ends}|{mac}"
 
 
 def _is_same(first: str, second: str) -> bool:

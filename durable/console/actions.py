@@ -75,17 +75,17 @@ class Actions:
     async def change_scheduled(self, request: Request, person: Person) -> Response:
         """Run a schedule or a delayed message now, cancel the message, or pause and resume the schedule."""
         verb, schedule = await _field(request, "verb"), await _name(request, "schedule", needed=False)
-        time = await _field(request, "for", needed=False)
         if schedule:
-            refusal = await self._change_schedule(verb, schedule, time, _actor(person))
+            refusal = await self._change_schedule(request, verb, schedule, person)
         else:
-            refusal = await self._change_message(verb, await _message_id(request), time, _actor(person))
+            refusal = await self._change_message(request, verb, _actor(person))
         if refusal is not None:
             raise HTTPException(409, refusal)
         return redirect(request, "scheduled")
 
-    async def _change_schedule(self, verb: str, name: str, time: str, actor: str) -> str | None:
+    async def _change_schedule(self, request: Request, verb: str, name: str, person: Person) -> str | None:
         """Return the reason why nothing was changed."""
+        actor = _actor(person)
         database, named = self._bus.runtime.database, [(CircuitKind.SCHEDULE, name)]
         if verb == "run-now":
             done = await database.transaction(actions.run_schedule, name, actor=actor)
@@ -93,19 +93,24 @@ class Actions:
         if not await database.transaction(schedules.read, [name]):
             return f"there is no schedule {name!r}: it may have been removed"
         if verb == "pause":
-            said: Any = {"reason": "paused in the console", "actor": actor, "duration": None}
-            await database.transaction(actions.pause, named, **said)
+            said: Any = {"reason": "paused in the console", "actor": actor, "duration": None, "replaces": False}
+            if not await database.transaction(actions.pause, named, **said):
+                return f"schedule {name!r} is paused already: see by whom, and resume it first"
         elif verb == "reschedule":
-            at = _time_ahead(time)
+            at = await _time_ahead(request)
             if not await database.transaction(actions.reschedule, name, at=at, actor=actor):
                 return f"no node has computed the next time of schedule {name!r} yet; try again once a node runs"
         elif verb == "resume":
-            await database.transaction(actions.resume, named, actor=actor)
+            seen = await _moment(request, "since")
+            resumed = await database.transaction(actions.resume, named, actor=actor, seen=seen)
+            if not resumed.was_open:
+                return f"schedule {name!r} was not resumed: it goes on already, or was paused anew meanwhile"
         else:
             raise HTTPException(422, f"verb: {verb!r} is none of pause, resume, run-now, reschedule")
         return None
 
-    async def _change_message(self, verb: str, message: UUID, time: str, actor: str) -> str | None:
+    async def _change_message(self, request: Request, verb: str, actor: str) -> str | None:
+        message = await _message_id(request)
         database, keep_body = self._bus.runtime.database, self._bus.settings.history_bodies
         if verb == "run-now":
             done = await database.transaction(actions.run_message_now, message, actor=actor)
@@ -114,7 +119,7 @@ class Actions:
                 actions.cancel_message, message, actor=actor, reason=None, keep_body=keep_body
             )
         elif verb == "reschedule":
-            at, window = _time_ahead(time), self._bus.settings.dedupe_window
+            at, window = await _time_ahead(request), self._bus.settings.dedupe_window
             rescheduling = database.transaction(
                 actions.reschedule_message, message, at=at, dedupe_window=window, actor=actor
             )
@@ -195,9 +200,9 @@ async def _selected(request: Request) -> tuple[Selection, str]:
     return selection, actions.told("those shown", selection)
 
 
-def _time_ahead(text: str) -> datetime:
+async def _time_ahead(request: Request) -> datetime:
     try:
-        return datetime.now(UTC) + time_from_now(text)
+        return datetime.now(UTC) + time_from_now(await _field(request, "for", needed=False))
     except ValueError as error:
         raise HTTPException(422, f"for: {error}") from error
 

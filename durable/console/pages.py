@@ -295,6 +295,7 @@ class Pages:
             person,
             schedules=Listed.of(found.schedules, page=_page(request, "schedules")),
             messages=Listed.of(found.messages, page=_page(request, "messages")),
+            paused_since=found.paused_since,
         )
 
     async def run(self, request: Request, person: Person) -> Response:

@@ -135,6 +135,8 @@ class Scheduled(NamedTuple):
 
     schedules: Sequence[schedules.Row]
     messages: Sequence[delayed.Delayed]
+    paused_since: Mapping[str, datetime]
+    """The beginnings of the pauses, by schedule: what a resume ends."""
 
 
 class Reading:
@@ -157,7 +159,7 @@ class Reading:
     async def overview(self, person: Person) -> Overview:
         read, groups, flowing = await self._bus.runtime.database.transaction(read_overview)
         if not _sees_contents(person):
-            read, groups = read._replace(circuits=viewers.of_circuits(read.circuits)), viewers.of_groups(groups)
+            read, groups = viewers.of_gauges(read), viewers.of_groups(groups)
         return self._overview(read, groups, flowing)
 
     def handlers(self, overview: Overview) -> list[HandlerRow]:
@@ -332,7 +334,9 @@ def read_keys(conn: Connection, schema: str, page: int) -> Keys:
 
 def read_scheduled(conn: Connection, schema: str) -> Scheduled:
     messages = delayed.page(conn, schema, delayed.Selection(), limit=MOST_COUNTED)
-    return Scheduled(schedules.troubled_first(schedules.read(conn, schema)), messages)
+    found = schedules.read(conn, schema)
+    pauses = circuits.listed(conn, schema, max(1, len(found)), kind=CircuitKind.SCHEDULE).rows
+    return Scheduled(schedules.troubled_first(found), messages, {each.key: each.since for each in pauses})
 
 
 def _lanes(read: Gauges, side: Side, kind: CircuitKind, declared: Sequence[str]) -> list[Lane]:

@@ -12,8 +12,9 @@ from typing import Final
 import msgspec
 
 from durable.agents.startup_check import BEFORE_ITS_START
-from durable.storage.circuits import CircuitKind, OpenCircuit
+from durable.storage.circuits import BY_CODE, CircuitKind, OpenCircuit
 from durable.storage.dead_letters import Attempt, DeadLetter, Group, Summary
+from durable.storage.gauges import Gauges
 from durable.storage.receipts import Standing
 from durable.storage.schedules import Row
 
@@ -45,6 +46,11 @@ def of_schedules(schedules: Sequence[Row]) -> list[Row]:
     return [each if each.error is None else each._replace(error=HIDDEN) for each in schedules]
 
 
+def of_gauges(read: Gauges) -> Gauges:
+    late = [each if each.error is None else each._replace(error=HIDDEN) for each in read.late_schedules]
+    return read._replace(circuits=of_circuits(read.circuits), late_schedules=late)
+
+
 def of_circuits(circuits: Sequence[OpenCircuit]) -> list[OpenCircuit]:
     """Hide the reasons that code gave; an operator's are for everybody, and so is why a destination is latched."""
     return [
@@ -54,4 +60,4 @@ def of_circuits(circuits: Sequence[OpenCircuit]) -> list[OpenCircuit]:
 
 
 def _is_of_code(circuit: OpenCircuit) -> bool:
-    return circuit.probing or circuit.actor.startswith("node ") or circuit.actor.endswith(BEFORE_ITS_START)
+    return circuit.probing or circuit.actor.startswith("node ") or circuit.actor.endswith((BEFORE_ITS_START, BY_CODE))

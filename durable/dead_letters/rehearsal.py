@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
@@ -196,9 +196,8 @@ async def _pause(bus: Bus, handler: Handler, asked: Sequence[PauseRequest]) -> N
     """Pause what the handler asked to pause by its context."""
     for request in asked:
         kind, key = request.of(handler.message_type)
-        await bus.runtime.database.transaction(
-            circuits.pause_at_least, kind, key, reason=request.reason, actor=bus.service, duration=request.time
-        )
+        said: Any = {"reason": request.reason, "actor": bus.service + circuits.BY_CODE, "duration": request.time}
+        await bus.runtime.database.transaction(circuits.pause_at_least, kind, key, **said)
 
 
 def _in_this_thread(handler: Handler) -> HandleNext:

@@ -151,9 +151,7 @@ def resume(
     """
     before = _open_of_each(conn, schema, named)
     ends = [[row for row in rows if row.parked == rows[0].parked] for rows in before if rows]
-    if seen is not None and any(all(row.since != seen for row in rows) for rows in ends):
-        return Resumed(False)
-    resumed = circuits.resume_each(conn, schema, named)
+    resumed = circuits.together([circuits.resume(conn, schema, kind, key, seen=seen) for kind, key in sorted(named)])
     if resumed.was_open:
         after = _kept(_open(conn, schema, named))
         was = _kept(list(chain.from_iterable(before)))

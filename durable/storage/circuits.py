@@ -20,6 +20,10 @@ _MOST_PROBED: Final = 10_000
 """The parked keys, the oldest, that are looked at for messages behind them: a bound for the work of one look."""
 
 
+BY_CODE: Final = ", in its code"
+"""The end of the actor of a pause by the code of a service, whose reason may quote messages."""
+
+
 class CircuitKind(StrEnum):
     DESTINATION = "destination"
     HANDLER = "handler"
@@ -136,13 +140,14 @@ def park(
     conn.execute(circuit_statements.PARK.within(schema), params)
 
 
-def resume(conn: Connection, schema: str, kind: CircuitKind, key: str) -> Resumed:
+def resume(conn: Connection, schema: str, kind: CircuitKind, key: str, *, seen: datetime | None = None) -> Resumed:
     """End its pause, or what failures have opened; without one of these its park. The nodes are told at once.
 
-    The park of an ordered handler is that of all versions of its message, and of the older names that it had.
+    `seen`: end only what was stopped at that time. The park of an ordered handler is that of all versions of its
+    message, and of the older names that it had.
     """
     parked = {"parked_key": parked_key(kind, key), "orders": orders(conn, schema, kind, key)}
-    params = _named(schema, kind, key) | parked
+    params = _named(schema, kind, key) | parked | {"seen": seen}
     return Resumed(*conn.execute(circuit_statements.RESUME.within(schema), params).one())
 
 

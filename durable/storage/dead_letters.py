@@ -57,8 +57,8 @@ class Selection:
 
     @property
     def is_narrowed(self) -> bool:
-        """True when the selection is less than everything."""
-        return any(getattr(self, field.name) is not None for field in fields(self) if field.name != "resolved")
+        """True when the selection is less than everything: every letter has an empty text."""
+        return any(getattr(self, field.name) not in (None, "") for field in fields(self) if field.name != "resolved")
 
     def parameters(self) -> dict[str, Any]:
         named = self.letters is not None or self.ids is not None

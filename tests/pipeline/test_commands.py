@@ -300,7 +300,7 @@ def test_archive_tells_how_to_grant_a_missing_right(
 
 
 BAD_INPUT = {
-    "lake: not set": ("archive", "--lake", ""),
+    "--lake: the text is empty": ("archive", "--lake", ""),
     "has no durable tables": ("archive", "--schema", "elsewhere"),
     "the database cannot be used": ("status", "--database", "postgresql://nobody@127.0.0.1:1/none"),
     "lake gopher://x": ("archive", "--lake", "gopher://x", "--service", "shop"),

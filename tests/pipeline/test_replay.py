@@ -596,7 +596,7 @@ REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
         ("--id", str(UUID(int=1 << 100))),
         f"--id: no message has {UUID(int=1 << 100)}; leave it out, or archive",
     ),
-    "no name": (("--all", "--name", " "), "--name: ' ' is no name; give printable text"),
+    "no name": (("--all", "--name", "\x07"), "--name: '\\x07' is no name; give printable text"),
     "a long name": (("--all", "--name", "é" * 501), "--name: has 1,002 bytes in UTF-8; give a name of at most 1,000"),
 }
 

@@ -104,8 +104,8 @@ def test_conversations_of_few_rows_need_no_java(
         (["audit", "--sender", "lake"], "missing option '--receiver'"),
         (["audit", "--sender", "lake", "--receiver", "lake", "--settle", "soon"], "--settle: 'soon' is no duration"),
         (["audit", "--sender", "lake", "--receiver", "lake", "--out", "lake"], "--out: lake is there already"),
-        (["audit", "--sender", "", "--receiver", "lake"], "--sender: names no lake"),
-        (["audit", "--sender", "lake", "--receiver", ""], "--receiver: names no lake"),
+        (["audit", "--sender", "", "--receiver", "lake"], "--sender: the text is empty"),
+        (["audit", "--sender", "lake", "--receiver", ""], "--receiver: the text is empty"),
         (["audit", "--sender", "lake", "--receiver", "empty"], "empty: no history; fill it with"),
     ],
 )

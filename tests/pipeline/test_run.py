@@ -241,7 +241,7 @@ def test_file_in_another_encoding_is_refused(agent: Agent) -> None:
         (["--steps", "archive,audit", "--from", "0"], "--from: 0 is the number of no step; there are 2"),
         (["--file", "nowhere.toml"], "--file nowhere.toml: No such file or directory; name a TOML file of steps"),
         (["--file", "."], "--file .: Is a directory; name a TOML file of steps"),
-        (["--steps", "archive", "--service", ""], "--service: the name is empty"),
+        (["--steps", "archive", "--service", ""], "--service: the text is empty"),
         (["--steps", "archive,audit", "--master", "local", "--remote", "sc://x"], "give one of them"),
     ],
 )
@@ -301,4 +301,4 @@ def test_empty_place_of_spark_is_refused(agent: Agent, step: str, option: str) -
     }
     for empty in ("", " "):
         ended = agent("pipeline", step, *needed.get(step, []), option, empty)
-        assert (ended.code, f"{option}: names no place; give a URL, or leave it out" in ended.err) == (2, True), ended
+        assert (ended.code, f"{option}: the text is empty; give one, or leave it out" in ended.err) == (2, True), ended

@@ -411,6 +411,10 @@ class BothStores(RuleBasedStateMachine):
     def closes(self, name: tuple[str, str], work: Any) -> None:
         self.both(work, CircuitKind(name[0]), name[1])
 
+    @rule(name=circuit_names)
+    def resumes_what_is_over(self, name: tuple[str, str]) -> None:
+        self.both(circuits.resume, CircuitKind(name[0]), name[1], seen=self.now - 1000 * HOUR)
+
     @rule(work=st.sampled_from([circuits.close_ended, circuits.read]))
     def reads_circuits(self, work: Any) -> None:
         self.both(work)

@@ -138,7 +138,8 @@ def replay(
 ) -> None:
     """Return messages, as new, to the queue that they failed in; the nodes handle or send them.
 
-    Ctrl-C ends the run after a batch, and the same command continues it. With --rehearse nothing is stored and
+    Ctrl-C ends the run after a batch, and the same command continues it. Ends with 1 when letters are selected, and
+    none of them can be replayed. With --rehearse nothing is stored and
     nothing is sent, and the command ends with 1 when one of the messages would fail.
     """
     refuse_too_much("replay", chosen, work.everything)
@@ -159,8 +160,6 @@ def replay(
 @over_letters(work=work_options)
 def discard(chosen: Chosen, work: Work, reason: DiscardReason, yes: Yes = False) -> None:
     """Discard letters. They can be inspected for dead_letter_retention, with the reason."""
-    if not reason.strip():
-        raise InvalidSetting("--reason: the text is empty; give the reason for discarding these letters")
     refuse_too_much("discard", chosen, work.everything)
     refuse_unknown(chosen)
     if work.everything:
@@ -242,10 +241,14 @@ def _parked(chosen: Chosen) -> list[Row]:
 
 
 def _report(run: Run, verb: str, parked: Sequence[Row] = (), or_else: Callable[[], None] = lambda: None) -> None:
-    """Print how far a run came, and what is parked; call `or_else` if nothing was selected."""
+    """Print how far a run came, and what is parked; call `or_else` if nothing was selected. Ends with 1 when every
+    selected letter was left.
+    """
     more = document_of({"parked": Listed.of(parked)}) if parked else {}
     emit({"resolution": verb} | asdict(run) | more, *views.told(run, verb), *views.parked(parked))
     if run.stopped:
         raise typer.Exit(130)
     if not run.total and not run.unfit:
         or_else()
+    elif not run.done:
+        raise typer.Exit(1)

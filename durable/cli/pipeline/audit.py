@@ -13,7 +13,7 @@ import typer
 from durable.cli.arguments import parse_period, parse_span, parse_time
 from durable.cli.command import reading
 from durable.cli.output import Block, Columns, Table, age, phases, utc
-from durable.cli.pipeline.options import SparkPlace, lake_of, row_count
+from durable.cli.pipeline.options import SparkPlace, opened, row_count
 from durable.cli.pipeline.steps import Ended, Step
 from durable.errors import InvalidSetting
 from durable.pipeline.session import spark_errors
@@ -121,7 +121,7 @@ def audit(
     place = None if out is None else absolute(out)
     if place is not None and "://" not in place and Path(place).exists():
         raise InvalidSetting(f"--out: {out} is there already; name a new folder")
-    lakes = [lake_of("--sender", each) for each in sender], [lake_of("--receiver", each) for each in receiver]
+    lakes = [opened(each) for each in sender], [opened(each) for each in receiver]
     spark.check()
     local_rows = spark.few_rows(settings)
     yield

@@ -71,9 +71,8 @@ class Place:
 def load_place(target: Target, lake: LakeUrl = None, service: Service = None) -> Place:
     """Load the settings; the lake and the service are those named here, or else those of the settings and the bus."""
     bus, settings = target
-    if service == "":
-        raise InvalidSetting("--service: the name is empty; give that of the service, or leave the option out")
-    return Place(settings, named_lake(lake, settings), service or (bus.service if bus is not None else None))
+    named = bus.service if service is None and bus is not None else service
+    return Place(settings, named_lake(lake, settings), named)
 
 
 def load_lake(lake: LakeUrl = None) -> Lake:
@@ -89,17 +88,10 @@ def find_lake(url: str | None, settings: Settings) -> Lake:
 def named_lake(url: str | None, settings: Settings) -> Lake | None:
     """Return the lake of this URL, or else of the settings, if there is one."""
     named = url or settings.lake
-    return _opened(named) if named else None
+    return opened(named) if named else None
 
 
-def lake_of(option: str, url: str) -> Lake:
-    """Return the lake that an option names. Raises InvalidSetting for nothing, which would be the current folder."""
-    if not url:
-        raise InvalidSetting(f"{option}: names no lake; give a folder, or the URL of an object store")
-    return _opened(url)
-
-
-def _opened(url: str) -> Lake:
+def opened(url: str) -> Lake:
     """Return the lake. Unless --debug is given, or RUST_LOG is set, the library of object stores, which loads when it
     is used, does not warn of each place in which it finds no credentials: the error of the command says so.
     """

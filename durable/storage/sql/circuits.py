@@ -98,6 +98,7 @@ SELECT ordering_key FROM {schema}.circuits JOIN names USING (key)
 WHERE kind = 'handler' AND parked AND ordering_key <> ''
 """)
 _PARK_OF_IT: Final = "parked AND (key = :parked_key OR ordering_key = ANY (CAST(:orders AS text[])))"
+_SEEN: Final = "(CAST(:seen AS timestamptz) IS NULL OR since = CAST(:seen AS timestamptz))"
 # Of a pause beside a park the pause alone, also where another resume ends that pause at the same time.
 # The row of a schedule stays, with its end: whoever looks at the schedule next passes over what came meanwhile.
 RESUME: Final = Statement(f"""
@@ -106,12 +107,12 @@ WITH paused AS MATERIALIZED (
     WHERE kind = :kind AND key = :key AND NOT parked AND (probing OR until IS NULL OR until > now())
 ), deleted AS (
     DELETE FROM {{schema}}.circuits
-    WHERE kind = :kind AND kind <> 'schedule'
+    WHERE kind = :kind AND kind <> 'schedule' AND {_SEEN}
         AND (NOT parked AND key = :key OR {_PARK_OF_IT} AND NOT EXISTS (SELECT FROM paused))
     RETURNING probing OR until IS NULL OR until > now() AS was_open
 ), ended AS (
     UPDATE {{schema}}.circuits SET until = now()
-    WHERE kind = :kind AND key = :key AND kind = 'schedule' AND (until IS NULL OR until > now())
+    WHERE kind = :kind AND key = :key AND kind = 'schedule' AND (until IS NULL OR until > now()) AND {_SEEN}
     RETURNING true AS was_open
 ), resumed AS (
     SELECT was_open FROM deleted UNION ALL SELECT was_open FROM ended

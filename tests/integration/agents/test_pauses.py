@@ -90,7 +90,7 @@ async def test_handler_paused_by_one_node_runs_on_no_node_until_resumed(shop: Sh
         await eventually(lambda: shop.rows("SELECT owner_id FROM durable.incoming_envelopes") == [(0,)] * 3)
         assert shop.handled == []
         assert shop.rows("SELECT kind, key, reason, actor, until FROM durable.circuits") == [
-            ("handler", "pauses.placed", "the warehouse burns", "shop", None)
+            ("handler", "pauses.placed", "the warehouse burns", "shop, in its code", None)
         ]
 
         assert await second.resume(Placed)
@@ -364,7 +364,7 @@ def test_pause_and_resume_commands_stop_and_restart_a_handler(agent: Agent) -> N
         ([], "give one of --handler"),
         (["--handler", "a", "--listener", "b"], "give one of --handler"),
         (["--destination", "tcp://127.0.0.1:1", "--listener", "b"], "give one of --handler"),
-        (["--handler", "", "--anyway"], "--handler: '' is not a name"),
+        (["--handler", "", "--anyway"], "--handler: the text is empty"),
         (["--key", "", "--anyway"], "--key: '' is not a name"),
         (["--handler", "a", "--for", "0"], "--for: 0 is not a duration"),
         (["--handler", "a", "--for", "nan"], "--for: 'nan' is no length of time"),

@@ -343,10 +343,24 @@ def test_replay_reports_a_letter_when_its_id_was_reused(agent: Agent, tables: Ta
     dead(tables, envelope(1))
     tables.execute("UPDATE durable.received_ids SET message_digest = message_digest + 1")
 
-    assert dead_letters(agent, "replay", "--all").out.splitlines() == [
+    ended = dead_letters(agent, "replay", "--all")
+    assert ended.out.splitlines() == [
         "replayed 0 of 1 letter",
         "left: 1 (another message, or a repetition of this one, has used its id; show it, and discard it)",
     ]
+    assert ended.code == 1
+
+
+def test_command_ends_with_1_when_every_selected_letter_is_left(agent: Agent, tables: Tables) -> None:
+    tables.execute(
+        "INSERT INTO durable.dead_letters (side, address, body, exception_type, reason, fingerprint, node_id)"
+        " VALUES ('incoming', 'shop', E'\\\\xff', 'quarantined on arrival', 'no envelope', 'f', 1)"
+    )
+    (letter,) = unresolved(tables)
+    for selected in ([letter], ["--fingerprint", "f"], ["--all", "--yes"]):
+        assert dead_letters(agent, "replay", *selected).code == 1
+    assert dead_letters(agent, "discard", letter, "--reason", "no").code == 0
+    assert dead_letters(agent, "replay", "--all", "--yes").code == 0
 
 
 def test_edit_refuses_a_body_when_its_handler_cannot_decode_the_message(agent: Agent, tables: Tables) -> None:

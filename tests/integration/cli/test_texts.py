@@ -19,6 +19,11 @@ class Texts(NamedTuple):
     required: tuple[Any, ...]
     asked: Any
 
+    @property
+    def name(self) -> str:
+        """The option or argument as users know it."""
+        return str(self.asked.metavar if self.asked.param_type_name == "argument" else self.asked.opts[0])
+
     def written(self, text: str) -> list[str]:
         words: list[str] = []
         for each in dict.fromkeys([*self.required, self.asked]):
@@ -45,6 +50,11 @@ ALL = [
     for asked in command.params
     if takes_text(asked)
 ]
+OF_TEXT = [case for case in ALL if case.asked.type_descriptor.annotation is not Path]
+NEVER_EMPTY = [
+    case for case in OF_TEXT if case.path != ("run",) and case.asked.opts[0] not in ("--key", "--tenant", "--id-from")
+]
+"""All but settings, which are as in the environment, and names by applications, which may be white space."""
 
 
 @pytest.fixture
@@ -52,19 +62,25 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return Agent(tmp_path, monkeypatch, capsys)
 
 
-def refused(agent: Agent, text: str, said: str, kinds: Sequence[Any]) -> int:
-    """The number of options that take such a text, each of which refuses this one."""
-    chosen = [case for case in ALL if case.asked.type_descriptor.annotation in kinds]
+def refused(agent: Agent, text: str, said: str, chosen: Sequence[Texts]) -> int:
+    """The number of these options, each of which refuses this text."""
     for case in chosen:
         ended = agent.as_given(*case.written(text))
-        is_told = said in ended.err or "embedded null byte" in ended.err  # by Typer, of a path that it looks at
+        said_by_typer = "embedded null byte" in ended.err  # of a path that it looks at
+        is_told = said.format(name=case.name) in ended.err or said_by_typer
         assert (ended.code, is_told) == (2, True), (case.written(text), ended)
     return len(chosen)
 
 
 def test_nul_is_refused_by_each_option(agent: Agent) -> None:
-    assert refused(agent, "a\0b", "holds a NUL; leave that out", (str, list[str], Path)) > 300
+    assert refused(agent, "a\0b", "holds a NUL; leave that out", ALL) > 300
+
+
+def test_empty_text_is_refused_by_each_option(agent: Agent) -> None:
+    said = "error: {name}: the text is empty; give one"
+    half = len(NEVER_EMPTY) // 2
+    assert refused(agent, "", said, NEVER_EMPTY[:half]) + refused(agent, " \t", said, NEVER_EMPTY[half:]) > 200
 
 
 def test_bytes_without_text_are_refused_by_each_option(agent: Agent) -> None:
-    assert refused(agent, "\udcff", "is no text in UTF-8", (str, list[str])) > 300
+    assert refused(agent, "\udcff", "is no text in UTF-8", OF_TEXT) > 300

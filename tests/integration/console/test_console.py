@@ -303,6 +303,7 @@ class TestPages:
             ("key", "node 1", False),
             ("handler", "x", True),
             ("handler", "shop, before its start", False),
+            ("handler", "shop, in its code", False),
         ]:
             tables.execute(
                 "INSERT INTO durable.circuits (kind, key, reason, actor, probing)"
@@ -310,7 +311,9 @@ class TestPages:
                 *[kind, f"circuit {actor} {probing}", actor, probing],
             )
         tables.execute(SCHEDULE)
-        tables.execute("UPDATE durable.schedules SET error = 'the salary'")
+        tables.execute(
+            "UPDATE durable.schedules SET error = 'the salary', due_at = now(), failing_since = now() - interval '1 h'"
+        )
         found = tables.one("SELECT id FROM durable.dead_letters")
         pages = [*PAGES, f"/dead-letters/{letter}", f"/messages?id={found}"]
         async with bearer(app, OPERATOR) as client:

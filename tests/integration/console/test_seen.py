@@ -19,7 +19,7 @@ from starlette.routing import Mount
 from durable import Bus
 from durable.console import Person, Role, console_app, runs
 from durable.storage.rows import Letter
-from tests.integration.console.visiting import ADMIN, OPERATOR, VIEWER, add_letters, browser, logged_in, submit
+from tests.integration.console.visiting import ADMIN, HIDDEN, OPERATOR, VIEWER, add_letters, browser, logged_in, submit
 from tests.support.tables import Tables
 
 
@@ -36,6 +36,13 @@ async def over(client: httpx.AsyncClient, response: httpx.Response) -> str:
             return text
         await asyncio.sleep(0.05)
     raise AssertionError("the run did not end")
+
+
+def held(page: httpx.Response, action: str) -> dict[str, str]:
+    """The hidden fields of the first form for an action."""
+    forms = re.findall(r'<form method="post" action="([^"]+)">(.*?)</form>', page.text, re.S)
+    form = next(inside for to, inside in forms if to.endswith(action))
+    return {name: html.unescape(value) for name, value in HIDDEN.findall(form)}
 
 
 class TestLetters:
@@ -230,6 +237,28 @@ class TestPauses:
             assert (await submit(client, "/circuits", "/circuits/resume")).status_code == 303
             assert (await submit(client, "/circuits", "/circuits/resume", kind="handler", key="a")).status_code == 409
 
+    @pytest.mark.parametrize("verb", ["resume", "pause"])
+    async def test_newer_pause_of_a_schedule_stays(self, app: Starlette, tables: Tables, verb: str) -> None:
+        tables.execute(
+            "INSERT INTO durable.schedules (name, cron, tz, misfire, declaration, declared_by, due_at)"
+            " VALUES ('nightly', '0 3 * * *', 'UTC', 'once', 'x', 7, now() + interval '1 h')"
+        )
+        pause = "INSERT INTO durable.circuits (kind, key, reason, actor) VALUES ('schedule', 'nightly', %s, 'x')"
+        if verb == "resume":
+            tables.execute(pause, "old")
+        async with logged_in(app) as client:
+            shown = held(await client.get("/scheduled"), "/scheduled/change")
+            tables.execute("DELETE FROM durable.circuits")
+            tables.execute(pause, "month end")
+            refused = await client.post("/scheduled/change", data=shown | {"verb": verb})
+            assert (refused.status_code, "'nightly'" in html.unescape(refused.text)) == (409, True)
+            assert tables.rows("SELECT reason, until FROM durable.circuits") == [("month end", None)]
+            shown = held(await client.get("/scheduled"), "/scheduled/change")
+            resumed = await client.post("/scheduled/change", data=shown | {"verb": "resume"})
+            assert resumed.status_code == 303
+            again = await client.post("/scheduled/change", data=shown | {"verb": "resume"})
+            assert again.status_code == 409
+
 
 class TestTruth:
     async def test_messages_waiting_without_a_node_are_a_problem_at_once(self, app: Starlette, tables: Tables) -> None:
@@ -271,13 +300,24 @@ class TestDoor:
         async with browser(app) as client:
             assert (await submit(client, "/login", "/login", token=OPERATOR)).status_code == 303
 
-    async def test_copied_cookie_ends_with_the_logout(self, app: Starlette) -> None:
+    SPELLINGS: ClassVar = {
+        "the same": "{name}|{ends}|{mac}",
+        "a zero before its end": "{name}|0{ends}|{mac}",
+        "a space before its end": "{name}| {ends}|{mac}",
+        "large digits": "{name}|{ends}|{MAC}",
+        "a space at its end": "{name}|{ends}|{mac} ",
+        "quoted": '"{name}|{ends}|{mac}"',
+        "escaped": '"{name}\\174{ends}|{mac}"',
+    }
+
+    @pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
+    async def test_copied_cookie_ends_with_the_logout(self, app: Starlette, spelling: str) -> None:
         async with logged_in(app) as client:
-            copied = dict(client.cookies)
+            name, ends, mac = client.cookies["durable-console"].strip('"').split("|")
             assert (await client.get("/circuits")).status_code == 200
             await submit(client, "/circuits", "/logout")
-        async with browser(app) as thief:
-            thief.cookies.update(copied)
+        copied = spelling.format(name=name, ends=ends, mac=mac, MAC=mac.upper())
+        async with browser(app, cookie=f"durable-console={copied}") as thief:
             assert (await thief.get("/circuits")).status_code == 303
 
     async def test_refusal_by_the_check_of_the_application_is_shown(self, bus: Bus) -> None:

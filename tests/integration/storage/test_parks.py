@@ -317,7 +317,7 @@ class TestAtOnce:
     """Two transactions at once: the second waits for the row of the first."""
 
     @staticmethod
-    def second(engine: Engine, first: Connection, work: Callable[..., Any], **said: str | None) -> Any:
+    def second(engine: Engine, first: Connection, work: Callable[..., Any], **said: Any) -> Any:
         """Run work while `first` is open, commit that one once this waits for it, and return the result."""
         found: list[Any] = []
 
@@ -357,6 +357,18 @@ class TestAtOnce:
         assert (second.was_open, second.still_parked is not None) == (False, True)
         with engine.connect() as conn:
             assert [row.parked for row in circuits.read(conn, SCHEMA)] == [True]
+
+    def test_resume_from_an_old_page_leaves_a_newer_pause(self, engine: Engine) -> None:
+        said: dict[str, Any] = {"reason": "moving", "actor": "ada", "duration": None}
+        with engine.begin() as conn:
+            circuits.open_circuit(conn, SCHEMA, *KEY[:2], **said)
+            (seen,) = [row.since for row in circuits.read(conn, SCHEMA) if row.probing]
+        with engine.connect() as conn:
+            circuits.pause(conn, SCHEMA, *KEY[:2], **said)
+            resumed = self.second(engine, conn, circuits.resume, seen=seen)
+        assert not resumed.was_open
+        with engine.connect() as conn:
+            assert [row.parked for row in circuits.read(conn, SCHEMA)] == [False, True]
 
 
 def test_park_with_an_end_is_refused_by_the_table(engine: Engine) -> None:

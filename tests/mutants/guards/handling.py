@@ -1555,9 +1555,9 @@ ROWS = (
     Mutant(
         "handling",
         "the command resumes no key of white space",
-        "durable/cli/pauses.py",
-        before="if not (name if kind is CircuitKind.KEY else name.strip()):",
-        after="if not name.strip():",
+        "durable/cli/command.py",
+        before='= ("--key", "--tenant", "--id-from")',
+        after='= ("--tenant", "--id-from")',
         killed_by=("tests/integration/agents/test_pauses.py::test_key_of_white_space_is_paused_and_resumed[ ]",),
     ),
     Mutant(

@@ -1218,16 +1218,6 @@ ROWS = (
     ),
     Mutant(
         "storage",
-        "a resume that has seen a park ends the pause beside it",
-        "durable/storage/actions.py",
-        before="[[row for row in rows if row.parked == rows[0].parked] for rows in before if rows]",
-        after="[rows for rows in before if rows]",
-        killed_by=(
-            "tests/integration/console/test_seen.py::TestPauses::test_resume_ends_a_pause_before_a_park[handler]",
-        ),
-    ),
-    Mutant(
-        "storage",
         "a park counts as the pause of a colleague",
         "durable/storage/actions.py",
         before="all(each.probing or each.parked for each in before)",

@@ -114,9 +114,10 @@ def _parks(tx: Transaction, p: Params) -> list[Circuit]:
 def resume(tx: Transaction, p: Params) -> Rows:
     paused, parked = _get(tx, p["kind"], p["key"]), _parks(tx, p)
     is_paused = paused is not None and paused.is_open(tx.now)
-    ended = [row for row in (paused, *([] if is_paused else parked)) if row is not None]
-    if paused is not None and paused.kind == "schedule":
-        ended = [replace(paused, until=tx.now)] if paused.until is None or paused.until > tx.now else []
+    stopped = [row for row in (paused, *([] if is_paused else parked)) if row is not None]
+    ended = [row for row in stopped if p["seen"] in (None, row.since)]
+    if p["kind"] == "schedule":
+        ended = [replace(row, until=tx.now) for row in ended if row.until is None or row.until > tx.now]
         for row in ended:
             tx.put("circuits", row.name, row)
     else:

@@ -68,3 +68,9 @@ def test_selection_is_not_narrowed_by_the_resolved_state() -> None:
     assert not Selection(resolved=None).is_narrowed
     assert Selection(side="incoming").is_narrowed
     assert Selection(letters=[]).is_narrowed
+
+
+def test_selection_is_not_narrowed_by_an_empty_text() -> None:
+    assert not Selection(text="").is_narrowed
+    assert Selection(text="refused").is_narrowed
+    assert Selection(text="", side="incoming").is_narrowed
