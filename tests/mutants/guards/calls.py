@@ -29,6 +29,14 @@ _PAIRS = "tests/unit/description/test_pairs.py"
 ROWS = (
     Mutant(
         "calls",
+        "a stop cuts the calls of singletons in its process",
+        "durable/node.py",
+        before="            await self._application.offers.drain_singletons(drained_by - self._loop.time())\n",
+        after="",
+        killed_by=(f"{_PROVIDERS}::test_stop_finishes_calls_within_its_drain[singleton-here]",),
+    ),
+    Mutant(
+        "calls",
         "a method that exits ends its provider",
         "durable/calls/provider.py",
         before="await Enclosed(calling)",
