@@ -247,6 +247,7 @@ class Node:
             drained_by = self._loop.time() + self._settings.drain_timeout.total_seconds()
             tasks.cancel(recovering)
             await self._end_registering(registering)  # before its listeners close: callers go elsewhere
+            reading = tasks.create_task(self._registering.run(asyncio.Event()), name="registry, to read")
             closing = [tasks.create_task(close(each), name=f"close {each.address}") for each in self.listeners]
             await self._drain("listeners", closing)
             receiving.stop()
@@ -257,6 +258,7 @@ class Node:
                 sender.stop()
             await self._drain("senders", list(agents.sending))
             await self._application.offers.drain_singletons(drained_by - self._loop.time())
+            tasks.cancel(reading)
 
     async def _end_registering(self, registering: asyncio.Task[None]) -> None:
         """Take back the offers, once those that are on their way are written."""
