@@ -1,8 +1,8 @@
 """A node: the agents of one membership, in which order they start, and how they end.
 
 start   join the nodes -> listeners -> receiving, handlers, senders -> recovery, registry
-stop    offers are taken back -> listeners -> receiving, handlers -> senders: drain, each within drain_timeout; then
-        release what is left, and leave
+stop    offers are taken back -> listeners -> receiving, handlers -> senders: drain, each within drain_timeout; calls
+        of singletons in this process, within that of the stop; then release what is left, and leave
 lost    the membership is gone: everything in memory is dropped, because others have the rows; services that are
         offered can still be called
 stands  an agent has stood still for too long: as if it were lost, and the lock is given up
@@ -244,8 +244,10 @@ class Node:
             if not started.done():
                 started.set_result(None)
             await stopping.wait()
+            drained_by = self._loop.time() + self._settings.drain_timeout.total_seconds()
             tasks.cancel(recovering)
             await self._end_registering(registering)  # before its listeners close: callers go elsewhere
+            reading = tasks.create_task(self._registering.run(asyncio.Event()), name="registry, to read")
             closing = [tasks.create_task(close(each), name=f"close {each.address}") for each in self.listeners]
             await self._drain("listeners", closing)
             receiving.stop()
@@ -255,6 +257,8 @@ class Node:
             for sender in agents.senders.values():
                 sender.stop()
             await self._drain("senders", list(agents.sending))
+            await self._application.offers.drain_singletons(drained_by - self._loop.time())
+            tasks.cancel(reading)
 
     async def _end_registering(self, registering: asyncio.Task[None]) -> None:
         """Take back the offers, once those that are on their way are written."""

@@ -45,6 +45,7 @@ from durable.storage.database import Database
 from durable.storage.parks import Parks
 from durable.storage.readiness import check_ready
 from durable.tasks.crew import end, in_time, in_turn
+from durable.tasks.own_threads import in_own_thread
 from durable.telemetry import Counters, Subject
 from durable.transports.base import Receiver
 
@@ -265,7 +266,7 @@ class Runtime:
         """Check the wiring, and begin what needs no database."""
         self._watching = asyncio.create_task(self._loop_watch.run(), name="measure the event loop")
         self.calls.open()
-        await asyncio.to_thread(self.application.ring.load)  # its source may ask a KMS
+        await in_own_thread(self.application.ring.load)  # its source may ask a KMS
         self.check_wiring()
         self._waker.start(self.database)
         if self.settings.metrics_port is not None:

@@ -35,6 +35,7 @@ from durable.storage.registry import CHANGED
 from durable.storage.session_limits import unlimited
 from durable.storage.sql import housekeeping
 from durable.storage.sql.statement import Statement
+from durable.tasks.waiting import is_set_within
 from durable.telemetry import log
 from durable.version import __version__
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from durable.storage.answering import PsycopgConnection
 
 _LISTEN_SECONDS = 0.2  # how soon the thread notices that it should stop
+_LONGEST_LEAVING = 5.0  # seconds
 
 
 class Membership:
@@ -73,6 +75,7 @@ class Membership:
         self._loop = asyncio.get_running_loop()
         self._joined: asyncio.Future[NodeId] = self._loop.create_future()
         self._leaving = threading.Event()
+        self._ended = asyncio.Event()
         self._loop_ticked = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="durable node", daemon=True)
 
@@ -89,7 +92,7 @@ class Membership:
     async def leave(self) -> None:
         """Strike the node off and give the lock back. Its rows must have been released before."""
         self._leaving.set()
-        await asyncio.to_thread(self._thread.join, 5)
+        await is_set_within(self._ended, _LONGEST_LEAVING)
 
     async def tick(self) -> None:
         """Show that the event loop is alive, for as long as it is."""
@@ -110,6 +113,8 @@ class Membership:
                     raise
         except BaseException as error:  # whatever ends this thread ends the membership
             self._tell(self._report_failure, error)
+        finally:
+            self._tell(self._ended.set)
 
     def _be_a_node(self, conn: Connection) -> None:
         node = self._register(conn)

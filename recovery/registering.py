@@ -88,7 +88,7 @@ class Registering:
     async def run(self, stopping: asyncio.Event) -> None:
         """Work until `stopping` is set, and `woken` after it: what is on its way is written before this returns.
 
-        Without join() before, nothing is written.
+        Without join() before, or after leave(), nothing is written.
         """
         while not stopping.is_set():
             self.woken.clear()
@@ -97,16 +97,17 @@ class Registering:
             await is_set_within(self.woken, self._interval)
 
     async def leave(self) -> None:
-        """Remove what the node offers, before it stops to answer."""
+        """Remove what the node offers, before it stops to answer. From then on run() reads, and writes nothing."""
+        node, self._node = self._node, ANY_NODE
         if not self._may_be_written:
             return
         try:
             async with asyncio.timeout(LONGEST_LEAVING):
-                await self._database().transaction(storage.remove, storage.source_of(self._node))
+                await self._database().transaction(storage.remove, storage.source_of(node))
                 await self._database().transaction(storage.tell)
         except (StorageUnavailable, TimeoutError, DBAPIError, InvalidMessage) as error:
             raise_if_cancelled(error)
-            log.warning("offers of node %d stay until they are swept: %s", self._node, said(error))
+            log.warning("offers of node %d stay until they are swept: %s", node, said(error))
         self._written = ()
 
     async def read(self) -> None:

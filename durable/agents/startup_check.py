@@ -11,7 +11,6 @@ bounded number is checked, the oldest and the newest: those sent before a change
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 from uuid import UUID
@@ -26,6 +25,7 @@ from durable.storage import circuits, in_flight
 from durable.storage.circuits import CircuitKind
 from durable.storage.database import Database
 from durable.storage.in_flight import InFlight, Page
+from durable.tasks.own_threads import in_own_thread
 from durable.telemetry import log
 
 SHOWN_IDS = 3
@@ -121,7 +121,7 @@ async def _try(database: Database, trial: DecodeCheck, page: Page, most: int) ->
         rows = await database.transaction(in_flight.oldest, trial.message_type, _within(page, left), after=after)
         if not rows:
             return True
-        await asyncio.to_thread(trial.run, rows)  # the loop may be that of a web process, which has others to serve
+        await in_own_thread(trial.run, rows)  # the loop may be that of a web process, which has others to serve
         after = rows[-1].seq
     while (left := most - trial.tried) > 0:
         rows = await database.transaction(
@@ -129,7 +129,7 @@ async def _try(database: Database, trial: DecodeCheck, page: Page, most: int) ->
         )
         if not rows:
             return True
-        await asyncio.to_thread(trial.run, rows)
+        await in_own_thread(trial.run, rows)
         before = rows[-1].seq
     return False
 

@@ -34,6 +34,7 @@ from durable.storage.database import AGENTS_LONGEST_IDLE, Database, sync_url
 from durable.storage.engines import Limits, make_engine
 from durable.storage.new_work import ANYWHERE, NOTHING, NewWork
 from durable.storage.outages import translated
+from durable.tasks.own_threads import in_own_thread
 from durable.telemetry import log
 
 _GATHERING: Final = 0.005  # seconds after a NOTIFY in which commits share the next
@@ -89,7 +90,7 @@ class Waker:
             self._is_stopping = True
             self._lock.notify()
         if self._thread is not None:
-            await asyncio.to_thread(self._thread.join, _LONGEST)
+            await in_own_thread(self._thread.join, _LONGEST)
         self._is_stopping = False
 
     def wake(self, new: NewWork = ANYWHERE) -> None:

@@ -98,6 +98,11 @@ class Place(Protocol):
         """Number of times that it was looked up what the targets are; None where it never is."""
         ...
 
+    @property
+    def is_learning(self) -> bool:
+        """True while a connection that was just declared may tell of targets in a moment."""
+        ...
+
     def check(self) -> None:
         """Raise WiringError when nothing can be called there, because the bus does not run."""
         ...
@@ -292,17 +297,19 @@ class RemoteService:
             course.tried.add(target.name)
 
     async def _wait_for_target(self, call: Call, course: _Course) -> None:
-        """Wait a little: for a look at the registry, and longer for the next holder of a singleton. Raises CallFailed
-        when there is no sense in it.
+        """Wait a little: for a look at the registry or a directory, and longer for the next holder of a singleton.
+
+        Raises CallFailed when there is no sense in it.
         """
         refusal = course.refusal if course.tried and course.refusal is not None else self._place.nobody()
         course.refusal = refusal
         if course.looks is None:
             course.looks = self._place.looks
-        may_be_new = self._place.looks is not None and self._place.looks == course.looks and not course.tried
+        is_looking = self._place.looks is not None and self._place.looks == course.looks
+        may_be_new = (is_looking or self._place.is_learning) and not course.tried
         is_singleton = self._place.is_singleton or course.was_singleton  # whose last holder may be forgotten by now
         may_move = is_singleton and isinstance(refusal, NoProvider | ProviderSuperseded)
-        if not (may_be_new or (may_move and not self._is_late(call, course))):
+        if not (may_be_new or may_move) or self._is_late(call, course):
             raise course.told(refusal)
         self._place.look_again()
         await asyncio.sleep(course.pause)

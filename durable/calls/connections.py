@@ -4,6 +4,7 @@ connect() --> connecting --> connected, and its directory known --lost--> connec
                   '--lost for longer than the lease: forgotten--'
 connected again --> what was known before is kept for a lease: a hub that was restarted learns it anew
 disconnect() --> forgotten at once
+the bus stops --> left, and known to the end of its calls
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Connections:
         if self._is_open and address not in self._tasks:
             spoke = _Spoke(self._registry, address, self._name, self._settings, self._own)
             keeping = _keep(self._make(address), spoke, self._settings)
+            self._registry.expect(address)
             self._tasks[address] = asyncio.create_task(keeping, name=f"directory of {address}")
 
     async def close(self, *addresses: str, within: float) -> None:
@@ -75,8 +77,9 @@ class Connections:
                 self._registry.forget(address)
 
     async def close_all(self, within: float) -> None:
-        """Disconnect from all, for good."""
+        """Disconnect from all, for good. What they have told stays known: calls of this process may still run."""
         self._is_open = False
+        self._registry.keep()
         await self.close(*self._tasks, within=within)
 
     def cancel(self, address: str) -> None:
@@ -130,7 +133,8 @@ class _Spoke:
         self._registry.learn(self.address, self._grace.merged(listings, loop.time()))
 
     def lose(self) -> None:
-        """Forget what was learned, unless it is told again within the lease."""
+        """Forget what was learned, unless it is told again within the lease. Nothing is expected in a moment."""
+        self._registry.expect_no_more(self.address)
         if self._forgetting is None:
             self._forgetting = asyncio.get_running_loop().call_later(self.lease, self._forget)
 

@@ -39,6 +39,7 @@ class Pinned:
 
     is_choice = False
     is_singleton = False
+    is_learning = False
     looks: int | None = None
 
     def __init__(self, target: Target) -> None:

@@ -349,8 +349,15 @@ class CallProvider:
 
     async def drain(self, within: float) -> None:
         """Wait for the calls that run or wait now, for so many seconds; more may come meanwhile."""
+        await self._finish({*self._running, *self._queue}, within)
+
+    async def drain_singletons(self, within: float) -> None:
+        """The same for the calls of singletons, which others wait for."""
+        await self._finish({entry for entry in (*self._running, *self._queue) if entry.is_fenced}, within)
+
+    async def _finish(self, left: set[_Waiting], within: float) -> None:
         loop = asyncio.get_running_loop()
-        deadline, left = loop.time() + within, {*self._running, *self._queue}
+        deadline = loop.time() + within
         while left and (seconds := deadline - loop.time()) > 0:
             tasks = [entry.task for entry in left & self._running if entry.task is not None]
             tasks = tasks or [entry.task for entry in self._running if entry.task is not None]

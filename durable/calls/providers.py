@@ -127,6 +127,10 @@ class Anywhere:
         registry = self._of().registry
         return None if registry.ask is None else registry.looks
 
+    @property
+    def is_learning(self) -> bool:
+        return self._of().registry.is_learning
+
     def check(self) -> None:
         require_running(self._of().links, self.name)
 

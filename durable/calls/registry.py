@@ -7,6 +7,9 @@
 
 Each source has its own listings, and none overwrites another's. Of two listings of one provider that of the nearer
 source counts.
+
+    declared --> expected --told, or its first attempt has failed--> known     calls wait for what is expected
+    the bus stops ----> kept: connections end, and what they have told stays known to handlers and calls that drain
 """
 
 from __future__ import annotations
@@ -42,6 +45,8 @@ class Registry:
         """Listings of the own database, each with who has written it. Another object after each change."""
         self._announced: dict[str, list[Listing]] = {}
         self._learned: dict[str, list[Listing]] = {}
+        self._expected: set[str] = set()
+        self._is_kept = False
         self._watching: dict[object, Told] = {}
         self._lock = threading.Lock()
 
@@ -88,12 +93,27 @@ class Registry:
         """Take these as all that this connection has told. A source beyond MAX_SOURCES is not heard."""
         with self._lock:
             if source not in self._learned and len(self._learned) >= MAX_SOURCES:
+                self.expect_no_more(source)
                 return
             before = self._learned.get(source, [])
             self._learned[source] = list(listings[:MAX_LISTINGS])
             changed = before != self._learned[source]
+        self.expect_no_more(source)
         if changed:
             self.tell()
+
+    def expect(self, source: str) -> None:
+        """Know that this connection is going to tell something."""
+        self._expected.add(source)
+
+    def expect_no_more(self, source: str) -> None:
+        """Know that it may tell something, or not, at any time."""
+        self._expected.discard(source)
+
+    @property
+    def is_learning(self) -> bool:
+        """Tell whether a connection that is expected has told nothing yet."""
+        return bool(self._expected)
 
     def learned(self, source: str) -> Sequence[Listing]:
         """Return what this connection has told."""
@@ -108,8 +128,15 @@ class Registry:
         if changed:
             self.tell()
 
+    def keep(self) -> None:
+        """Forget nothing any more: connections end because this process does, and what they have told is still so."""
+        self._is_kept = True
+
     def forget(self, source: str) -> None:
         """Forget what this connection has told."""
+        self.expect_no_more(source)
+        if self._is_kept:
+            return
         with self._lock:
             known = [self._learned.pop(source, None), self._announced.pop(source, None)]
         if any(known):

@@ -141,6 +141,8 @@ class Calls:
                 loop.call_soon_threadsafe(changed)
 
         self.is_open = True
+        for address in self._application.connected:
+            self.registry.expect(address)
         self.registry.ask = self.registering.woken.set
         offers.singletons.on_change = changed_elsewhere
         self._end_watching = offers.watch(changed)
@@ -156,7 +158,8 @@ class Calls:
             self.connections.open(address)
 
     async def drain(self, deadline: float) -> None:
-        """Finish the calls that run here, until this time of the event loop."""
+        """Finish the calls that run here, until this time of the event loop. They know what their node has known."""
+        self.registry.ask = None
         await self._application.offers.drain(deadline - asyncio.get_running_loop().time())
 
     async def end_tasks(self, within: float) -> None:

@@ -243,6 +243,22 @@ async def test_rows_of_the_former_membership_are_handled_at_once(database_url: s
             assert conn.execute("SELECT max(attempts) FROM durable.envelope_history").fetchone() == (0,)
 
 
+async def test_node_joins_again_and_stops_when_all_threads_of_the_loop_hang(database_url: str) -> None:
+    """Handlers may have filled its default executor by asyncio.to_thread(), with a peer that says nothing."""
+    bus, peer_answers = Bus("memberships", database_url, **PATIENT), threading.Event()
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(20):
+            async with bus:
+                first = bus.runtime.node_id
+                threads = [loop.run_in_executor(None, peer_answers.wait) for _ in range(64)]
+                cut_membership(database_url)
+                await eventually(another_node(bus, first), within=20)
+        assert not any(thread.done() for thread in threads)
+    finally:
+        peer_answers.set()
+
+
 async def test_pools_are_emptied_when_membership_is_lost(database_url: str) -> None:
     bus = Bus("shop", database_url, **QUICK)
     seen: list[int] = []

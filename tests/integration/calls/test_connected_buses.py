@@ -7,12 +7,13 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import msgspec
 import psycopg
 import pytest
 
-from durable import Bus
+from durable import Bus, Retry, message
 from durable.calls.caller import RemoteService
 from durable.calls.contract import contract_of
 from durable.calls.links import Links
@@ -22,11 +23,14 @@ from durable.errors import ConnectionFailed, InvalidSetting, NoProvider
 from durable.settings import load_settings
 from durable.testing import eventually
 from durable.testing.transports import MemoryReceiver
+from durable.transports.base import Spoke
 from durable.transports.tcp import credentials
+from durable.transports.tcp.spoke import TcpSpoke
 from durable.transports.tcp.transport import TcpTransport
 from tests.failure.workbench import QUICK
 from tests.support.calling import Inventory, Reservation, Stock
 from tests.support.hubs import Raw, listing, process
+from tests.support.providing import Named, Who
 
 SETTINGS: dict[str, Any] = {**QUICK, "call_timeout": 5, "call_lease": "15s", "reconnect_pause": 0.05}
 TCP = "tcp://127.0.0.1:0"
@@ -85,6 +89,128 @@ async def test_callers_find_providers_of_connected_services(
         orders.disconnect(at)
     orders.connect(at)  # while it runs
     await eventually(lambda: known(orders) == [("stock", "inventory")])
+
+
+@message("connected.job")
+class Job(msgspec.Struct):
+    number: int
+
+
+async def is_closed(path: Path) -> bool:
+    try:
+        _, writer = await asyncio.open_unix_connection(path)
+    except OSError:
+        return True
+    writer.close()
+    return False
+
+
+@pytest.mark.parametrize("source", ["learned", "announced", "another node"])
+async def test_handler_finds_providers_while_its_bus_drains(
+    make_database: Callable[[str], str], stack: AsyncExitStack, tmp_path: Path, source: str
+) -> None:
+    """Its connections and listeners are closed by then; of the nodes of its own database it hears as before."""
+    path, url = tmp_path / "orders", make_database("orders")
+    orders = make("orders", url, f"unix://{path}", drain_timeout=10)
+    stock = make("orders", url, TCP) if source == "another node" else make("stock", make_database("stock"), TCP)
+    stock.offer(Inventory, Stock())
+    inventory = orders.caller(Inventory)
+    missing = orders.caller(Who, name={"timeout": 60})
+    begun, told = asyncio.Event(), list[object]()
+
+    @orders.handles(Job, retry=Retry.never())
+    async def handle(job: Job) -> None:
+        begun.set()
+        await eventually(lambda: is_closed(path))
+        if source == "another node":
+            await stack.enter_async_context(stock)
+        told.append(await inventory.reserve("A-1", 3))
+        with pytest.raises(NoProvider):
+            await missing.name()
+        told.append("none")
+
+    async with orders:
+        if source != "another node":
+            await stack.enter_async_context(stock)
+            caller, hub = (stock, orders) if source == "announced" else (orders, stock)
+            caller.connect(address(hub))
+            await eventually(lambda: known(orders) == [("stock", "inventory")])
+        async with orders.unit_of_work() as uow:
+            uow.send(Job(1))
+        await begun.wait()
+    assert told == [Reservation("A-1", 3), "none"]
+
+
+async def test_handlers_at_the_start_wait_until_directories_are_learned(
+    make_database: Callable[[str], str], stack: AsyncExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, url = f"unix://{tmp_path}/stock", make_database("orders")
+    stock = make("stock", make_database("stock"), at)
+    stock.offer(Inventory, Stock())
+    await stack.enter_async_context(stock)
+
+    def orders(**own: Any) -> tuple[Bus, list[object]]:
+        bus, told = make("orders", url, **own), list[object]()
+        bus.connect(at)
+        inventory = bus.caller(Inventory)
+
+        @bus.handles(Job, retry=Retry.never())
+        async def handle(job: Job) -> None:
+            try:
+                told.append(await inventory.reserve("A-1", job.number))
+            except NoProvider as error:
+                told.append(error)
+
+        return bus, told
+
+    sender, _ = orders(mode="send-only")
+    async with sender, sender.unit_of_work() as uow:
+        for number in range(20):
+            uow.send(Job(number))
+    bus, told = orders()
+    connect = TcpSpoke.run
+
+    async def connect_late(self: TcpSpoke, spoke: Spoke) -> NoReturn:
+        await eventually(lambda: bus.runtime.calls.registry.looks > 3)
+        await connect(self, spoke)
+
+    monkeypatch.setattr(TcpSpoke, "run", connect_late)
+    async with bus:
+        await eventually(lambda: len(told) == 20)
+    assert sorted(told, key=repr) == sorted((Reservation("A-1", number) for number in range(20)), key=repr)
+
+
+async def test_draining_call_fails_for_an_unknown_service_at_once_when_its_node_has_left(
+    make_database: Callable[[str], str],
+) -> None:
+    orders = make("orders", make_database("orders"), drain_timeout=20)
+    missing = orders.caller(Inventory, reserve={"timeout": 60})
+    begun = asyncio.Event()
+
+    class Asks(Named):
+        async def wait(self) -> str:
+            begun.set()
+            await eventually(lambda: orders.runtime.node is None)
+            with pytest.raises(NoProvider):
+                await missing.reserve("A-1")
+            return "none"
+
+    orders.offer(Who, Asks("orders"))
+    async with orders:
+        call = asyncio.create_task(orders.caller(Who, wait={"timeout": 60}).wait())
+        await begun.wait()
+    assert await call == "none"
+
+
+async def test_unknown_service_is_waited_for_until_the_first_attempt_to_connect_has_failed(
+    make_database: Callable[[str], str], stack: AsyncExitStack, tmp_path: Path
+) -> None:
+    orders = make("orders", make_database("orders"))
+    orders.connect(f"unix://{tmp_path}/nobody")
+    await stack.enter_async_context(orders)
+    async with asyncio.timeout(20):
+        with pytest.raises(NoProvider):
+            await orders.caller(Who, name={"timeout": 60}).name()
 
 
 async def test_announced_services_are_known_to_all_nodes_of_the_hub_and_called_there(

@@ -20,7 +20,7 @@ from durable.calls import service
 from durable.calls.singletons import Singletons
 from durable.calls.stored_listings import listings_of, loads_of, methods_of
 from durable.envelope import NodeId
-from durable.errors import IncompatibleService, InvalidSetting, NoProvider, Overloaded, ProviderSuperseded
+from durable.errors import IncompatibleService, InvalidSetting, NoProvider, Overloaded, ProviderGone, ProviderSuperseded
 from durable.recovery import offering
 from durable.recovery.registering import Registering
 from durable.recovery.singleton_locks import SingletonLocks
@@ -385,6 +385,34 @@ async def test_singleton_runs_on_one_node_and_moves_when_stopped(start: Start, d
     await sees(caller, Who, 1)  # the row of the first is gone a moment later
     assert [each.epoch for each in await caller.providers(Who)] == [2]
     assert rows(database_url, "SELECT name, epoch FROM durable.services") == [("who", 2)]
+
+
+@pytest.mark.parametrize("caller", ["here", "elsewhere"])
+@pytest.mark.parametrize("is_singleton", [True, False], ids=["singleton", "plain"])
+async def test_stop_finishes_calls_within_its_drain(
+    start: Start, database_url: str, caller: str, is_singleton: bool
+) -> None:
+    one = Named("one")
+    stock = Bus("shop", database_url, **SOON)
+    stock.listen(TCP)
+    stock.offer(Who, one, singleton=is_singleton)
+    async with stock:
+        calling = stock if caller == "here" else await start("shop")
+        calls = [asyncio.create_task(calling.caller(Who, wait={"timeout": 20}).wait()) for _ in range(3)]
+        await eventually(lambda: one.began == 3)
+        asyncio.get_running_loop().call_later(1, one.go.set)
+    assert await asyncio.gather(*calls) == ["one"] * 3
+
+
+async def test_stop_cuts_the_calls_of_a_singleton_after_its_drain(database_url: str) -> None:
+    one = Named("one")
+    stock = Bus("shop", database_url, **{**SOON, "drain_timeout": 0.5})
+    stock.offer(Who, one, singleton=True)
+    async with asyncio.timeout(30), stock:
+        call = asyncio.create_task(stock.caller(Who, wait={"timeout": 60}).wait())
+        await eventually(lambda: one.began == 1)
+    with pytest.raises(ProviderGone):
+        await call
 
 
 async def test_call_of_an_older_epoch_is_refused(start: Start) -> None:

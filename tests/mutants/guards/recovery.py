@@ -540,6 +540,17 @@ ROWS = (
     ),
     Mutant(
         "recovery",
+        "a node waits for a thread of the loop when it leaves",
+        "recovery/membership.py",
+        before="        await is_set_within(self._ended, _LONGEST_LEAVING)\n",
+        after="        await asyncio.to_thread(self._thread.join, _LONGEST_LEAVING)\n",
+        killed_by=(
+            "tests/failure/test_memberships.py::test_node_joins_again_and_stops_when_all_threads_of_the_loop_hang",
+            "tests/unit/tasks/test_own_threads.py::test_default_executor_is_left_to_the_application",
+        ),
+    ),
+    Mutant(
+        "recovery",
         "a step of a stop that fails leaves the others out",
         "durable/tasks/crew.py",
         before="            errors.append(error)\n",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,6 +34,41 @@ def test_nearer_source_counts_and_none_overwrites_another() -> None:
     assert addresses(registry) == ["own", "from a", "from a", "from b"]
     registry.forget("a")
     assert addresses(registry) == ["own", "from b", "from b"]
+
+
+def test_source_stays_expected_until_told_or_forgotten() -> None:
+    registry = Registry()
+    ends: dict[str, Callable[[], None]] = {
+        "told": lambda: registry.learn("a", []),
+        "forgotten": lambda: registry.forget("a"),
+        "not answered": lambda: registry.expect_no_more("a"),
+    }
+    for end in ends.values():
+        registry.expect("a")
+        assert registry.is_learning
+        end()
+        assert not registry.is_learning
+
+
+def test_source_beyond_the_limit_is_not_expected_for_ever() -> None:
+    registry = Registry()
+    for number in range(MAX_SOURCES):
+        registry.learn(str(number), [])
+    registry.expect("one more")
+    registry.learn("one more", [listing(1, "a")])
+    assert not registry.is_learning
+
+
+def test_kept_registry_forgets_no_source_and_hears_its_changes() -> None:
+    registry = Registry()
+    registry.learn("a", [listing(1, "learned")])
+    registry.announce("b", [listing(2, "announced")])
+    registry.keep()
+    registry.forget("a")
+    registry.forget("b")
+    assert addresses(registry) == ["announced", "learned"]
+    registry.announce("b", [])
+    assert addresses(registry) == ["learned"]
 
 
 def test_changes_are_told_and_sameness_is_not() -> None:

@@ -99,3 +99,21 @@ async def test_node_without_offers_asks_the_database_for_nothing() -> None:
     await made.join(NodeId(1))
     await made.leave()
     assert not made._was_away
+
+
+async def test_registry_writes_nothing_when_its_node_has_left() -> None:
+    database = Failing()
+    read = asyncio.Event()
+
+    async def tell() -> None:
+        read.set()
+
+    made = registering(database, lambda: [listing("who")])
+    await made.join(NodeId(1))
+    await made.leave()
+    made._registry.use()
+    database.after[storage.read] = tell
+    reading = asyncio.create_task(made.run(asyncio.Event()), name="read")
+    await asyncio.wait_for(read.wait(), 5)
+    reading.cancel()
+    assert database.offers == []
