@@ -33,9 +33,10 @@ from durable.pipeline import ledger, lost_lives, many_suspects, places, readdres
 from durable.pipeline.erasures import recorded
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import LakeTable, Whose
-from durable.pipeline.matching import BY_AGE, DEDUPE_WINDOW, FINDINGS, FOUND, LOST, PRECISION, Edges, Judge
+from durable.pipeline.matching import BY_AGE, FINDINGS, FOUND, LOST, Edges, Judge
 from durable.pipeline.spans import Span, common, joint, of_any, settled
 from durable.pipeline.spellings import absolute
+from durable.pipeline.uses import DEDUPE_WINDOW, PRECISION
 from durable.storage.days import within_reach
 
 pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them

@@ -25,7 +25,8 @@ from durable.pipeline.progress import Show
 from durable.pipeline.unwritable import writing
 
 TARGET_BYTES: Final = 128 << 20
-_SHORTEST: Final = timedelta(hours=1)
+_HOUR: Final = timedelta(hours=1)
+_SHORTEST: Final = _HOUR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +82,15 @@ def vacuum(lake: Lake, table: LakeTable, keep: timedelta) -> int:
     """Remove the files that have been no part of the table for `keep`, and those that dead writers have left with
     content that was erased since; returns how many.
 
-    Readers of a version that is older than that may miss them. Raises InvalidSetting when `keep` is below an hour.
+    `keep` ends with a whole hour: the Delta library counts no less. Readers of a version that is older than that may
+    miss them. Raises InvalidSetting when `keep` is below an hour.
     """
     check_keep(keep)
     if not lake.exists(table):
         return 0
     from deltalake.exceptions import CommitFailedError
 
-    hours, removed = int(keep.total_seconds() // 3_600), remove_erased(lake, table)
+    hours, removed = -(-keep // _HOUR), remove_erased(lake, table)
     with suppress(CommitFailedError), writing(lake.table_url(table)):
         removed += len(lake.opened(table).vacuum(hours, dry_run=False, enforce_retention_duration=False))
     checksums.remove_stray(lake.table_url(table))

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
-from functools import reduce
+from datetime import UTC, date, datetime, timedelta
+from functools import partial, reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -27,6 +27,7 @@ with needs_spark():
 
 from durable.pipeline.lake import Lake
 from durable.pipeline.rows import records
+from durable.pipeline.uses import DEDUPE_WINDOW
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,9 +78,12 @@ def overview(
     until: date | None = None,
     order: str = "slowest",
     count: int = 20,
+    dedupe_window: timedelta = DEDUPE_WINDOW,
 ) -> Overview:
-    """Summarize the conversations of these days. Raises InvalidSetting for lakes without history."""
-    found = summaries(_history(spark, lakes, since, until)).cache()
+    """Summarize the conversations of these days. `dedupe_window`: that of the services, which tells the conversations
+    of one business key apart. Raises InvalidSetting for lakes without history.
+    """
+    found = summaries(_history(spark, lakes, since, until), dedupe_window).cache()
     try:
         facts = records(
             found.agg(
@@ -96,7 +100,7 @@ def overview(
         found.unpersist()
 
 
-def summaries(history: DataFrame) -> DataFrame:
+def summaries(history: DataFrame, dedupe_window: timedelta = DEDUPE_WINDOW) -> DataFrame:
     """Summarize each conversation. Columns: `correlation_id`, `messages`, `depth`, `began`, `ended`, `seconds` and the
     critical `path`.
     """
@@ -104,12 +108,16 @@ def summaries(history: DataFrame) -> DataFrame:
         _rows(history)
         .repartition("correlation_id")
         .sortWithinPartitions("correlation_id", "sent_at", "id")
-        .mapInArrow(summarise, _DDL)
+        .mapInArrow(partial(summarise, dedupe_window=dedupe_window), _DDL)
     )
 
 
-def find(spark: SparkSession, lakes: Sequence[Lake], wanted: UUID) -> trees.Conversation:
-    """The conversation of this id, or the one that the message of this id belongs to. Raises InvalidSetting."""
+def find(
+    spark: SparkSession, lakes: Sequence[Lake], wanted: UUID, dedupe_window: timedelta = DEDUPE_WINDOW
+) -> list[trees.Conversation]:
+    """The conversation of this id, or the one that the message of this id belongs to; of a business key those of each
+    use, the latest one last. Raises InvalidSetting.
+    """
     history = _rows(_history(spark, lakes, None, None))
     id_ = F.lit(bytearray(wanted.bytes))
     of_message = history.where(F.col("id") == id_).select("correlation_id")
@@ -119,7 +127,13 @@ def find(spark: SparkSession, lakes: Sequence[Lake], wanted: UUID) -> trees.Conv
         raise unknown(wanted)
     its = F.lit(bytearray(known[0]["correlation_id"]))
     rows = records(history.where(F.col("correlation_id") == its).orderBy("sent_at", "id").limit(MOST_ROWS))
-    return trees.conversation([trees.Row(**row) for row in rows])
+    return of_id(wanted, trees.conversations((trees.Row(**row) for row in rows), dedupe_window))
+
+
+def of_id(wanted: UUID, found: Iterable[trees.Conversation]) -> list[trees.Conversation]:
+    """Leave out those that only have the same key: they have no message of this id."""
+    every = [*found]
+    return [each for each in every if wanted.bytes in each.messages] or every
 
 
 def steps(path: Sequence[trees.Message]) -> list[dict[str, Any]]:
@@ -166,12 +180,12 @@ def _rows(history: DataFrame) -> DataFrame:
     )
 
 
-def summarise(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def summarise(batches: Iterable[pa.RecordBatch], dedupe_window: timedelta = DEDUPE_WINDOW) -> Iterator[pa.RecordBatch]:
     """Turn rows sorted by conversation into one row of SCHEMA for each conversation. Runs in a worker of Spark, too."""
     make: Callable[..., trees.Row] = trees.Row._make
     rows = (make(row) for batch in batches for row in zip(*(c.to_pylist() for c in batch.columns), strict=True))
     gathered: list[dict[str, Any]] = []
-    for found in trees.conversations(rows):
+    for found in trees.conversations(rows, dedupe_window):
         gathered.append(_summary(found))
         if len(gathered) >= _AT_ONCE:
             yield pa.RecordBatch.from_pylist(gathered, schema=SCHEMA)

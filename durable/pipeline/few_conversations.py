@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import date
+from datetime import date, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -18,9 +18,10 @@ import pyarrow.compute
 import pyarrow.dataset as ds
 
 from durable.pipeline import places, trees
-from durable.pipeline.conversations import MOST_ROWS, ORDERS, SCHEMA, Overview, no_history, summarise, unknown
+from durable.pipeline.conversations import MOST_ROWS, ORDERS, SCHEMA, Overview, no_history, of_id, summarise, unknown
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import file_schema
+from durable.pipeline.uses import DEDUPE_WINDOW
 
 pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
 
@@ -32,13 +33,14 @@ def overview(
     until: date | None = None,
     order: str = "slowest",
     count: int = 20,
+    dedupe_window: timedelta = DEDUPE_WINDOW,
 ) -> Overview:
     """Summarize conversations as durable.pipeline.conversations.overview()."""
     if not any(lake.files("history", since, until) for lake in lakes):
         raise no_history(lakes)
     history = _rows(lakes, since=since, until=until)
     by_conversation = [(name, "ascending") for name in ("correlation_id", "sent_at", "id")]
-    found = pa.Table.from_batches(summarise(history.sort_by(by_conversation).to_batches()), SCHEMA)
+    found = pa.Table.from_batches(summarise(history.sort_by(by_conversation).to_batches(), dedupe_window), SCHEMA)
     chosen = found.sort_by([(ORDERS[order], "descending"), ("correlation_id", "ascending")]).slice(0, count)
     return Overview(
         conversations=len(found),
@@ -50,7 +52,7 @@ def overview(
     )
 
 
-def find(lakes: Sequence[Lake], wanted: UUID) -> trees.Conversation:
+def find(lakes: Sequence[Lake], wanted: UUID, dedupe_window: timedelta = DEDUPE_WINDOW) -> list[trees.Conversation]:
     """Find conversations as durable.pipeline.conversations.find()."""
     named = pa.scalar(wanted.bytes, pa.binary())
     known = _rows(lakes, (ds.field("id") == named) | (ds.field("correlation_id") == named))
@@ -58,7 +60,7 @@ def find(lakes: Sequence[Lake], wanted: UUID) -> trees.Conversation:
         raise unknown(wanted)
     rows = _rows(lakes, ds.field("correlation_id") == known["correlation_id"][0])
     first = rows.sort_by([("sent_at", "ascending"), ("id", "ascending")]).slice(0, MOST_ROWS)
-    return trees.conversation([trees.Row(**row) for row in first.to_pylist()])
+    return of_id(wanted, trees.conversations((trees.Row(**row) for row in first.to_pylist()), dedupe_window))
 
 
 def _rows(

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 _SHARE_ROWS: Final = 500_000
 _SHARE_FILES: Final = 64
 _BATCH_ROWS: Final = 8_192
-_STATISTICS_STEP: Final = 999  # Delta cuts times in statistics to milliseconds
 _WORD: Final = (1 << 64) - 1
 _DDL: Final = "day date, side string, number int, rows bigint, digest decimal(20), file string, problem string"
 
@@ -232,7 +231,6 @@ class _Statistics:
                 continue
             if _kind(column.type) == "timestamp":
                 column = column.cast("int64")
-                high = high if high is None else high + _STATISTICS_STEP
             least, most = call_function("min_max", [column]).as_py().values()
             if least is not None and ((low is not None and least < low) or (high is not None and most > high)):
                 self._beyond = name

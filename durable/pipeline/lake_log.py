@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -23,18 +23,25 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _DAY: Final = timedelta(days=1)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_PRECISION: Final = 1_000  # microseconds
 _OF_THE_PLACE: Final = re.compile(r"Generic (?!delta kernel)|HTTP error|Object at location")
 _LONGEST: Final = 200
 
 
 class Statistics(NamedTuple):
-    """Statistics of a column of a file by which readers pass it over; None where the log has none. Times are in
-    microseconds.
+    """Statistics of a column of a file by which readers pass it over; None where the log has none.
+
+    Times are in microseconds. Delta cuts them to milliseconds, so the highest one is the end of its millisecond.
     """
 
     low: Any
     high: Any
     nulls: int | None
+
+
+_UNKNOWN: Final = Statistics(None, None, None)
 
 
 class LakeFile(NamedTuple):
@@ -61,19 +68,24 @@ def files(opened: DeltaTable) -> list[LakeFile]:
 def rows_from(opened: DeltaTable, time: str, whose: Whose, xid: int) -> dict[str, Absent]:
     """The files that may have rows of this database of this transaction or a later one."""
     found = {}
-    for file in _actions(opened).to_pylist():
+    for file in files(opened):
+        bounds = {name: file.statistics.get(name, _UNKNOWN) for name in ("service", "database", "xid", time)}
         is_other = any(
-            not file[f"min.{name}"] <= own <= file[f"max.{name}"]
+            not bounds[name].low <= own <= bounds[name].high
             for name, own in zip(("service", "database"), whose, strict=True)
-            if file.get(f"min.{name}") is not None
+            if bounds[name].low is not None
         )
-        last_xid = file.get("max.xid")
+        last_xid = bounds["xid"].high
         if not is_other and (last_xid is None or last_xid >= xid):
-            day = file["partition.day"]
-            first, last = file.get(f"min.{time}") or midnight(day), file.get(f"max.{time}") or midnight(day + _DAY)
             below = xid + 1 if last_xid is None else last_xid + 1
-            found[unquote(file["path"])] = Absent(day, first, last, file["num_records"] or 0, below)
+            found[file.path] = Absent(file.day, *_moments(file.day, bounds[time]), file.rows or 0, below)
     return found
+
+
+def _moments(day: date, times: Statistics) -> tuple[datetime, datetime]:
+    """Return the first and the last time of a file; those of its day where the log has none."""
+    first, last = (None if each is None else _EPOCH + each * _MICROSECOND for each in times[:2])
+    return first or midnight(day), last or midnight(day + _DAY)
 
 
 def _actions(opened: DeltaTable) -> pa.Table:
@@ -84,7 +96,10 @@ def _actions(opened: DeltaTable) -> pa.Table:
 
 def _files(actions: pa.Table, columns: Any) -> list[LakeFile]:
     each = {name: _plain(actions, name) for name in ("partition.day", "path", "num_records", "size_bytes")}
-    found = {name: [_plain(actions, f"{of}.{name}") for of in ("min", "max", "null_count")] for name in columns}
+    found = {
+        name: (_plain(actions, f"min.{name}"), _highest(actions, f"max.{name}"), _plain(actions, f"null_count.{name}"))
+        for name in columns
+    }
     return [
         LakeFile(
             day,
@@ -104,10 +119,22 @@ def _plain(actions: pa.Table, name: str) -> list[Any]:
     if name not in actions.column_names:
         return [None] * len(actions)
     column = actions[name]
-    if pa.types.is_timestamp(column.type):
+    if _is_time(actions, name):
         column = column.cast(pa.timestamp("us", column.type.tz), safe=False).cast(pa.int64())
     found: list[Any] = column.to_pylist()
     return found
+
+
+def _highest(actions: pa.Table, name: str) -> list[Any]:
+    if not _is_time(actions, name):
+        return _plain(actions, name)
+    return [each if each is None else each - each % _PRECISION + _PRECISION - 1 for each in _plain(actions, name)]
+
+
+def _is_time(actions: pa.Table, name: str) -> bool:
+    import pyarrow as pa
+
+    return name in actions.column_names and pa.types.is_timestamp(actions.schema.field(name).type)
 
 
 # ---------------------------------------------------------------- what cannot be read

@@ -33,7 +33,8 @@ from durable.messages.routing import LOCAL
 from durable.pipeline import places
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import LakeTable, file_schema
-from durable.pipeline.matching import LETTER, MAY_BE_LATE, PRECISION, RECEIVED, ROWS, SENT, Edges
+from durable.pipeline.matching import LETTER, MAY_BE_LATE, RECEIVED, ROWS, SENT, Edges
+from durable.pipeline.uses import PRECISION
 
 pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
 

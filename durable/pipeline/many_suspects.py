@@ -20,8 +20,9 @@ from durable.messages.routing import LOCAL
 from durable.pipeline import ledger, lost_lives
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import LakeTable
-from durable.pipeline.matching import BY_AGE, LETTER, LOST, PRECISION, RECEIVED, ROWS, SENT, Edges, Judge
+from durable.pipeline.matching import BY_AGE, LETTER, LOST, RECEIVED, ROWS, SENT, Edges, Judge
 from durable.pipeline.rows import records
+from durable.pipeline.uses import PRECISION
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

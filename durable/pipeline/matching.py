@@ -23,7 +23,6 @@ why a counterpart is missing, `undone` at the receiver, or `forgotten` by the se
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,7 +39,7 @@ from durable.envelope import unix_ms
 from durable.messages.routing import LOCAL
 from durable.pipeline.lake_tables import LakeTable
 from durable.pipeline.spans import NO_SPAN, Span, common, of_any
-from durable.pipeline.uses import beginnings
+from durable.pipeline.uses import DEDUPE_WINDOW, PRECISION, beginnings, use_of
 
 FINDINGS: Final = ("lost", "undone", "twice", "overdue", "forgotten", "alien", "late", "open", "unarchived")
 
@@ -77,12 +76,6 @@ FOUND: Final = pa.schema(
 BY_AGE: Final = ("sent_at", "id", "service", "address")
 """Columns by which findings of one kind are sorted, so that no two are level."""
 _AT_ONCE: Final = 10_000  # findings of a batch that leaves a worker
-
-# Transports may carry times with less precision than the database keeps: the counterpart of a row just inside the
-# edge must not be cut off.
-PRECISION: Final = timedelta(seconds=1)
-DEDUPE_WINDOW: Final = timedelta(days=7)
-"""The `dedupe_window` of services that have the default."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -269,8 +262,7 @@ class Judge:
         begins = beginnings((row.sent_at for row in rows if row.sent_at), self._dedupe_window)
         uses: list[list[Row]] = [[] for _ in begins or [0]]
         for row in rows:
-            moment = (row.sent_at or row.failed_at or 0) + PRECISION // timedelta(microseconds=1)
-            uses[max(bisect_right(begins, moment) - 1, 0)].append(row)
+            uses[use_of(begins, row.sent_at or row.failed_at or 0)].append(row)
         return uses
 
     def _findings_of_use(self, rows: Sequence[Row], lost_keys: Collection[object]) -> Iterator[Finding]:

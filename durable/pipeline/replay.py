@@ -186,7 +186,7 @@ def replay(
     show: Show = lambda done, total: None,
     check: Callable[[], None] = lambda: None,
 ) -> Replayed:
-    """Publish messages(), `chunk_size` at a time and no more than `rate` a second. `total`: how many they are.
+    """Publish messages(), `chunk_size` at a time and no more than `rate` new ones a second. `total`: how many they are.
 
     Each chunk is one transaction; who is interrupted begins again under the same name, with the same messages. `check`
     is called before each chunk and after the last, and what it raises ends the replay. Raises as publish() does, and
@@ -194,14 +194,16 @@ def replay(
     """
     if rate is not None:
         chunk_size = max(1, min(chunk_size, int(rate * _SECONDS_OF_A_CHUNK)))
-    began, rows, added = time.monotonic(), 0, 0
+    due, rows, added = time.monotonic(), 0, 0
     for chunk in chunks(chosen, "order_by", total=total, size=chunk_size):
         if rate is not None:
-            time.sleep(max(0.0, began + rows / rate - time.monotonic()))
+            time.sleep(max(0.0, due - time.monotonic()))
         check()
+        began = time.monotonic()
         published = publish(chunk, settings, batch=f"replay {new_id()}", once=True)
         if published is not None:
             rows, added = rows + published.rows, added + published.added
+            due = began + (published.added / rate if rate is not None else 0)
         show(rows, total)
     check()
     if rows != total:

@@ -8,7 +8,7 @@ Latencies are milliseconds. Every table is a list of plain rows, and small howev
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +26,7 @@ from durable.pipeline.columns import COLUMNS
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import SOURCES
 from durable.pipeline.rows import records
+from durable.pipeline.uses import DEDUPE_WINDOW
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,6 +78,10 @@ class Report:
     causes: Sequence[Record]
     conversations: Sequence[Record]
 
+    def marked(self, marks: Sequence[Mark]) -> Report:
+        """Return the report with these marks beside its own, in the order of their times."""
+        return replace(self, marks=sorted([*marks, *self.marks], key=lambda mark: mark.time))
+
 
 def report(
     spark: SparkSession,
@@ -85,10 +90,13 @@ def report(
     since: date | None = None,
     until: date | None = None,
     dimensions: Sequence[str] = (),
-    marks: Sequence[Mark] = (),
+    dedupe_window: timedelta = DEDUPE_WINDOW,
     phase: Phases = silent,
 ) -> Report:
-    """Compute it for these UTC days, `until` not included. Raises InvalidSetting when the lake has none of them."""
+    """Compute it for these UTC days, `until` not included. `dedupe_window`: that of the services.
+
+    Raises InvalidSetting when the lake has none of these days.
+    """
     by = {name: dimension(name) for name in dimensions}
     if not lake.files("history", since, until):
         raise InvalidSetting(f"lake {lake.url}: no history of these days; see durable-agent pipeline archive")
@@ -130,10 +138,10 @@ def report(
         series=series,
         message_types=message_types,
         nodes=nodes,
-        marks=sorted([*marks, *_seen(throughput, nodes, timedelta(seconds=seconds))], key=lambda mark: mark.time),
+        marks=_seen(throughput, nodes, timedelta(seconds=seconds)),
         volumes={name: records(transform.volume(counted, column, _MOST_VALUES)) for name, column in by.items()},
         causes=records(transform.causes(letters).limit(_MOST_CAUSES)),
-        conversations=records(transform.slowest(of_days("threads"), _SLOWEST)),
+        conversations=records(transform.slowest(of_days("conversations"), _SLOWEST, dedupe_window)),
     )
 
 
@@ -186,4 +194,4 @@ def _seen(throughput: Sequence[Record], nodes: Sequence[Record], window: timedel
         for row in throughput
         if row["interrupted"]
     ]
-    return starts + deaths
+    return sorted(starts + deaths, key=lambda mark: mark.time)

@@ -1,6 +1,6 @@
 """Results computed for each day, kept beside the history, so that a report over months reads only days that are new.
 
-    LAKE/history     ──> of the days whose files have changed ──> LAKE/reports/{daily,minutes,nodes,threads}
+    LAKE/history     ──> of the days whose files have changed ──> LAKE/reports/{daily,minutes,nodes,conversations}
     LAKE/reports/... ──> of the days that are asked for ──> DataFrames, to be merged by durable.pipeline.transform
 
 A day is known by the names of its files: the rows of its rollups carry them, and are replaced when they differ.
@@ -36,7 +36,7 @@ ROLLUPS: Final[Mapping[str, Callable[[DataFrame], DataFrame]]] = {
     "daily": transform.daily,
     "minutes": transform.minutes,
     "nodes": transform.nodes,
-    "threads": transform.threads,
+    "conversations": transform.threads,
 }
 _DAYS_AT_ONCE: Final = 30
 

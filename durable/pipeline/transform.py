@@ -3,7 +3,7 @@
     history ──> daily      a row for each day, service, side, address and message type: counts, latencies
             ──> minutes    a row for each minute, service and side: counts
             ──> nodes      a row for each day, service and node: from when to when it finished something
-            ──> threads    the longest conversations of each day
+            ──> threads    the longest conversations of each day, those of a business key by each sending of it
 
 These four are small and can be merged: those of many days, added up, are those of the whole time. So a report over
 months reads the days that were computed before, and no history but that of new days.
@@ -17,14 +17,16 @@ Latencies are KLL sketches of milliseconds: a few kilobytes each, mergeable, wit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date
+from datetime import date, timedelta
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from durable.messages.routing import LOCAL
 from durable.pipeline.columns import LETTER
+from durable.pipeline.replay import unix_ms
+from durable.pipeline.uses import DEDUPE_WINDOW, MICROSECOND, PRECISION, begun
 
 __all__ = [
     "causes",
@@ -86,12 +88,22 @@ def nodes(history: DataFrame) -> DataFrame:
 
 
 def threads(history: DataFrame) -> DataFrame:
-    """The longest conversations of each day: `day`, `correlation_id`, `began`, `ended`, `total`.
+    """The longest conversations of each day: `day`, `correlation_id`, `root_at`, `began`, `ended`, `total`.
 
-    One that goes on over midnight is found on its last day: each row knows when its message was sent.
+    One that goes on over midnight is found on its last day: each row knows when its message was sent. Of a business key
+    that begins conversations, `root_at` is when it was sent last that day before the others were; slowest() tells its
+    uses apart.
     """
-    whole = history.groupBy("day", "correlation_id").agg(
-        F.min("sent_at").alias("began"), F.max("finished_at").alias("ended"), F.count("*").alias("total")
+    made = unix_ms("correlation_id")
+    plain = history.where(made.isNotNull()).withColumn("root_at", F.lit(None).cast("timestamp"))
+    of_key = Window.partitionBy("day", "correlation_id").orderBy(F.unix_micros("sent_at"))
+    sent = F.when(F.col("id") == F.col("correlation_id"), F.col("sent_at"))
+    latest = F.max(sent).over(of_key.rangeBetween(Window.unboundedPreceding, PRECISION // MICROSECOND))
+    keyed = history.where(made.isNull()).withColumn("root_at", latest)
+    whole = (
+        plain.unionByName(keyed)
+        .groupBy("day", "correlation_id", "root_at")
+        .agg(F.min("sent_at").alias("began"), F.max("finished_at").alias("ended"), F.count("*").alias("total"))
     )
     took = F.unix_micros("ended") - F.unix_micros("began")
     ranked = whole.withColumn("took", took).withColumn("row", F.struct(*whole.columns))
@@ -150,16 +162,33 @@ def lifetimes(of_days: DataFrame) -> DataFrame:
     )
 
 
-def slowest(of_days: DataFrame, count: int) -> DataFrame:
-    """Select the longest of threads(). Columns: `correlation_id` as text, `began`, `ended`, `total`, `seconds`."""
+def slowest(of_days: DataFrame, count: int, dedupe_window: timedelta = DEDUPE_WINDOW) -> DataFrame:
+    """Select the longest of threads(). Columns: `correlation_id` as text, `began`, `ended`, `total`, `seconds`.
+
+    `dedupe_window`: that of the services, which tells the conversations of one business key apart.
+    """
     seconds = (F.unix_micros("ended") - F.unix_micros("began")) / 1_000_000
     return (
-        of_days.groupBy("correlation_id")
+        _with_uses(of_days, dedupe_window)
+        .groupBy("correlation_id", "use")
         .agg(F.min("began").alias("began"), F.max("ended").alias("ended"), F.sum("total").alias("total"))
         .withColumn("seconds", seconds)
         .orderBy(F.desc("seconds"), "correlation_id")
         .limit(count)
         .withColumn("correlation_id", uuid_text("correlation_id"))
+    )
+
+
+def _with_uses(of_days: DataFrame, dedupe_window: timedelta) -> DataFrame:
+    """Add the `use` of its key that each row of threads() is of: when it began, or NULL."""
+    roots = Window.partitionBy("correlation_id")
+    begins = begun("roots", dedupe_window)
+    at, exact = F.coalesce("root_at", "began"), F.make_dt_interval(secs=F.lit(PRECISION.total_seconds()))
+    past = F.filter("begins", lambda begin: begin <= at + exact)
+    return (
+        of_days.withColumn("roots", F.sort_array(F.collect_set("root_at").over(roots)))
+        .withColumn("begins", begins)
+        .withColumn("use", F.coalesce(F.array_max(past), F.array_min("begins")))
     )
 
 

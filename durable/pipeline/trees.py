@@ -6,13 +6,23 @@
 Plain Python over the rows of one conversation. A message is one node however many rows it has: one of its sender, and
 one of each place where it came to an end. What was caused by a message that is not there is a root, like that which
 nothing caused; rows that cause each other, which only a forger writes, are cut where they close.
+
+A business key that begins a conversation begins another one in each of its uses (durable.pipeline.uses): their rows are
+told apart by the time of sending.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import groupby
+from operator import attrgetter
 from typing import Final, NamedTuple
+from uuid import UUID
+
+from durable.envelope import unix_ms
+from durable.pipeline.uses import DEDUPE_WINDOW, MICROSECOND, beginnings, use_of
 
 COLUMNS: Final = (
     "correlation_id",
@@ -69,16 +79,23 @@ class Conversation:
     path: Sequence[Message]
 
 
-def conversations(rows: Iterable[Row]) -> Iterator[Conversation]:
-    """Build conversations from rows sorted by conversation. One at a time is held in memory."""
-    gathered: list[Row] = []
+def conversations(rows: Iterable[Row], dedupe_window: timedelta = DEDUPE_WINDOW) -> Iterator[Conversation]:
+    """Build conversations from rows sorted by correlation id. Those of one id at a time are held in memory, and come in
+    the order in which they began.
+    """
+    for _, of_id in groupby(rows, key=attrgetter("correlation_id")):
+        yield from map(conversation, _by_use([*of_id], dedupe_window // MICROSECOND))
+
+
+def _by_use(rows: Sequence[Row], dedupe_window: int) -> Iterable[Sequence[Row]]:
+    """Part the rows of one correlation id by the uses of the key that is its root."""
+    root = rows[0].correlation_id
+    begins = [] if unix_ms(UUID(bytes=root)) is not None else [row.sent_at for row in rows if row.id == root]
+    begins = beginnings(begins, dedupe_window)
+    uses: list[list[Row]] = [[] for _ in begins or [0]]
     for row in rows:
-        if gathered and row.correlation_id != gathered[0].correlation_id:
-            yield conversation(gathered)
-            gathered = []
-        gathered.append(row)
-    if gathered:
-        yield conversation(gathered)
+        uses[use_of(begins, row.sent_at)].append(row)
+    return uses
 
 
 def conversation(rows: Sequence[Row]) -> Conversation:

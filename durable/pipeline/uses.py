@@ -8,12 +8,21 @@ carries its time is of one message, however often that is sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
+
+
+MICROSECOND: Final = timedelta(microseconds=1)
+# Transports may carry times with less precision than the database keeps: the counterpart of a row just inside the
+# edge must not be cut off.
+PRECISION: Final = timedelta(seconds=1)
+DEDUPE_WINDOW: Final = timedelta(days=7)
+"""The `dedupe_window` of services that have the default."""
 
 
 def beginnings(times: Iterable[int], dedupe_window: int) -> list[int]:
@@ -23,6 +32,11 @@ def beginnings(times: Iterable[int], dedupe_window: int) -> list[int]:
         if not found or time >= found[-1] + dedupe_window:
             found.append(time)
     return found
+
+
+def use_of(begins: Sequence[int], time: int) -> int:
+    """The number of the use that a time belongs to, in microseconds; what was before the first one belongs to it."""
+    return max(bisect_right(begins, time + PRECISION // MICROSECOND) - 1, 0)
 
 
 def after_the_first(places: str, dedupe_window: timedelta) -> Column:
@@ -41,3 +55,16 @@ def after_the_first(places: str, dedupe_window: timedelta) -> Column:
         return F.struct(since.alias("since"), found.alias("found"))
 
     return F.aggregate(places, nothing, follow, lambda known: known["found"])
+
+
+def begun(times: str, dedupe_window: timedelta) -> Column:
+    """Compute beginnings() of an array of sorted times."""
+    from pyspark.sql import functions as F
+
+    window = F.make_dt_interval(secs=F.lit(dedupe_window.total_seconds()))
+
+    def follow(known: Column, time: Column) -> Column:
+        is_first = (F.size(known) == 0) | (time >= F.array_max(known) + window)
+        return F.when(is_first, F.concat(known, F.array(time))).otherwise(known)
+
+    return F.aggregate(times, F.filter(times, lambda _: F.lit(False)), follow)

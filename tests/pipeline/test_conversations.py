@@ -18,6 +18,7 @@ from durable.pipeline.lake import Lake
 from tests.support.lakes import at, fill, handled, message_id, sent, table
 
 ROOT = message_id(1)
+KEY = UUID("6fa459ea-ee8a-5ca4-894e-db77e160355e")
 
 
 @pytest.fixture(params=["on Spark", "here"])
@@ -61,7 +62,7 @@ def test_conversation_is_found_by_its_id_and_by_the_id_of_each_message(
     find: Callable[..., Any], lakes: list[Lake]
 ) -> None:
     for wanted in (ROOT, message_id(2)):
-        found = find(lakes, wanted)
+        (found,) = find(lakes, wanted)
         assert (UUID(bytes=found.correlation_id), found.depth, len(found.messages)) == (ROOT, 2, 2)
     with pytest.raises(InvalidSetting, match="no message and no conversation"):
         find(lakes, message_id(77))
@@ -80,7 +81,29 @@ def test_lakes_without_history_are_read_with_the_others(
     empty, created = Lake(str(tmp_path / "nothing")), Lake(str(tmp_path / "created"))
     created.create("history")
     assert overview([empty, *lakes, created]).conversations == 2
-    assert find([empty, *lakes, created], ROOT).depth == 2
+    assert [each.depth for each in find([empty, *lakes, created], ROOT)] == [2]
+
+
+def test_each_use_of_a_key_is_a_conversation(
+    overview: Callable[..., Any], find: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A report of each month, under one key, and what it leads to."""
+    days, rows = [0, 28], []
+    for number, day in enumerate(days, 2):
+        moment = at(day * 86_400)
+        times = {"sent_at": moment, "received_at": moment, "finished_at": moment + timedelta(milliseconds=40)}
+        of_key, led_to = {"correlation_id": KEY, **times}, message_id(number)
+        rows += [sent(1, id=KEY, **of_key), handled(1, id=KEY, **of_key)]
+        rows += [sent(number, id=led_to, causation_id=KEY, **of_key)]
+    lakes = [fill(Lake(str(tmp_path)), table(rows))]
+    seen = overview(lakes)
+    assert (seen.conversations, seen.messages, seen.p95_seconds) == (2, 4, 0.04)
+    assert overview(lakes, dedupe_window=timedelta(days=29)).conversations == 1
+    assert [each.began_at for each in find(lakes, KEY)] == [
+        int(at(day * 86_400).timestamp() * 1_000_000) for day in days
+    ]
+    (later,) = find(lakes, message_id(3))
+    assert later.began_at == int(at(28 * 86_400).timestamp() * 1_000_000)
 
 
 def test_lakes_without_history_are_refused(overview: Callable[..., Any], tmp_path: Path) -> None:
@@ -106,5 +129,5 @@ def test_small_lakes_give_the_same_figures_without_spark(spark: SparkSession, tm
                 of_spark = conversations.overview(spark, [lake], since=day, order=order, count=7)
                 assert few_conversations.overview([lake, lake], since=day, order=order, count=7) == of_spark
     for row in rows:
-        assert few_conversations.find([lake], row["id"]).path
+        assert all(each.path for each in few_conversations.find([lake], row["id"]))
     assert few_conversations.find([lake], rows[-1]["id"]) == conversations.find(spark, [lake], rows[-1]["id"])

@@ -14,10 +14,13 @@ from pyspark.sql import SparkSession
 
 from durable.errors import ArchiveConflict, InvalidSetting
 from durable.pipeline import places
+from durable.pipeline.compaction import compact, vacuum
+from durable.pipeline.files import TaskFiles
 from durable.pipeline.lake import Lake
-from durable.pipeline.lake_tables import DataFile, arrow_schema
+from durable.pipeline.lake_tables import DataFile, Whose, arrow_schema, file_schema
 
 DAY = date(2026, 11, 20)
+WHOSE = Whose("shop", "shop-1")
 
 
 @pytest.fixture
@@ -108,6 +111,59 @@ def test_files_named_by_no_commit_are_listed_and_removed(any_lake: Lake) -> None
     any_lake.remove("history", left_behind.path)
     any_lake.remove("history", left_behind.path)  # once more, as by another archiver
     assert any_lake.unlisted("history", DAY) == any_lake.unlisted("history", DAY + timedelta(days=1)) == []
+
+
+MOMENTS = [
+    datetime(2026, 11, 20, 12, 0, 0, micros, tzinfo=UTC)
+    for micros in (0, 1, 999, 1_000, 123_456, 999_999)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_compacted", [False, True], ids=["archived", "compacted"])
+@pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: str(moment.microsecond))
+def test_times_of_files_enclose_those_of_their_rows(lake: Lake, moment: datetime, *, is_compacted: bool) -> None:
+    """The log of a compacted table has the times in milliseconds."""
+    moments = [moment - timedelta(seconds=5), moment]
+    for number, each in enumerate(moments):
+        lake.commit("history", written(lake, each, f"a-{number}-b-0"), app_id="x", low=number, high=number + 1)
+    if is_compacted:
+        compact(lake, "history", above=1)
+    found = [*lake.rows_from("history", WHOSE, 0).values()]
+    bounds = [file.statistics["finished_at"] for file in lake.logged("history")]
+    assert len(found) == len(bounds) == (1 if is_compacted else 2)
+    assert min(each.first_at for each in found) <= moments[0]
+    assert moment <= max(each.last_at for each in found) < moment + timedelta(milliseconds=1)
+    assert min(each.low for each in bounds) <= micros(moments[0])
+    assert micros(moment) <= max(each.high for each in bounds)
+
+
+@pytest.mark.parametrize(
+    ("keep", "age", "is_kept"),
+    [(60, 59, True), (61, 60.5, True), (119, 70, True), (119, 118.9, True), (60, 61, False), (119, 121, False)],
+)
+def test_vacuum_keeps_files_replaced_within_its_time(lake: Lake, keep: float, age: float, *, is_kept: bool) -> None:
+    replaced = written(lake, MOMENTS[0], "a-0-b-0")
+    lake.commit("history", replaced, app_id="x", low=0, high=9)
+    with patch("durable.pipeline.lake.time.time", lambda: (datetime.now(UTC) - timedelta(minutes=age)).timestamp()):
+        others = written(lake, MOMENTS[0], "a-0-c-0")
+        lake.replace("history", [(file.day, file.path) for file in replaced], others, {"x": 9})
+    assert vacuum(lake, "history", timedelta(minutes=keep)) == (0 if is_kept else 1)
+
+
+def written(lake: Lake, moment: datetime, name: str) -> list[DataFile]:
+    """A file of one row that ended at this time, which is no part of the lake yet."""
+    schema = file_schema("history")
+    values = {"service": WHOSE.service, "database": WHOSE.database, "side": "outgoing", "xid": 700, "seq": 1}
+    times = dict.fromkeys(("sent_at", "finished_at"), moment)
+    ids = dict.fromkeys(("id", "correlation_id"), uuid4().bytes)
+    row = dict.fromkeys(schema.names) | values | times | ids
+    with TaskFiles(lake.table_url("history"), "history", None, name) as files:
+        files.add_whole(pa.RecordBatch.from_pylist([row], schema))
+    return [*files.files]
+
+
+def micros(moment: datetime) -> int:
+    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
 @pytest.mark.parametrize("place", ["gopher://lake", "/proc/nowhere"])

@@ -24,6 +24,7 @@ from durable.pipeline.archive import archive
 from durable.pipeline.audit import Question, audit_here
 from durable.pipeline.beginning import Wish
 from durable.pipeline.choosing import Choice
+from durable.pipeline.compaction import compact
 from durable.pipeline.copying import connection
 from durable.pipeline.lake import Lake
 from durable.pipeline.lake_tables import SOURCES, Whose
@@ -353,6 +354,24 @@ def test_lake_without_a_list_gets_one_again(receiver: Party, tmp_path: Path, *, 
     assert receiver.lost() == []
     receiver.archive()
     assert receiver.lost() == [3, 4, 5]
+
+
+def test_list_of_a_compacted_day_has_its_last_row(receiver: Party) -> None:
+    """The log has its times in milliseconds."""
+    receiver.write(1, 2)
+    receiver.archive()
+    backup = receiver.back_up()
+    tomorrow = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+    for number in (3, 4):
+        receiver.write(number, 1, finished_at=tomorrow + timedelta(seconds=number, microseconds=456))
+        receiver.archive()
+    compact(receiver.lake, "history", above=1)
+    receiver.put_back(backup)
+    receiver.archive(SUCCESSOR)
+    assert receiver.lost() == [3, 4]
+    shutil.rmtree(Path(receiver.lake.url) / "lost")
+    receiver.archive()
+    assert receiver.lost() == [3, 4]
 
 
 def test_unreadable_list_is_named_by_audit_and_verify(sender: Party, receiver: Party) -> None:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from durable.pipeline import ledger
 from durable.pipeline.lake_tables import LakeTable
-from durable.pipeline.matching import DEDUPE_WINDOW, FOUND, LETTER, LOST, MAY_BE_LATE, RECEIVED, SENT, Edges, Judge
+from durable.pipeline.matching import FOUND, LETTER, LOST, MAY_BE_LATE, RECEIVED, SENT, Edges, Judge
 from durable.pipeline.spans import NO_SPAN, Span
+from durable.pipeline.uses import DEDUPE_WINDOW
 from tests.support.audits import numbered, with_own_id
 from tests.support.lakes import SHOP, at, handled, letter, message_id, sent, table
 

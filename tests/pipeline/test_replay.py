@@ -474,6 +474,20 @@ def test_rate_bounds_the_start_of_the_next_chunk(
     assert 0 <= pauses[1] <= 5
 
 
+def test_rate_counts_no_message_that_was_known(
+    spark: SparkSession, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay that goes on passes by what it has done."""
+    pauses: list[float] = []
+    chosen = replay.messages(choosing.complete(history(spark, 10)), name="x")
+    settings = load_settings(database_url=database_url)
+    replay.replay(chosen, settings, total=10)
+    clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=pauses.append)
+    monkeypatch.setattr("durable.pipeline.replay.time", clock)
+    assert replay.replay(chosen, settings, total=10, rate=1.0) == (10, 0)
+    assert pauses == [0, 0]
+
+
 ORDERS: dict[str, str] = {
     "a struct": "named_struct('tens', n div 4, 'rest', named_struct('ones', CAST(n AS STRING), 'none', NULLIF(n, n)))",
     "a struct that is NULL": "IF(n < 3, NULL, named_struct('n', n))",

@@ -75,7 +75,7 @@ def test_windows_have_a_width_suited_to_a_plot(spark: SparkSession, lake: Lake, 
 
 def test_report_marks_starts_of_nodes_interruptions_and_given_marks(spark: SparkSession, lake: Lake) -> None:
     fill(lake, history(DAY + 1_200, interruptions=1, node_id=2))
-    found = report(spark, lake, marks=[Mark(at(30), "release 7")])
+    found = report(spark, lake).marked([Mark(at(30), "release 7")])
     assert [mark.label for mark in found.marks] == [
         "release 7",
         "billing: 1 envelope had lost their node",
@@ -167,7 +167,7 @@ def test_names_from_peers_are_text_in_the_page(spark: SparkSession, tmp_path: Pa
     rows = [handled(1, message_type=EVIL, service=EVIL, partition_key=EVIL)]
     lake = fill(Lake(str(tmp_path / "lake")), table(rows))
     fill(lake, table([letter(1, reason=EVIL, exception_type=EVIL)], "dead_letters"), of="dead_letters")
-    page, plots = rendered(report(spark, lake, dimensions=["partition_key"], marks=[Mark(at(1), EVIL)]))
+    page, plots = rendered(report(spark, lake, dimensions=["partition_key"]).marked([Mark(at(1), EVIL)]))
     assert page.count("script") == 3
     assert page.text.count(EVIL) >= 4
     assert "<" not in page.scripts[0]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -104,6 +106,41 @@ def test_conversation_running_over_midnight_is_measured_as_a_whole(spark: SparkS
     longest, other = records(transform.slowest(transform.threads(frame(spark, rows)), 5))
     assert (longest["correlation_id"], longest["total"], longest["seconds"]) == (str(conversation), 2, DAY + 8)
     assert other["seconds"] == 40
+
+
+KEY = UUID("6fa459ea-ee8a-5ca4-894e-db77e160355e")
+
+
+@pytest.mark.parametrize(
+    ("days", "window", "lasting"),
+    [([0, 28], 7, [40, 40]), ([0, 6, 28], 7, [6 * DAY + 40, 40]), ([0, 28], 30, [28 * DAY + 40])],
+    ids=["freed", "sent again", "within a longer window"],
+)
+def test_each_use_of_a_key_is_a_conversation(
+    spark: SparkSession, days: list[int], window: int, lasting: list[float]
+) -> None:
+    rows = [
+        each
+        for number, day in enumerate(days)
+        for each in (
+            handled(1, id=KEY, correlation_id=KEY, sent_at=at(day * DAY), finished_at=at(day * DAY + 1)),
+            handled(number + 2, correlation_id=KEY, sent_at=at(day * DAY + 1), finished_at=at(day * DAY + 40)),
+        )
+    ]
+    found = records(transform.slowest(transform.threads(frame(spark, rows)), 5, timedelta(days=window)))
+    assert [(row["correlation_id"], row["seconds"]) for row in found] == [(str(KEY), each) for each in lasting]
+    assert sum(row["total"] for row in found) == len(rows)
+
+
+def test_uses_of_a_key_within_a_day_are_told_apart(spark: SparkSession) -> None:
+    """A late message of the first use ends beside the second one."""
+    rows = [
+        handled(1, id=KEY, correlation_id=KEY, sent_at=at(0), finished_at=at(1)),
+        handled(2, correlation_id=KEY, sent_at=at(2), finished_at=at(7_203)),
+        handled(1, id=KEY, correlation_id=KEY, sent_at=at(7_200), finished_at=at(7_201)),
+    ]
+    found = records(transform.slowest(transform.threads(frame(spark, rows)), 5, timedelta(hours=1)))
+    assert [(row["seconds"], row["total"]) for row in found] == [(7_203, 2), (1, 1)]
 
 
 def test_volume_is_grouped_by_any_dimension_from_the_largest(spark: SparkSession) -> None:

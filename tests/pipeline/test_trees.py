@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
 from durable.pipeline.trees import Row, children, conversation, conversations, depths
 
 
@@ -72,3 +77,41 @@ def test_rows_are_read_conversation_by_conversation() -> None:
     rows = [row(1, None, 0, 10, conversation=1), row(2, 1, 3, 20, conversation=1), row(3, None, 5, 6, conversation=2)]
     assert [(len(found.messages), found.ended_at) for found in conversations(rows)] == [(2, 20), (1, 6)]
     assert list(conversations([])) == []
+
+
+DAY = 86_400_000_000  # microseconds
+KEY = UUID("6fa459ea-ee8a-5ca4-894e-db77e160355e").bytes
+DATED = UUID("01890a5d-ac96-774b-bcce-b302099a8057").bytes
+
+
+@pytest.mark.parametrize(
+    ("root", "days", "window", "lasting"),
+    [
+        (KEY, [0, 28], 7, [40, 40]),
+        (KEY, [0, 7, 14], 7, [40, 40, 40]),
+        (KEY, [0, 6, 28], 7, [6 * DAY + 40, 40]),
+        (KEY, [0, 28], 30, [28 * DAY + 40]),
+        (DATED, [0, 28], 7, [28 * DAY + 40]),
+    ],
+    ids=["freed", "at the edge", "sent again", "within a longer window", "dated"],
+)
+def test_each_use_of_a_key_begins_a_conversation(root: bytes, days: list[int], window: int, lasting: list[int]) -> None:
+    """The receiver has the time with less precision."""
+    rows = [
+        each
+        for day in days
+        for each in (
+            row(1, None, day * DAY + 5, day * DAY + 9)._replace(id=root, correlation_id=root),
+            row(1, None, day * DAY, day * DAY + 20)._replace(id=root, correlation_id=root),
+            row(day + 2, None, day * DAY + 10, day * DAY + 40)._replace(causation_id=root, correlation_id=root),
+        )
+    ]
+    found = [*conversations(rows, timedelta(days=window))]
+    assert [each.ended_at - each.began_at for each in found] == lasting
+    assert sum(len(each.messages) for each in found) == len(found) + len(days)
+
+
+def test_late_message_of_a_key_is_of_the_use_begun_before() -> None:
+    rows = [row(1, None, day * DAY, day * DAY + 20)._replace(id=KEY, correlation_id=KEY) for day in (0, 28)]
+    late = row(7, None, 20 * DAY, 29 * DAY)._replace(causation_id=KEY, correlation_id=KEY)
+    assert [each.ended_at // DAY for each in conversations([*rows, late])] == [29, 28]

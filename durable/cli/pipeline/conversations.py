@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
@@ -77,9 +78,11 @@ def conversations(
         phase("reading history")
         with spark_errors():
             if wanted is not None:
-                found = find(places, wanted)
-                return Ended(_document(found), _tree(found))
-            seen = overview(places, since=days[0], until=days[1], order=sort, count=count)
+                *earlier, found = find(places, wanted, dedupe_window=settings.dedupe_window)
+                document = {**_document(found), "earlier": [_document(each) for each in earlier]}
+                return Ended(document, _trees([*earlier, found]))
+            window = settings.dedupe_window
+            seen = overview(places, since=days[0], until=days[1], order=sort, count=count, dedupe_window=window)
     return Ended(asdict(seen), _list(seen, sort))
 
 
@@ -106,6 +109,12 @@ def _quantiles(seen: Overview) -> str:
     return f"half took up to {seen.p50_seconds:.3f} s, 95 % up to {seen.p95_seconds:.3f} s"
 
 
+def _trees(found: Sequence[trees.Conversation]) -> list[Block]:
+    """One for each use of a business key."""
+    each = [[*_tree(one), ""] for one in found]
+    return [*chain.from_iterable(each), "* on the critical path: the chain that ended last"]
+
+
 def _tree(found: trees.Conversation) -> list[Block]:
     """A line for each message under the one that caused it; those of the critical path are marked."""
     from durable.pipeline.conversations import moment
@@ -123,7 +132,7 @@ def _tree(found: trees.Conversation) -> list[Block]:
         ends = ", ".join(f"{row.outcome} {row.service} {row.address}" for row in message.rows)
         after = (message.sent_at - found.began_at) / 1_000
         lines.append(f"{mark} {'  ' * level}{message.message_type}  +{after:,.1f} ms, took {took:,.1f} ms  ({ends})")
-    return [*lines, "", "* on the critical path: the chain that ended last"]
+    return lines
 
 
 def _document(found: trees.Conversation) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ from durable.grammar import several
 from durable.pipeline.lake import Lake
 from durable.pipeline.session import spark_errors
 from durable.pipeline.unwritable import writing
+from durable.settings import load_settings
 
 if TYPE_CHECKING:
     from durable.pipeline.report import Mark
@@ -74,7 +75,10 @@ def report(
     with spark_errors(), phases("report") as phase:
         phase("starting Spark")
         session = spark.open_session([lake])
-        found = report(session, lake, since=days[0], until=days[1], dimensions=by or (), marks=marks, phase=phase)
+        window = load_settings().dedupe_window
+        found = report(
+            session, lake, since=days[0], until=days[1], dimensions=by or (), dedupe_window=window, phase=phase
+        ).marked(marks)
         phase("writing the page")
         with writing(str(out), "--out"):
             out.write_text(render(found, title), encoding="utf-8")

@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 _TESTS = "tests/pipeline/test_damaged_lakes.py"
 
+_LAKE = "tests/pipeline/test_lake.py"
 _POOLER = "tests/pipeline/test_pooler.py"
 _DROPS = "tests/pipeline/test_stream_drops.py"
 _HOLDS = "tests/pipeline/test_horizons.py::test_lake_is_whole_up_to_the_holder_of_the_horizon"
@@ -245,6 +246,49 @@ ROWS = (
         before="    if checksum is not None and checksums.of(content) != checksum:\n",
         after="    if False:\n",
         killed_by=(f"{_TESTS}::test_one_bit_anywhere_in_a_file_is_seen[archived]",),
+    ),
+    Mutant(
+        "lakes",
+        "a replay that goes on waits for what it has done",
+        "durable/pipeline/replay.py",
+        before="published.added / rate if",
+        after="published.rows / rate if",
+        killed_by=("tests/pipeline/test_replay.py::test_rate_counts_no_message_that_was_known",),
+    ),
+    Mutant(
+        "lakes",
+        "all uses of a key are one conversation",
+        "durable/pipeline/trees.py",
+        before="    begins = beginnings(begins, dedupe_window)\n",
+        after="    begins = []\n",
+        killed_by=("tests/pipeline/test_trees.py::test_each_use_of_a_key_begins_a_conversation[freed]",),
+    ),
+    Mutant(
+        "lakes",
+        "all uses of a key are one conversation of a report",
+        "durable/pipeline/transform.py",
+        before='        .groupBy("correlation_id", "use")\n',
+        after='        .groupBy("correlation_id")\n',
+        killed_by=("tests/pipeline/test_transform.py::test_each_use_of_a_key_is_a_conversation[freed]",),
+    ),
+    Mutant(
+        "lakes",
+        "times in the log end a day before its last row",
+        "durable/pipeline/lake_log.py",
+        before="each - each % _PRECISION + _PRECISION - 1",
+        after="each",
+        killed_by=(
+            f"{_LAKE}::test_times_of_files_enclose_those_of_their_rows[123456-compacted]",
+            "tests/pipeline/test_lost_lives.py::test_list_of_a_compacted_day_has_its_last_row",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "vacuum removes files before their time",
+        "durable/pipeline/compaction.py",
+        before="-(-keep // _HOUR)",
+        after="keep // _HOUR",
+        killed_by=(f"{_LAKE}::test_vacuum_keeps_files_replaced_within_its_time[119-70-True]",),
     ),
     Mutant(
         "lakes",
