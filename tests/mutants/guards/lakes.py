@@ -1670,6 +1670,34 @@ ROWS = (
     ),
     Mutant(
         "lakes",
+        "chunks in the order of a text in latin-1 are left to the statistics of files",
+        "durable/pipeline/chunks.py",
+        before=" or _is_misread(bound[name], kind.fields[0].dataType)",
+        after="",
+        killed_by=("tests/pipeline/test_odd_values.py::test_odd_values_are_an_order_of_messages[text]",),
+    ),
+    Mutant(
+        "lakes",
+        "a link to nothing is passed over",
+        "durable/pipeline/layouts.py",
+        before="[path for path in places.dangling(place) if not _is_mark(path) and not _is_hidden(path)]",
+        after="[]",
+        killed_by=(
+            "tests/pipeline/test_layouts.py::test_link_to_nothing_is_named_unless_it_is_hidden[b.parquet-True]",
+        ),
+    ),
+    Mutant(
+        "lakes",
+        "a condition reads a computed word for the present time",
+        "durable/pipeline/conditions.py",
+        before="is_word = reads_clock or _WORD",
+        after="is_word = _WORD",
+        killed_by=(
+            "tests/pipeline/test_where.py::test_condition_beyond_one_row_is_refused_in_one_line[the time as a word: CAST(concat('no', 'w') AS TIMESTAMP)]",
+        ),
+    ),
+    Mutant(
+        "lakes",
         "a replay ends well that has not found all of its messages",
         "durable/pipeline/replay.py",
         before="    if rows != total:\n",
