@@ -95,7 +95,7 @@ def test_command_names_a_file_in_a_linked_folder(agent: Agent, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("link", "is_named"), [("b.parquet", True), ("more/b", True), ("_SUCCESS", False), (".#b", False)]
 )
-def test_link_to_nothing_is_named_unless_it_is_hidden(tmp_path: Path, link: str, is_named: bool) -> None:
+def test_link_to_nothing_is_named(tmp_path: Path, link: str, is_named: bool) -> None:
     write(tmp_path, ["a.parquet"])
     (tmp_path / link).parent.mkdir(exist_ok=True)
     (tmp_path / link).symlink_to(tmp_path / "nowhere")
