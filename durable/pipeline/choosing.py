@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
+from functools import reduce
 from itertools import chain
+from operator import and_
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 DONE: Final = ("sent", "handled")
 MOMENT: Final[Mapping[LakeTable, str]] = {"history": "finished_at", "dead_letters": "failed_at"}
 """The column by which a table of the lake is in order."""
+_KIND: Final = ("service", "side", "message_type", "address")
 TIME: Final = "time of the replay"
 """The column by which messages are chosen; files may have others of any name that is one word."""
 _OPTIONAL: Final = {
@@ -219,11 +222,12 @@ def alike(rows: DataFrame, found: Mapping[str, str | None]) -> DataFrame:
 
 
 def survey(rows: DataFrame) -> list[Group]:
-    """Count the chosen messages, by kind. Raises InvalidSetting for a time that is none of the calendar."""
+    """Count the chosen messages, by kind. Raises InvalidSetting for a time that is none of the calendar, and for a text
+    that is not UTF-8.
+    """
     from pyspark.sql import functions as F
 
-    keys = ["service", "side", "message_type", "address"]
-    counted = rows.groupBy(*keys).agg(
+    counted = rows.groupBy(*_KIND).agg(
         F.count(F.lit(1)).alias("messages"),
         F.count_if(F.col("body").isNull()).alias("without_body"),
         F.min(TIME).alias("first"),
@@ -231,10 +235,27 @@ def survey(rows: DataFrame) -> list[Group]:
     )
     try:
         with spark_errors():
-            return [Group(**row) for row in records(counted.orderBy(*keys))]
+            return [Group(**row) for row in records(counted.orderBy(*_KIND))]
+    except UnicodeDecodeError as error:
+        raise InvalidSetting(
+            f"{_misencoded(rows)}; correct it in the files, or leave its row out by --where"
+        ) from error
     except OverflowError as error:
         names = ", ".join(name for name in MOMENTS if name in rows.columns)
         raise InvalidSetting(
             f"column {names}: a time lies outside the years 1 to 9999; correct it in the files, or leave its row out "
             "by --where"
         ) from error
+
+
+def _misencoded(rows: DataFrame) -> str | None:
+    """Name the first text of the kinds that is not UTF-8, by its column in the files, and its row."""
+    from pyspark.sql import functions as F
+
+    from durable.pipeline.screens import misencoded
+
+    names = [name for name in ("destination", *_KIND) if dict(rows.dtypes).get(name) == "string"]
+    strange = rows.where(~reduce(and_, (F.coalesce(F.is_valid_utf8(name), F.lit(True)) for name in names)))
+    with spark_errors():
+        (batch,) = strange.select("id", *names).limit(1).toArrow().combine_chunks().to_batches()
+    return misencoded(batch, names)

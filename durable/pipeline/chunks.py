@@ -2,7 +2,8 @@
 
     order_by, sorted by Spark, numbered ──> the value at which each chunk begins ──> chunk: [begin, next begin)
 
-Only the column of order is sorted. Rows are told apart by it, so it ends in what tells them apart, such as an id.
+Only the column of order is sorted. Rows are told apart by it, so it ends in what tells them apart, such as an id. Its
+values are any that Spark has: a text of it is bytes here, and a time a number; Python need not know either.
 """
 
 from __future__ import annotations
@@ -42,10 +43,33 @@ def _beginnings(rows: DataFrame, by: str, size: int) -> list[Any]:
         # Sorted here: few rows as they are, Spark would take two more jobs for each.
         partition = F.shiftright("number", _PARTITION_BITS).alias("partition")
         counted = sorted((int(row[0]), int(row[1])) for row in numbered.groupBy(partition).count().collect())
-        found = numbered.where(F.col("number").isin(_numbers_of(counted, size))).toArrow().sort_by("number")
+        begins = numbered.where(F.col("number").isin(_numbers_of(counted, size)))
+        kind = rows.schema[by].dataType
+        found = begins.select("number", _plain(F.col(by), kind).alias(by)).toArrow().sort_by("number")
     finally:
         numbered.unpersist()
     return list(found[by].to_pylist())
+
+
+def _plain(column: Column, kind: DataType) -> Column:
+    """Return a value as one that Python has, too, from which _literal() makes the same value again."""
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+
+    match kind:
+        case T.StructType(fields=fields):
+            whole = F.struct(*(_plain(column.getField(each.name), each.dataType).alias(each.name) for each in fields))
+            return F.when(column.isNotNull(), whole)
+        case T.StringType():
+            return column.cast("binary")
+        case T.TimestampType():
+            return F.unix_micros(column)
+        case T.TimestampNTZType():
+            return F.unix_micros(column.cast("timestamp"))
+        case T.DateType():
+            return F.unix_date(column)
+        case _:
+            return column
 
 
 def _numbers_of(partitions: Sequence[tuple[int, int]], size: int) -> list[int]:
@@ -74,13 +98,19 @@ def _first_field(by: str, kind: StructType, bound: Any, *, is_low: bool) -> Colu
     """Return the condition on the first field alone: Parquet files are read by it, and never by a struct."""
     from pyspark.sql import functions as F
 
-    if is_unordered(kind.fields[0].dataType):
+    name = kind.fieldNames()[0]
+    if is_unordered(kind.fields[0].dataType) or _is_misread(bound[name], kind.fields[0].dataType):
         return F.lit(True)
-    name, first = kind.fieldNames()[0], _literal(bound[kind.fieldNames()[0]], kind.fields[0].dataType)
+    first = _literal(bound[name], kind.fields[0].dataType)
     column = F.col(by).getField(name)
     if bound[name] is None:
         return F.lit(True) if is_low else column.isNull()
     return column >= first if is_low else column.isNull() | (column <= first)
+
+
+def _is_misread(value: Any, kind: DataType) -> bool:
+    """Tell a text that is not UTF-8: Spark compares another one with the statistics of files."""
+    return kind.typeName() == "string" and value is not None and value.decode(errors="replace").encode() != value
 
 
 def _struct(value: Any, kind: Any) -> Column:
@@ -90,11 +120,18 @@ def _struct(value: Any, kind: Any) -> Column:
 
 
 def _literal(value: Any, kind: DataType) -> Column:
-    """Write a literal by its text: a time is the same in any time zone, and a number keeps its last digit."""
+    """Write a literal of what _plain() gives: a number by its text, which keeps its last digit."""
     from pyspark.sql import functions as F
+    from pyspark.sql import types as T
 
     if isinstance(value, dict):
         return _struct(value, kind)
     if value is None or isinstance(value, bytes):
         return F.lit(None if value is None else bytearray(value)).cast(kind)
-    return F.lit(value.isoformat(sep=" ") if hasattr(value, "hour") else str(value)).cast(kind)
+    match kind:
+        case T.TimestampType() | T.TimestampNTZType():
+            return F.timestamp_micros(F.lit(value)).cast(kind)
+        case T.DateType():
+            return F.date_from_unix_date(F.lit(value))
+        case _:
+            return F.lit(str(value)).cast(kind)

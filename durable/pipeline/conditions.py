@@ -19,13 +19,15 @@ _BEYOND_THE_ROW: Final = re.compile(
     r"|\b(?P<chance>rand|randn|random|randstr|uniform|uuid|shuffle|aes_encrypt)\("
     r"|\b(?P<place>monotonically_increasing_id|spark_partition_id|input_file_(?:name|block_start|block_length))\("
     r"|\b(?P<clock>now|current_(?:timestamp|date|time)|localtimestamp)\("
-    r"|\bcast\(\s*(?P<word>now|today|tomorrow|yesterday)\b[^()]* as (?:date|timestamp)"
-    r"|\bto_(?:date|timestamp\w*)\(\s*(?P<read>now|today|tomorrow|yesterday)\b",
+    r"|\b(?:try_)?cast\(\s*(?P<word>now|today|tomorrow|yesterday)\b[^()]* as (?:date|timestamp)"
+    r"|\b(?:try_)?to_(?:date|timestamp\w*)\(\s*(?P<read>now|today|tomorrow|yesterday)\b",
     re.IGNORECASE,
 )
 """How a plan shows what is more than a condition over the columns of one row."""
-_WORD: Final = re.compile(r"\b(?:date|timestamp\w*)\s*['\"]\s*(?:now|today|tomorrow|yesterday)\b", re.IGNORECASE)
-"""A literal of the time at which it is read, of which a plan shows the time only."""
+_WORD: Final = re.compile(
+    r"\b(?:date|timestamp\w*)(?:\s|--[^\n]*\n|/\*(?:[^*]|\*(?!/))*\*/)*r?['\"]\s*(?![\s\d+-])", re.IGNORECASE
+)
+"""A literal of a time that begins with no number, such as 'now': a plan shows only the time at which it was read."""
 _TOKEN: Final = re.compile(
     r"--[^\n]*|/\*.*?\*/|`(?:[^`]|``)*`"
     r"""|(?P<text>\br'[^']*'|\br"[^"]*"|'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")""",
@@ -60,14 +62,15 @@ def check_condition(rows: DataFrame, where: str) -> None:
     try:
         narrowed = empty.where(where)
         planned = _without_columns(_plan(empty.where(alike)), rows.columns)
-        is_same = _is_deterministic(narrowed)
+        is_same, reads_clock = _is_deterministic(narrowed), _reads_clock(narrowed)
     except (PySparkException, Py4JError) as error:
         said = " ".join(str(error).partition("SQLSTATE")[0].split())
         raise InvalidSetting(
             f"option where: {_shortened(where)} is no condition over these columns: {_cause(said)}"
         ) from error
     beyond = _BEYOND_THE_ROW.search(planned)
-    found = beyond.lastgroup if beyond else "word" if _WORD.search(alike) else None if is_same else "chance"
+    is_word = reads_clock or _WORD.search(alike)
+    found = beyond.lastgroup if beyond else "word" if is_word else None if is_same else "chance"
     if found is not None:
         raise InvalidSetting(f"option where: {_shortened(where)} is no condition over these columns: {_MEANT[found]}")
 
@@ -104,6 +107,19 @@ def _is_deterministic(narrowed: DataFrame) -> bool:
     """
     frame: Any = getattr(narrowed, "_jdf", None)
     return frame is None or bool(frame.queryExecution().analyzed().condition().deterministic())
+
+
+def _reads_clock(narrowed: DataFrame) -> bool:
+    """Ask Spark whether it reads a text as a word for a time, such as 'now', however the text is computed and read;
+    where its JVM is out of reach, the names tell alone.
+    """
+    frame: Any = getattr(narrowed, "_jdf", None)
+    if frame is None:
+        return False
+    jvm: Any = narrowed.sparkSession._jvm
+    rules = jvm.org.apache.spark.sql.catalyst.optimizer
+    plan = rules.ReplaceExpressions.apply(frame.queryExecution().analyzed())
+    return not rules.SpecialDatetimeValues.apply(plan).fastEquals(plan)
 
 
 def _plan(rows: DataFrame) -> str:

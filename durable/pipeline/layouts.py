@@ -4,6 +4,7 @@ place/a.parquet                            read, unless there are folders of par
 place/day=2030-05-01/a.parquet             read, where every file lies in folders of the same partitions
 place/more/a.parquet                       passed over
 place/_a.parquet, .a, a._COPYING_          passed over
+place/a.parquet -> nowhere                 passed over
 place/_SUCCESS, _temporary/, _metadata     no data: marks of writers
 """
 
@@ -28,10 +29,17 @@ _MAGIC: Final = (b"PAR1", b"PARE")
 
 
 def check_files(place: str) -> None:
-    """Raise InvalidSetting for the first file at this place which Spark would pass over, or which is empty."""
+    """Raise InvalidSetting for the first file at this place which Spark would pass over, or which is empty, and for a
+    symbolic link to nothing.
+    """
+    _refuse(
+        [path for path in places.dangling(place) if not _is_mark(path) and not _is_hidden(path)],
+        f"in {place} is a symbolic link to nothing",
+        "and its messages would be left out; put back the file that it names, or remove it",
+    )
     sizes = places.sizes(place)
-    data = [path for path in sorted(sizes) if not any(map(_MARK.fullmatch, path.split("/")))]
-    hidden = {path for path in data if any(map(_HIDDEN.fullmatch, path.split("/")))}
+    data = [path for path in sorted(sizes) if not _is_mark(path)]
+    hidden = {path for path in data if _is_hidden(path)}
     shown = [path for path in data if path not in hidden]
     _refuse(
         [path for path in shown if not sizes[path]],
@@ -56,6 +64,14 @@ def passed_over(paths: Iterable[str]) -> list[str]:
     layouts = {path: _layout(path) for path in paths}
     read = next((layout for layout in layouts.values() if layout[1]), ((), ()))
     return [path for path, layout in layouts.items() if layout != read]
+
+
+def _is_mark(path: str) -> bool:
+    return any(map(_MARK.fullmatch, path.split("/")))
+
+
+def _is_hidden(path: str) -> bool:
+    return any(map(_HIDDEN.fullmatch, path.split("/")))
 
 
 def _layout(path: str) -> tuple[Sequence[str], Sequence[str]]:

@@ -157,6 +157,14 @@ def sizes(place: str) -> dict[str, int]:
     return {info.path.removeprefix(root): info.size for info in found if info.is_file}
 
 
+def dangling(place: str) -> list[str]:
+    """The symbolic links to nothing in all folders of this place, by their paths below it; stores have none."""
+    if "://" in place:
+        return []
+    found = (Path(folder) / name for folder, _, files in os.walk(place, followlinks=True) for name in files)
+    return sorted(str(path.relative_to(place)) for path in found if not path.exists())
+
+
 def beginning(place: str, path: str, length: int) -> bytes:
     """The first bytes of a file at this place."""
     with opened(folder_of(place), path) as stream:

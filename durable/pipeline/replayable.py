@@ -144,14 +144,14 @@ def _unread(error: Exception, place: str) -> InvalidSetting | None:
         case "PARQUET_TYPE_ILLEGAL":
             kind = (error.getMessageParameters() or {}).get("parquetType", "a type")
             return InvalidSetting(
-                f"--parquet: Spark reads no column of the type {kind}; write times in microseconds and ids as bytes "
-                "without a type of their own, or leave the column out"
+                f"--parquet: Spark reads no column of the type {kind}{_of_type(kind, place)}; write times in "
+                "microseconds and ids as bytes without a type of their own, or leave the column out"
             )
         case "UNABLE_TO_INFER_SCHEMA":
             return InvalidSetting(f"--parquet: there is no file of Parquet in {place}; name the files, or their folder")
         case "UNSUPPORTED_TIME_TYPE":
             return InvalidSetting(
-                f"--parquet: Spark reads no column of the type TIME{_of_time(place)}; write it as text or as a "
+                f"--parquet: Spark reads no column of the type TIME{_of_type('TIME', place)}; write it as text or as a "
                 "number, or leave the column out"
             )
         case "COLUMN_ALREADY_EXISTS":
@@ -163,20 +163,25 @@ def _unread(error: Exception, place: str) -> InvalidSetting | None:
             return None
 
 
-def _of_time(place: str) -> str:
-    """Name the first column of times without a day, where the files can be looked at."""
-    import pyarrow as pa
+def _of_type(kind: str, place: str) -> str:
+    """Name the first column of a type that Spark writes so, where the files can be looked at."""
     import pyarrow.parquet as pq
     from deltalake.exceptions import DeltaError
 
-    bare = _THIS_MACHINE.sub("", place)
+    bare, asked = _THIS_MACHINE.sub("", place), _words(kind)
     with suppress(DeltaError, *places.DAMAGE):
         for path in sorted(places.sizes(bare)):
-            with places.opened(places.folder_of(bare), path) as stream:
-                for field in pq.read_schema(stream):
-                    if pa.types.is_time(field.type):
-                        return f", as column {field.name} of {path}"
+            with suppress(*places.DAMAGE), places.opened(places.folder_of(bare), path) as stream:
+                schema = pq.read_metadata(stream).schema
+                for column in map(schema.column, range(len(schema))):
+                    if asked <= _words(f"{column.physical_type} {column.logical_type}"):
+                        return f", as column {column.path} of {path}"
     return ""
+
+
+def _words(kind: str) -> set[str]:
+    """Take the name of a type apart, by Spark `INT64 (TIMESTAMP(NANOS,true))`, or by Arrow in more words."""
+    return set(re.findall(r"\w+", kind.upper().replace("SECONDS", "S")))
 
 
 def _foreign(said: str) -> InvalidSetting | None:

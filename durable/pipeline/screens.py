@@ -6,7 +6,7 @@ store them; so a few comparisons over columns find the rows that it might refuse
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -38,11 +38,11 @@ class Limits:
     clock_lead: timedelta
 
 
-def misencoded(batch: pa.RecordBatch) -> str | None:
+def misencoded(batch: pa.RecordBatch, names: Sequence[str] = (*TEXTS, "body")) -> str | None:
     """Return the reason why the first text that is not UTF-8 cannot be published, of a batch as Spark gives it: texts
     of Spark's may have any bytes, and neither Arrow nor Python reads such ones. None when all are UTF-8.
     """
-    for name in (*TEXTS, "body"):
+    for name in names:
         index = batch.schema.get_field_index(name)
         if index >= 0 and not _is_utf8(column := batch.column(index)):
             row = next(row for row in range(len(column)) if not _is_utf8(column.slice(row, 1)))

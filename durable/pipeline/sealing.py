@@ -185,8 +185,14 @@ def opening(messages: DataFrame, sealing: Sealing | None) -> DataFrame:
 
 
 def _faults(batches: Iterable[pa.RecordBatch], ring: KeyRing) -> Iterator[MissingKey | Forged | None]:
-    """Tell of each row why its body does not open; None for one that opens, or that nobody is to open."""
+    """Tell of each row why its body does not open; None for one that opens, or that nobody is to open. Raises
+    InvalidMessage for a text that is not UTF-8.
+    """
+    from durable.pipeline.screens import misencoded
+
     for batch in batches:
+        if reason := misencoded(batch):
+            raise InvalidMessage(reason)
         for row in batch.to_pylist():
             yield _fault(row, ring)
 

@@ -62,7 +62,7 @@ def _names(rows: DataFrame, column: str) -> set[str]:
     from pyspark.sql import functions as F
 
     with spark_errors():
-        return {row[0] for row in rows.select(column).where(F.col(column).isNotNull()).distinct().collect()}
+        return {row[0] for row in rows.select(column).where(F.is_valid_utf8(column)).distinct().collect()}
 
 
 def _some(known: Collection[str]) -> str:

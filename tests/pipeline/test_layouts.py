@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -89,3 +90,18 @@ def test_command_names_a_file_in_a_linked_folder(agent: Agent, tmp_path: Path) -
     ended = agent("pipeline", "replay", "--parquet", str(tmp_path / "files"), "--all", "--name", "x")
     assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1), ended
     assert ended.err.startswith(f"error: --parquet: link/b.parquet in {tmp_path}/files would be left out, ")
+
+
+@pytest.mark.parametrize(
+    ("link", "is_named"), [("b.parquet", True), ("more/b", True), ("_SUCCESS", False), (".#b", False)]
+)
+def test_link_to_nothing_is_named(tmp_path: Path, link: str, is_named: bool) -> None:
+    write(tmp_path, ["a.parquet"])
+    (tmp_path / link).parent.mkdir(exist_ok=True)
+    (tmp_path / link).symlink_to(tmp_path / "nowhere")
+    with (
+        pytest.raises(InvalidSetting, match=f"^--parquet: {link} in .* is a symbolic link to nothing")
+        if is_named
+        else nullcontext()
+    ):
+        check_place(str(tmp_path))

@@ -475,9 +475,7 @@ def test_rate_bounds_the_start_of_the_next_chunk(
     assert 0 <= pauses[1] <= 5
 
 
-def test_rate_counts_no_known_message(
-    spark: SparkSession, database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rate_counts_no_known_message(spark: SparkSession, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay that goes on passes by what it has done."""
     pauses: list[float] = []
     chosen = replay.messages(choosing.complete(history(spark, 10)), name="x")

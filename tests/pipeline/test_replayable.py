@@ -121,8 +121,14 @@ FILES: Final = {
         {"sent_at": pa.array(["2026-05-01T12:00:00Z"])},
         "column sent_at: is STRING, must be TIMESTAMP",
     ),
-    "sent_at in nanoseconds": ({"sent_at": pa.array([NOON], pa.timestamp("ns"))}, "--parquet: Spark reads no column"),
-    "id of a type of its own": ({"id": pa.array([bytes(16)], pa.uuid())}, "--parquet: Spark reads no column"),
+    "sent_at in nanoseconds": (
+        {"sent_at": pa.array([NOON], pa.timestamp("ns"))},
+        "--parquet: Spark reads no column of the type INT64 (TIMESTAMP(NANOS,false)), as column sent_at of messages.",
+    ),
+    "id of a type of its own": (
+        {"sent_at": pa.array([NOON], pa.timestamp("us")), "id": pa.array([bytes(16)], pa.uuid())},
+        "--parquet: Spark reads no column of the type FIXED_LEN_BYTE_ARRAY (UUID), as column id of messages.",
+    ),
     "a time of the day": (
         {"t": [time(3)]},
         "--parquet: Spark reads no column of the type TIME, as column t of messages.",
@@ -143,6 +149,13 @@ def test_command_names_a_column_of_another_type_and_begins_nothing(
     assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1), ended
     assert ended.err.startswith(f"error: {said}")
     assert conn.execute("SELECT count(*) FROM durable.replays").fetchone() == (0,)
+
+
+def test_column_of_another_type_is_found_behind_marks_of_writers(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "_SUCCESS").touch()
+    pq.write_table(message_table(1, {"t": [time(3)]}), tmp_path / "a.parquet")
+    with pytest.raises(InvalidSetting, match=r"of the type TIME, as column t of a.parquet"):
+        replayable.read(spark, str(tmp_path))
 
 
 def message_table(number: int, more: Mapping[str, Any], names: Mapping[str, str] = MappingProxyType({})) -> pa.Table:

@@ -78,6 +78,20 @@ REFUSED: dict[str, tuple[str, str]] = {
     "the time as a word": ("sent_at < TIMESTAMP 'now'", LITERAL),
     "the time as a word that becomes one": ("sent_at < CAST('today' AS DATE)", LITERAL),
     "the time as a word that is read": ("sent_at < to_date('tomorrow')", LITERAL),
+    **{
+        f"the time as a word: {where}": (f"sent_at < {where}", LITERAL)
+        for where in (
+            "' Now '",
+            "TRY_CAST('now' AS TIMESTAMP)",
+            "CAST(concat('no', 'w') AS TIMESTAMP)",
+            "try_to_timestamp('now')",
+            "to_timestamp(lower('NOW'))",
+            "date_add('today', 1)",
+            "TIMESTAMP r'now'",
+            "TIMESTAMP /* ' */ 'now'",
+            r"TIMESTAMP 'n\u006fw'",
+        )
+    },
     "the day": ("CAST(sent_at AS DATE) = curdate()", LITERAL),
     "too many brackets": ("(" * 5_000 + "true" + ")" * 5_000, "nested too deeply"),
     "too many words": ("NOT " * 5_000 + "true", "nested too deeply"),
@@ -110,6 +124,7 @@ CHOOSING: dict[str, tuple[str, int]] = {
     "a long list": (f"message_type IN ({', '.join(repr(str(n)) for n in range(5_000))}, 'odd')", 5),
     "a field of the body": ("get_json_object(decode(body, 'utf-8'), '$.order_id') = '7'", 1),
     "a time": ("sent_at > TIMESTAMP'2020-01-01' AND unix_timestamp(sent_at) > 0", 10),
+    "a day": ("sent_at > DATE'2020-01-01' AND sent_at > '2020-01-01' AND sent_at > to_date('2020-01-01')", 10),
     "a text that looks like a time": ("message_type <> 'now'", 10),
     "a text that looks like the clock": ("decode(body, 'utf-8') NOT LIKE '%now()%'", 10),
     "a text that looks like a function of Java": ('message_type <> "x reflect(1)"', 10),
