@@ -261,7 +261,8 @@ class InMemoryBus:
     async def _step(self) -> bool:
         """Send due messages and handle the first. False when none was due."""
         self._dispatcher.settle_commits()
-        self._committed(self._schedules.due(self._runtime.envelope_factory))
+        for envelopes in self._schedules.due(self._runtime.envelope_factory):
+            self._committed(envelopes)
         self._runtime.counters.add(Event.EXPIRED, self._mailbox.expire_late(self._burials()))
         departing = self._mailbox.departing(self._reachable().keys())
         for row in departing:

@@ -36,28 +36,28 @@ class MemorySchedules:
         self._last_asked: dict[str, datetime] = {}
         self._pauses: dict[str, list[Pause]] = {}
 
-    def due(self, envelope_factory: EnvelopeFactory) -> list[Envelope]:
-        """Return the messages of the occurrences since the last look. Raises the errors of a factory."""
-        envelopes: list[Envelope] = []
+    def due(self, envelope_factory: EnvelopeFactory) -> Iterator[list[Envelope]]:
+        """The messages of each run since the last look. Raises the errors of a factory: that run is left out then, and
+        the next look goes on behind it.
+        """
         for name, schedule in self._schedules.items():
             for at, due in list(self._passed(schedule)):
+                self._moved.pop(name, None)
+                self._looked[name] = at
                 if not self._is_paused(name, due):
-                    envelopes += schedule.envelopes(envelope_factory, at)
-        asked, self._asked = self._asked, {}
-        for name, moment in asked.items():
-            envelopes += self._schedules[name].envelopes(envelope_factory, moment, asked_for=True)
-        return envelopes
+                    yield schedule.envelopes(envelope_factory, at)
+        for name in list(self._asked):
+            yield self._schedules[name].envelopes(envelope_factory, self._asked.pop(name), asked_for=True)
 
     def _passed(self, schedule: Schedule) -> Iterator[tuple[datetime, datetime]]:
         """The occurrences, and when they were due."""
         now = self._clock.now()
+        occurrence, due = self._next(schedule)
         for _ in range(_MOST_AT_ONCE):
-            occurrence, due = self._next(schedule)
             if due > now:
                 return
-            self._moved.pop(schedule.name, None)
-            self._looked[schedule.name] = occurrence
             yield occurrence, due
+            occurrence = due = schedule.cron.after(occurrence)
         raise AssertionError(
             f"schedule {schedule.name!r} has had more than {_MOST_AT_ONCE:,} occurrences: advance less, and drain()"
         )

@@ -238,6 +238,20 @@ ROWS = (
     ),
     Mutant(
         "recovery",
+        "a run in memory that fails takes those behind along",
+        "durable/testing/schedules.py",
+        before="""\
+                self._looked[name] = at
+""",
+        after="""\
+                self._looked[name] = self._clock.now()
+""",
+        killed_by=(
+            "tests/unit/testing/test_schedules.py::TestSchedules::test_failing_occurrence_prevents_no_other_and_no_run_by_hand",
+        ),
+    ),
+    Mutant(
+        "recovery",
         "a failure is noted for what is due by then",
         "durable/recovery/recurring_schedules.py",
         before="""\

@@ -85,6 +85,22 @@ class TestSchedules:
         assert heard == [12, 13, 15]
         assert not await bus.run_schedule("minutes")
 
+    async def test_failing_occurrence_prevents_no_other_and_no_run_by_hand(self, bus: Bus, heard: list[int]) -> None:
+        def make(at: datetime) -> Chime:
+            if at.hour == 14:
+                raise LookupError("no rates on a holiday")
+            return Chime(at.hour)
+
+        bus.application.schedules.clear()
+        bus.every("0 * * * *", make, name="hours")
+        async with InMemoryBus(bus, clock=ManualClock(BEGIN)) as memory:
+            memory.clock.advance(4 * HOUR)
+            assert await bus.run_schedule("hours")
+            with pytest.raises(LookupError, match="on a holiday"):
+                await memory.drain()
+            await memory.drain()
+        assert heard == [13, 15, 16, 16]
+
     async def test_pause_of_an_unknown_schedule_is_refused(self, memory: InMemoryBus, bus: Bus) -> None:
         with pytest.raises(
             InvalidSetting, match="schedule 'huors' is neither declared nor stored; did you mean 'hours'"
