@@ -335,7 +335,7 @@ def read_keys(conn: Connection, schema: str, page: int) -> Keys:
 def read_scheduled(conn: Connection, schema: str) -> Scheduled:
     messages = delayed.page(conn, schema, delayed.Selection(), limit=MOST_COUNTED)
     found = schedules.read(conn, schema)
-    pauses = circuits.listed(conn, schema, max(1, len(found)), kind=CircuitKind.SCHEDULE).rows
+    pauses = circuits.listed(conn, schema, MOST_COUNTED, kind=CircuitKind.SCHEDULE).rows
     return Scheduled(schedules.troubled_first(found), messages, {each.key: each.since for each in pauses})
 
 

@@ -24,10 +24,11 @@ _BEYOND_THE_ROW: Final = re.compile(
     re.IGNORECASE,
 )
 """How a plan shows what is more than a condition over the columns of one row."""
-_WORD: Final = re.compile(
-    r"\b(?:date|timestamp\w*)(?:\s|--[^\n]*\n|/\*(?:[^*]|\*(?!/))*\*/)*r?['\"]\s*(?![\s\d+-])", re.IGNORECASE
-)
-"""A literal of a time that begins with no number, such as 'now': a plan shows only the time at which it was read."""
+_WORD: Final = re.compile(r"\b(?:date|timestamp\w*)(?:\s|--[^\n]*\n|/\*(?:[^*]|\*(?!/))*\*/)*'word'", re.IGNORECASE)
+"""A literal of a time that is a word, such as 'now': a plan shows only the time at which it was read."""
+_NUMBER: Final = re.compile(r"r?['\"]\s*(?:[\d+-]|epoch\s*['\"])", re.IGNORECASE)
+"""How the text of a literal of a time begins that is always the same."""
+_EPOCH: Final = re.compile(r"r?['\"]\s*epoch\s*['\"]", re.IGNORECASE)
 _TOKEN: Final = re.compile(
     r"--[^\n]*|/\*.*?\*/|`(?:[^`]|``)*`"
     r"""|(?P<text>\br'[^']*'|\br"[^"]*"|'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")""",
@@ -62,14 +63,14 @@ def check_condition(rows: DataFrame, where: str) -> None:
     try:
         narrowed = empty.where(where)
         planned = _without_columns(_plan(empty.where(alike)), rows.columns)
-        is_same, reads_clock = _is_deterministic(narrowed), _reads_clock(narrowed)
+        is_same, reads_clock = _is_deterministic(narrowed), _reads_clock(empty.where(_without_epochs(where)))
     except (PySparkException, Py4JError) as error:
         said = " ".join(str(error).partition("SQLSTATE")[0].split())
         raise InvalidSetting(
             f"option where: {_shortened(where)} is no condition over these columns: {_cause(said)}"
         ) from error
     beyond = _BEYOND_THE_ROW.search(planned)
-    is_word = reads_clock or _WORD.search(alike)
+    is_word = reads_clock or _WORD.search(_TOKEN.sub(_as_number_or_word, where))
     found = beyond.lastgroup if beyond else "word" if is_word else None if is_same else "chance"
     if found is not None:
         raise InvalidSetting(f"option where: {_shortened(where)} is no condition over these columns: {_MEANT[found]}")
@@ -84,9 +85,20 @@ def _without_lookalikes(where: str) -> str:
     def altered(found: re.Match[str]) -> str:
         if found["text"] is None:
             return found[0]
-        return _WORD.sub("word)", _BEYOND_THE_ROW.sub(lambda alike: alike[0].translate(_HARMLESS), found[0]))
+        return _BEYOND_THE_ROW.sub(lambda alike: alike[0].translate(_HARMLESS), found[0])
 
     return _TOKEN.sub(altered, where)
+
+
+def _as_number_or_word(found: re.Match[str]) -> str:
+    if found["text"] is None:
+        return found[0]
+    return "'0'" if _NUMBER.match(found[0]) else "'word'"
+
+
+def _without_epochs(where: str) -> str:
+    """Return the condition with another time in place of 'epoch', the one word for a time that is always the same."""
+    return _TOKEN.sub(lambda found: "'1970-01-01'" if _EPOCH.fullmatch(found[0]) else found[0], where)
 
 
 def _without_columns(plan: str, columns: Sequence[str]) -> str:

@@ -593,12 +593,12 @@ def test_replay_rate_paces_by_count_for_any_times(
 ) -> None:
     rows = [Row(number, None, TIMES[times](number), None, None) for number in range(100)]
     chosen = replay.messages(history(frame(spark, rows, 3), "incoming", "local"), name="x")
-    began = 1_000.0
     pauses: list[float] = []
-    monkeypatch.setattr("durable.pipeline.replay.time", SimpleNamespace(monotonic=lambda: began, sleep=pauses.append))
+    clock = SimpleNamespace(monotonic=lambda: 1_000.0 + sum(pauses), sleep=pauses.append)
+    monkeypatch.setattr("durable.pipeline.replay.time", clock)
     done = replay.replay(chosen, load_settings(database_url=database_url), total=100, rate=8.0)
     assert done == (100, 100)
-    assert pauses == [0.0, 5.0, 10.0], "forty at a time, five seconds apart"
+    assert pauses == [0.0, 5.0, 5.0], "forty at a time, five seconds apart"
 
 
 def test_the_command_reports_each_message_once(

@@ -20,7 +20,6 @@ from durable.outbox.outbox import Outbox
 from durable.outcomes import STORED
 from durable.recovery.dormant_nodes import DormantNodes
 from durable.recovery.forgotten_rows import Forgotten
-from durable.recovery.recurring_schedules import Recurring
 from durable.storage import inbox as storage_inbox
 from durable.storage.sql import inbox, outbox, recovery
 from durable.storage.sql.statement import Statement
@@ -169,7 +168,7 @@ def keys_are_claimed_without_their_turn(stack: ExitStack) -> None:
 
 @bug
 def a_schedule_moves_on_without_its_message(stack: ExitStack) -> None:
-    stack.enter_context(patch.object(Recurring, "_unowned", lambda self, envelopes: []))
+    stack.enter_context(patch("durable.recovery.recurring_schedules._Turn._store", lambda self, *of, **how: None))
 
 
 @bug

@@ -48,11 +48,12 @@ _ROTATED: Final = ("outbox", "inbox", "dead letters")
 COUNT_READABLE = Statement(
     f"SELECT count(*) FROM ({' UNION ALL '.join(_PLACES[place] for place in _ROTATED)}) AS bodies WHERE {_IS_READABLE}"
 )
-# What waits, and needs a key that is not among these.
+# What waits, and needs a key that is not among these. NULL <> ALL of none is true.
 COUNT_LOCKED = Statement(
     " UNION ALL ".join(
-        f"SELECT '{place}' AS place, {key_id_of('body')} AS key_id, count(*) AS rows FROM ({_PLACES[place]}) AS bodies "
-        f"WHERE waits AND {key_id_of('body')} <> ALL (CAST(:key_ids AS text[])) GROUP BY 2"
+        f"SELECT '{place}' AS place, key_id, count(*) AS rows "
+        f"FROM (SELECT {key_id_of('body')} AS key_id FROM ({_PLACES[place]}) AS bodies WHERE waits) AS needed "
+        f"WHERE key_id IS NOT NULL AND key_id <> ALL (CAST(:key_ids AS text[])) GROUP BY key_id"
         for place in _ROTATED
     )
 )

@@ -205,10 +205,11 @@ async def test_broken_off_body_needs_no_key_and_is_left(tables: Tables) -> None:
     keys = Keys({"b": B, "a": A})
     with schema_connection(load_settings(database_url=tables.url)) as conn:
         found = encrypted.count_keys(conn, "durable", encrypted_types(), everything=False)
-        locked = encrypted.count_locked(conn, "durable", ["b"])
+        locked, locked_without_any = (encrypted.count_locked(conn, "durable", known) for known in (["b"], []))
     inbox = {each.key_id: (each.rows, each.readable) for each in found if each.place == "inbox"}
     assert inbox == {"a": (1, 0), None: (3, 0)}
     assert [(each.key_id, each.rows) for each in locked] == [("a", 1)]
+    assert locked_without_any == locked
     rotated = (await run(tables, keys))["inbox"]
     assert (rotated.total, rotated.done, rotated.left, rotated.unopened_count) == (1, 1, 0, 0)
 

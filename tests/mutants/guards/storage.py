@@ -583,6 +583,14 @@ ROWS = (
     ),
     Mutant(
         "storage",
+        "readable messages miss their key where there is none",
+        "durable/storage/sql/encrypted.py",
+        before="WHERE key_id IS NOT NULL AND key_id <> ALL",
+        after="WHERE key_id <> ALL",
+        killed_by=("tests/integration/encryption/test_rotation.py::test_broken_off_body_needs_no_key_and_is_left",),
+    ),
+    Mutant(
+        "storage",
         "the key of a resolved letter is missing",
         "durable/storage/sql/encrypted.py",
         before='f"WHERE waits AND {key_id_of',
