@@ -593,8 +593,8 @@ ROWS = (
         "storage",
         "the key of a resolved letter is missing",
         "durable/storage/sql/encrypted.py",
-        before='f"WHERE waits AND {key_id_of',
-        after='f"WHERE {key_id_of',
+        before="AS bodies WHERE waits) AS needed",
+        after="AS bodies) AS needed",
         killed_by=(
             "tests/integration/encryption/test_rotation.py::"
             "test_missing_key_of_a_letter_is_told_while_the_letter_waits[columns1-0]",
