@@ -99,16 +99,20 @@ WHERE kind = 'handler' AND parked AND ordering_key <> ''
 """)
 _PARK_OF_IT: Final = "parked AND (key = :parked_key OR ordering_key = ANY (CAST(:orders AS text[])))"
 _SEEN: Final = "(CAST(:seen AS timestamptz) IS NULL OR since = CAST(:seen AS timestamptz))"
-# Of a pause beside a park the pause alone, also where another resume ends that pause at the same time.
+# Of a pause beside a park the pause alone, also where another resume ends that pause at the same time. Whoever has seen
+# one park of it ends its parks in all orders, and under all names.
 # The row of a schedule stays, with its end: whoever looks at the schedule next passes over what came meanwhile.
 RESUME: Final = Statement(f"""
 WITH paused AS MATERIALIZED (
     SELECT FROM {{schema}}.circuits
     WHERE kind = :kind AND key = :key AND NOT parked AND (probing OR until IS NULL OR until > now())
+), seen_park AS MATERIALIZED (
+    SELECT FROM {{schema}}.circuits WHERE kind = :kind AND {_PARK_OF_IT} AND {_SEEN}
 ), deleted AS (
     DELETE FROM {{schema}}.circuits
-    WHERE kind = :kind AND kind <> 'schedule' AND {_SEEN}
-        AND (NOT parked AND key = :key OR {_PARK_OF_IT} AND NOT EXISTS (SELECT FROM paused))
+    WHERE kind = :kind AND kind <> 'schedule' AND (
+        NOT parked AND key = :key AND {_SEEN}
+        OR {_PARK_OF_IT} AND NOT EXISTS (SELECT FROM paused) AND EXISTS (SELECT FROM seen_park))
     RETURNING probing OR until IS NULL OR until > now() AS was_open
 ), ended AS (
     UPDATE {{schema}}.circuits SET until = now()

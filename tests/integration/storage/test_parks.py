@@ -422,6 +422,19 @@ def test_handler_is_parked_in_each_order_and_resumed_in_all(engine: Engine, stor
     assert at.do(RESUME) == Resumed(False)
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_resume_of_one_park_on_a_page_ends_those_of_its_handler_in_all_orders(engine: Engine, which: int) -> None:
+    at = OnPostgres(engine, HANDLER)
+    for at._stopped in (HANDLER, MOVED):
+        at.do(LETTER_STEP)
+    with engine.connect() as conn:  # rolled back
+        parks = circuits.read(conn, SCHEMA)
+        assert len({park.since for park in parks}) == 2
+        resumed = circuits.resume(conn, SCHEMA, CircuitKind.HANDLER, HANDLER.key, seen=parks[which].since)
+        assert resumed == Resumed(True)
+        assert circuits.read(conn, SCHEMA) == []
+
+
 def test_resume_under_an_older_name_ends_the_parks_of_its_handler_in_all_orders(engine: Engine) -> None:
     at = OnPostgres(engine, HANDLER)
     for at._stopped in (HANDLER, MOVED):

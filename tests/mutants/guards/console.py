@@ -259,10 +259,21 @@ ROWS = (
     ),
     Mutant(
         "console",
+        "a resume of a park on a page leaves that of another order",
+        "durable/storage/sql/circuits.py",
+        before="AND EXISTS (SELECT FROM seen_park))",
+        after="AND {_SEEN})",
+        killed_by=(
+            "tests/integration/storage/test_parks.py::"
+            "test_resume_of_one_park_on_a_page_ends_those_of_its_handler_in_all_orders[0]",
+        ),
+    ),
+    Mutant(
+        "console",
         "a stale page ends a newer pause",
         "durable/storage/sql/circuits.py",
-        before="kind <> 'schedule' AND {_SEEN}",
-        after="kind <> 'schedule'",
+        before="NOT parked AND key = :key AND {_SEEN}\n",
+        after="NOT parked AND key = :key\n",
         killed_by=(
             "tests/integration/console/test_seen.py::TestPauses::test_newer_pause_of_a_colleague_stays",
             "tests/integration/console/test_seen.py::TestPauses::test_resume_ends_a_pause_before_a_park[handler]",

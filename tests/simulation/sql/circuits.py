@@ -114,8 +114,9 @@ def _parks(tx: Transaction, p: Params) -> list[Circuit]:
 def resume(tx: Transaction, p: Params) -> Rows:
     paused, parked = _get(tx, p["kind"], p["key"]), _parks(tx, p)
     is_paused = paused is not None and paused.is_open(tx.now)
-    stopped = [row for row in (paused, *([] if is_paused else parked)) if row is not None]
-    ended = [row for row in stopped if p["seen"] in (None, row.since)]
+    ended = [row for row in (paused,) if row is not None and p["seen"] in (None, row.since)]
+    if not is_paused and any(p["seen"] in (None, row.since) for row in parked):
+        ended += parked
     if p["kind"] == "schedule":
         ended = [replace(row, until=tx.now) for row in ended if row.until is None or row.until > tx.now]
         for row in ended:
