@@ -2,6 +2,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from durable import Bus, message
+from durable.envelope import NodeId
+from durable.storage import schedules
+from durable.storage.schedules import Declaration
 
 bus = Bus("orders")
 
@@ -26,6 +29,8 @@ async def begin() -> None:
     global message_id
     async with bus.unit_of_work():
         message_id = bus.send(Compact(), delay=3600)
+    nightly = Declaration("nightly", "0 3 * * *", "UTC", "once", "orders.compact", None, "of a node")
+    await bus.runtime.database.transaction(schedules.declare, NodeId(1), [nightly])
 
 
 async def finish() -> None:
