@@ -29,6 +29,8 @@ Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an e
 
 _OF_ANY_TEXT: Final = ("--key", "--tenant", "--id-from")
 """Options with names by applications, which may be white space; files of a lake have empty keys, too."""
+_MAY_BE_BLANK: Final = ("--grant-to",)
+"""Options with names by Postgres, which are never empty."""
 
 
 def reading(**readers: Callable[..., object]) -> Callable[[Callable[..., T]], Callable[..., T]]:
@@ -107,7 +109,10 @@ def _refuse_empty_text(parameter: inspect.Parameter, given: Any) -> None:
     stand for a default.
     """
     texts = [each for each in (given if isinstance(given, list) else [given]) if isinstance(each, str)]
-    if not all(map(str.strip, texts)) and (name := _written(parameter)) not in _OF_ANY_TEXT:
+    if all(map(str.strip, texts)):
+        return
+    name = _written(parameter)
+    if name not in _OF_ANY_TEXT and not (name in _MAY_BE_BLANK and all(texts)):
         advice = "give one" if parameter.default is inspect.Parameter.empty else "give one, or leave it out"
         raise InvalidSetting(f"{name}: the text is empty; {advice}")
 

@@ -167,8 +167,8 @@ ROWS = (
         "console",
         "an empty text is an option that is given",
         "durable/cli/command.py",
-        before="    if not all(map(str.strip, texts)) and",
-        after="    if not all(map(str, texts)) and",
+        before="    if all(map(str.strip, texts)):\n        return\n",
+        after="    return\n",
         killed_by=("tests/integration/cli/test_texts.py::test_empty_text_is_refused_by_each_option",),
     ),
     Mutant(
