@@ -38,16 +38,19 @@ class Savepoints(Generic[Mark]):
         """Was there a rollback of which only the database knows how far it went?"""
         self._older: Savepoint[Mark] | None = None
         self._doubted = 0  # so many of them, from outside in: some may have ended
+        self._before_loss = 0  # so many of them, from outside in, were begun before that rollback
 
     def copy(self) -> Self:
         copied = type(self)(self.open)
-        copied.is_lost, copied._older, copied._doubted = self.is_lost, self._older, self._doubted
+        copied.is_lost, copied._older = self.is_lost, self._older
+        copied._doubted, copied._before_loss = self._doubted, self._before_loss
         return copied
 
     def clear(self) -> None:
         """Begin the next transaction of the connection."""
         self.open.clear()
-        self.is_lost, self._older, self._doubted = False, None, 0
+        self.is_lost, self._older = False, None
+        self._doubted = self._before_loss = 0
 
     def join(self, names: Sequence[str], mark: Mark) -> None:
         """Put those that are not known around the others; `names` from outside in."""
@@ -69,7 +72,8 @@ class Savepoints(Generic[Mark]):
         found = self._find(name)
         if found is None:
             self._doubted = len(self.open)
-            self.is_lost = self.is_lost or verb == "rollback"
+            if verb == "rollback" and not self.is_lost:
+                self.is_lost, self._before_loss = True, len(self.open)
         elif verb == "release":
             self._end(self.open.index(found) + (found is self._older))
         else:
@@ -95,9 +99,11 @@ class Savepoints(Generic[Mark]):
 
     def _end(self, at: int) -> None:
         del self.open[at:]
-        self._doubted = min(self._doubted, at)
+        self._doubted, self._before_loss = min(self._doubted, at), min(self._before_loss, at)
 
     def _roll_back_to(self, at: int) -> None:
         if at < self._doubted:  # as it was open, so are those around it, and the others have ended
-            self.is_lost, self._doubted = False, 0
+            self._doubted = 0
+        if at < self._before_loss:
+            self.is_lost, self._before_loss = False, 0
         del self.open[at + 1 :]

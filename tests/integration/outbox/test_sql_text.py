@@ -200,6 +200,7 @@ def rows_and_messages(conn: psycopg.Connection[Any], texts: list[str], *, late: 
 @example(texts=["SAVEPOINT b", "RELEASE a", FAILS, "ROLLBACK TO a"], late=True)
 @example(texts=["SAVEPOINT b", f"ROLLBACK TO b; SAVEPOINT c; {FAILS}", "ROLLBACK TO c"], late=False)
 @example(texts=[FAILS, f"SAVEPOINT a; {FAILS}"], late=True)
+@example(texts=["SAVEPOINT b; ROLLBACK TO a", "ROLLBACK TO b", f"SAVEPOINT a; {FAILS}"], late=False)
 @given(texts=steps(), late=st.booleans())
 def test_messages_are_rolled_back_with_their_rows(conn: psycopg.Connection[Any], texts: list[str], late: bool) -> None:
     rows, messages = rows_and_messages(conn, texts, late=late)

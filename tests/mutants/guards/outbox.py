@@ -589,6 +589,14 @@ ROWS = (
     ),
     Mutant(
         "outbox",
+        "a rollback to a later savepoint tells what was lost before it",
+        "durable/outbox/savepoints.py",
+        before="        if at < self._before_loss:\n",
+        after="        if at < len(self.open):\n",
+        killed_by=("tests/integration/outbox/test_sql_text.py::test_messages_are_rolled_back_with_their_rows",),
+    ),
+    Mutant(
+        "outbox",
         "of two savepoints of one name the last is meant after a failed text",
         "durable/outbox/savepoints.py",
         before="(len(found) > 1 and found[-1] < self._doubted)",
