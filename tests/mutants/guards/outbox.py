@@ -615,8 +615,8 @@ ROWS = (
         "outbox",
         "a rollback to an unknown savepoint takes nothing along",
         "durable/outbox/savepoints.py",
-        before='            self.is_lost = self.is_lost or verb == "rollback"\n',
-        after="",
+        before="self.is_lost, self._before_loss = True, len(self.open)",
+        after="pass",
         killed_by=(
             f"{_SAVEPOINTS}::test_commit_is_refused_after_a_rollback_to_an_unknown_savepoint",
             "tests/unit/outbox/test_savepoints.py::test_rollback_to_an_unknown_savepoint_is_lost",

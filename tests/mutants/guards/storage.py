@@ -1189,8 +1189,8 @@ ROWS = (
         "storage",
         "a resume ends the park beside a pause",
         "durable/storage/sql/circuits.py",
-        before="{_PARK_OF_IT} AND NOT EXISTS (SELECT FROM paused))\n",
-        after="{_PARK_OF_IT})\n",
+        before="{_PARK_OF_IT} AND NOT EXISTS (SELECT FROM paused) AND",
+        after="{_PARK_OF_IT} AND",
         killed_by=(
             "tests/integration/storage/test_parks.py::test_park_is_ended_by_a_resume_alone_in_each_pair_of_steps[key-operator pauses]",
         ),
