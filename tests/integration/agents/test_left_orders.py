@@ -18,28 +18,28 @@ LEFT = {
     "messages that wait": """
         INSERT INTO durable.incoming_envelopes (endpoint, id, message_type, source, correlation_id, content_type, body,
             sent_at, owner_id, execution_time, attempts, ordering_key)
-        SELECT 'shop', gen_random_uuid(), 'left.placed', 'shop', gen_random_uuid(), 'application/json', '{"number":1}',
+        SELECT 'shop', gen_random_uuid(), 'gone.placed', 'shop', gen_random_uuid(), 'application/json', '{"number":1}',
             now(), 0, NULL, 0, ordering_key
-        FROM durable.placements WHERE name = 'left.placed'""",
+        FROM durable.placements WHERE name = 'gone.placed'""",
     "a message that waits for its retry": """
         INSERT INTO durable.incoming_envelopes (endpoint, id, message_type, source, correlation_id, content_type, body,
             sent_at, owner_id, execution_time, attempts, ordering_key)
-        SELECT 'shop', gen_random_uuid(), 'left.placed', 'shop', gen_random_uuid(), 'application/json', '{"number":1}',
+        SELECT 'shop', gen_random_uuid(), 'gone.placed', 'shop', gen_random_uuid(), 'application/json', '{"number":1}',
             now(), 0, now() + interval '1 hour', 1, ordering_key
-        FROM durable.placements WHERE name = 'left.placed'""",
+        FROM durable.placements WHERE name = 'gone.placed'""",
     "a park": """
         INSERT INTO durable.circuits (kind, key, reason, actor, parked, ordering_key)
-        SELECT 'handler', 'left.placed', 'refused', 'node 1', true, ordering_key
-        FROM durable.placements WHERE name = 'left.placed'""",
+        SELECT 'handler', 'gone.placed', 'refused', 'node 1', true, ordering_key
+        FROM durable.placements WHERE name = 'gone.placed'""",
 }
 
 
-@message("left.placed")
+@message("gone.placed")
 class Placed(msgspec.Struct):
     number: int
 
 
-@message("left.legacy")
+@message("gone.legacy")
 class Legacy(msgspec.Struct):
     number: int
 
@@ -51,7 +51,7 @@ def up(old: Legacy) -> Placed:
 @pytest.fixture(autouse=True)
 def no_upcaster() -> Iterator[None]:
     yield
-    upcasting._steps.pop("left.legacy", None)
+    upcasting._steps.pop("gone.legacy", None)
 
 
 async def warnings(tables: Tables, caplog: pytest.LogCaptureFixture, *, ordered: bool = True) -> list[str]:
@@ -76,7 +76,7 @@ async def test_release_warns_of_a_left_order(tables: Tables, caplog: pytest.LogC
     found = await warnings(tables, caplog)
 
     assert len(found) == (left != "nothing")
-    assert all("messages of left.placed have" in each and "left in the order left.placed:" in each for each in found)
+    assert all("messages of gone.placed have" in each and "left in the order gone.placed:" in each for each in found)
     assert await warnings(tables, caplog) == []
 
 
