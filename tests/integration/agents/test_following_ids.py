@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from uuid import NAMESPACE_URL, UUID, uuid5
@@ -12,7 +11,6 @@ import pytest
 from msgspec.structs import replace
 
 from durable import Bus, message
-from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, Envelope, new_id
 from durable.storage import inbox
 from durable.storage.inbox import Arrival
@@ -20,7 +18,7 @@ from durable.testing import eventually
 from tests.failure import leftovers
 from tests.failure.workbench import QUICK
 from tests.support.letters import SCHEMA, envelope
-from tests.support.tables import Tables, shared_tables
+from tests.support.tables import Tables
 
 DAYS = timedelta(days=9)
 
@@ -33,18 +31,6 @@ class Placed(msgspec.Struct):
 @message("following.reminder")
 class Reminder(msgspec.Struct):
     number: int
-
-
-@pytest.fixture(scope="module")
-def shared(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
-    with shared_tables(servers(18)) as tables:
-        yield tables
-
-
-@pytest.fixture
-def tables(shared: Tables) -> Tables:
-    shared.clear()
-    return shared
 
 
 async def handled(tables: Tables, arrivals: list[tuple[str, Envelope]]) -> None:

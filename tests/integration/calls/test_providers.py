@@ -406,7 +406,8 @@ async def test_stop_finishes_calls_within_its_drain(
 
 async def test_stop_cuts_the_calls_of_a_singleton_after_its_drain(database_url: str) -> None:
     one = Named("one")
-    stock = Bus("shop", database_url, **{**SOON, "drain_timeout": 0.5})
+    settings: dict[str, Any] = SOON | {"drain_timeout": 0.5}
+    stock = Bus("shop", database_url, **settings)
     stock.offer(Who, one, singleton=True)
     async with asyncio.timeout(30), stock:
         call = asyncio.create_task(stock.caller(Who, wait={"timeout": 60}).wait())
